@@ -89,3 +89,4 @@ async def test_what_cannot_be_planned_is_said(node: Node, unique: str) -> None:
         assert (ran.code, found in ran.err) == (2, True), ran.err
     ran = await node.run("plan", "--drain", "sim-0O", tenant=unique)
     assert (ran.code, "no worker sim-0O" in ran.err) == (3, True)
+    assert (await node.run("plan", "--quota", f"{unique}=none", "--gpu", "1xH100", tenant=unique)).code == 0

@@ -51,11 +51,38 @@ async def test_the_clock_stops_where_it_is_told_to(trace: Path) -> None:
     assert json.loads(ran.out)["cut_at_h"] is not None
 
 
+async def test_limits_and_shares_of_tenants_hold_from_the_beginning(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text(
+        "".join(
+            f'{{"at_s": 0, "runs_s": 600, "tenant": "{"ab"[at % 2]}", "request": {{"gpu": {{}}}}}}\n'
+            for at in range(96)
+        )
+    )
+
+    async def started(*rights: str) -> dict[str, int]:
+        ran = await moorage("simulate", str(file), "--fleet", "1x8xH100", "--until", "50m", "--json", *rights)
+        assert ran.code == 0, ran.err
+        report = json.loads(ran.out)
+        assert {f"--{name}" for name in report["settings"]} == set(rights[::2]), "the report says what held"
+        return {name: waits["started"] for name, waits in report["tenants"].items()}
+
+    assert await started() == {"a": 24, "b": 24}
+    assert await started("--quota", "b=1") == {"a": 42, "b": 6}
+    assert await started("--share", "a=3") == {"a": 36, "b": 12}
+    assert await started("--share", "a=1:8") == {"a": 48, "b": 0}, "guaranteed to it, and never idle"
+
+
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
         ((), "no hosts to simulate"),
         (("--fleet", "2yH100"), "2yH100"),
+        (("--fleet", "nosuch.toml"), "nosuch.toml cannot be read: there is no such file"),
+        (("--fleet", "1xH100", "--cluster", "a"), "is no philly trace: --cluster chooses nothing in it"),
+        (("--fleet", "1xH100", "--quota", "3"), "--quota 3 names no tenant"),
+        (("--fleet", "1xH100", "--quota", "a=0"), "allowed 1..1000000 GPUs, or none for no limit"),
+        (("--fleet", "1xH100", "--share", "a"), "--share a is no tenant with a weight"),
         (("--fleet", "1xH100", "--ranker", "nosuch"), "error[bad-settings]: ranker must be"),
         (("--fleet", "1xH100", "--ranker", "nosuch"), "fix: give --ranker another value"),
         (("--fleet", "1xH100", "--ranker", "nosuch:Best"), "nosuch:Best: there is no module 'nosuch'"),

@@ -131,6 +131,9 @@ def test_under_a_quota() -> None:
     assert told.starts == "later"
     assert told.waiting is not None
     assert told.waiting["reason"] == "limit"
+    drive.order("limit", gpus=1)
+    assert planned(drive, {"gpu": {}}).starts == "later"
+    assert planned(drive, {"gpu": {}}, quota={"t": 0}).starts == "now", "none, as the command says it"
 
 
 def test_the_edits_of_fleet_quotas_and_shares_count_together() -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: the warning that `submit` has, too; what else it warns of is told in rows of their own
 PART_OF: Final = "model:"
+#: as `admin limit --gpus none`
+NO_LIMIT: Final = "none"
 #: in place of a command that is not named
 _ANYTHING: Final = ("true",)
 _EXITS: Final = {"later": EXIT_NOT_NOW, "unknown": EXIT_NOT_NOW, "never": EXIT_NEVER, "refused": EXIT_FAILED}
@@ -32,7 +34,10 @@ def plan(
     add: Annotated[str | None, Parameter(help="As if these hosts were there: 2x8xA100.", value="HOSTS")] = None,
     quota: Annotated[
         list[str] | None,
-        Parameter(help="As if a tenant were limited to so many GPUs; the number alone: yours.", value="TENANT=GPUS"),
+        Parameter(
+            help="As if a tenant were limited to so many GPUs; none: not at all; a number alone: yours.",
+            value="TENANT=GPUS",
+        ),
     ] = None,
     share: Annotated[
         list[str] | None,
@@ -54,31 +59,32 @@ def plan(
     def act() -> int:
         unnamed = () if flags.driver == "noop" else _ANYTHING
         request = request_of(flags, command or unnamed) if command or flags != NO_FLAGS else None
-        quotas, shares = _quotas(quota or ()), _shares(share or ())
+        quotas, shares = quotas_of(quota or ()), shares_of(share or ())
         return with_client(options, lambda client: _plan(client, request, drain or (), add, quotas, shares, options))
 
     return guarded(options, act)
 
 
-def _quotas(words: Sequence[str]) -> Quota | None:
-    """`acme=16` for a tenant, `16` for the one that asks."""
+def quotas_of(words: Sequence[str]) -> Quota | None:
+    """`acme=16` for a tenant, `16` for the one that asks; `none` for no limit."""
     if len(words) == 1 and words[0].isdecimal() and int(words[0]):  # 0 is no limit on the wire: refused below
         return int(words[0])
     found: dict[str, int] = {}
     for word in words:
         tenant, _, gpus = word.partition("=")
-        if not tenant or not gpus.isdecimal() or not int(gpus):
+        if not tenant or (gpus != NO_LIMIT and (not gpus.isdecimal() or not int(gpus))):
             raise rejected(
                 "invalid-argument",
                 f"--quota {word} is no tenant with a number of GPUs",
                 found=word,
-                next="write --quota acme=16, once for each tenant",
+                allowed="1..1000000 GPUs, or none for no limit",
+                next="write --quota acme=16, once for each tenant; to let none of its jobs start: moorage admin hold",
             )
-        found[tenant] = int(gpus)
+        found[tenant] = 0 if gpus == NO_LIMIT else int(gpus)
     return found or None
 
 
-def _shares(words: Sequence[str]) -> Share:
+def shares_of(words: Sequence[str]) -> Share:
     """`acme=3` is a weight, `acme=3:16` that and GPUs guaranteed."""
     found: dict[str, int | tuple[int, int]] = {}
     for word in words:

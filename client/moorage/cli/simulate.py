@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, is_live, say, tell
@@ -19,6 +19,7 @@ from moorage.cli.options import LOCAL, LocalOptions, guarded
 from moorage.cli.render import table
 
 if TYPE_CHECKING:
+    from moorage.scheduler.core.events import Order
     from moorage.scheduler.simulate.run import Simulated
     from moorage.scheduler.simulate.trace import SimHost, TraceJob
 
@@ -52,6 +53,13 @@ def simulate(
         list[str] | None,
         Parameter(help="A setting of the scheduler: key=value, or key=a,b for a run each.", value="KEY=VALUE"),
     ] = None,
+    quota: Annotated[
+        list[str] | None, Parameter(help="A tenant's limit of GPUs: acme=16.", value="TENANT=GPUS")
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        Parameter(help="A tenant's weight, and after a colon GPUs guaranteed: acme=3:16.", value="TENANT=WEIGHT"),
+    ] = None,
     until: Annotated[str | None, Parameter(help="Stop the virtual clock there.", value="DURATION")] = None,
     jobs_csv: Annotated[
         Path | None, Parameter(help="Write a line a job; of several runs, FILE-1 and so on.", value="FILE")
@@ -74,10 +82,11 @@ def simulate(
         jobs = _jobs(trace, format, cluster)
         until_ms = None if until is None else int(seconds(until) * 1000)
         runs = _runs(ranker or [], set or [])
+        rights = _rights(quota or [], share or [])
         files = (jobs_csv, timeline_csv, plot)
         _check_writable([file for file in files if file is not None])
         title = trace.name if cluster is None else f"{trace.name}, cluster {cluster}"
-        return _simulate(trace.name, title, hosts, jobs, runs, until_ms, files, options)
+        return _simulate(trace.name, title, hosts, jobs, runs, rights, until_ms, files, options)
 
     return guarded(options, act)
 
@@ -100,6 +109,13 @@ def _hosts(fleet: str | None) -> list[SimHost]:
 
     if fleet is None:
         raise rejected("invalid-argument", "no hosts to simulate", next="say which: --fleet 24x8xT4")
+    if fleet.endswith((".csv", ".toml", ".json")) and not os.path.isfile(fleet):
+        raise rejected(
+            "invalid-argument",
+            f"{fleet} cannot be read: there is no such file",
+            found=fleet,
+            next="name a fleet's file, or write the hosts as 4x8xH100+2x4xL40S",
+        )
     try:
         if fleet.endswith(".csv"):
             return openb_hosts(Path(fleet))
@@ -128,10 +144,46 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
             )
         if found == "philly":
             return trace.in_order(path, philly.read_philly(path, cluster or ""))
+        if cluster is not None:
+            raise rejected(
+                "invalid-argument",
+                f"{path} is no philly trace: --cluster chooses nothing in it",
+                found=cluster,
+                next="leave out --cluster",
+            )
         readers = {"own": trace.read_own, "csv": trace.read_csv, "openb": openb_jobs.openb_jobs}
         return trace.in_order(path, readers[found](path))
     except OSError as error:
         raise cannot_read(path, error.strerror, "name a trace") from None
+
+
+class _Rights(NamedTuple):
+    """What operators have set of the tenants: as orders, and as the report says it."""
+
+    orders: list[Order]
+    said: dict[str, str]
+
+
+def _rights(quota: list[str], share: list[str]) -> _Rights:
+    """What operators have set of the tenants when the trace begins. Raises `Rejected`, or Refused for a bad number."""
+    from moorage.cli.plan import quotas_of, shares_of
+    from moorage.client.errors import rejected
+    from moorage.scheduler.whatif.plan import orders_of
+
+    quotas = quotas_of(quota) or {}
+    if isinstance(quotas, int):
+        raise rejected(
+            "invalid-argument",
+            f"--quota {quotas} names no tenant",
+            found=quotas,
+            next="write --quota acme=16, once for each tenant of the trace",
+        )
+    rows = {
+        name: {"weight": row} if isinstance(row, int) else dict(zip(("weight", "gpus"), row, strict=True))
+        for name, row in shares_of(share).items()
+    }
+    said = {name: " ".join(words) for name, words in (("quota", quota), ("share", share)) if words}
+    return _Rights(orders_of(quotas, rows, "simulate"), said)
 
 
 def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
@@ -147,7 +199,13 @@ def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
             raise rejected("invalid-argument", "--set needs key=value", found=key, next="--set ranker=pack")
         key = key.replace("-", "_")
         if key not in known:
-            raise rejected("invalid-argument", f"the scheduler has no setting {key!r}", allowed=", ".join(known))
+            raise rejected(
+                "invalid-argument",
+                f"the scheduler has no setting {key!r}",
+                found=key,
+                allowed=", ".join(known),
+                next="moorage doctor --settings shows what each is",
+            )
         axes.setdefault(key, []).extend(value.split(","))
     if rankers:
         axes["ranker"] = [*axes.get("ranker", []), *(name for text in rankers for name in text.split(","))]
@@ -163,6 +221,7 @@ def _simulate(
     hosts: list[SimHost],
     jobs: list[TraceJob],
     runs: list[dict[str, str]],
+    rights: _Rights,
     until_ms: int | None,
     files: tuple[Path | None, Path | None, Path | None],
     options: LocalOptions,
@@ -179,7 +238,16 @@ def _simulate(
     for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
         label = " ".join(run.values()) or config.ranker
         progress = _progress(label)
-        done = run_one(name, hosts, jobs, config, run, until_ms=until_ms, progress=progress)
+        done = run_one(
+            name,
+            hosts,
+            jobs,
+            config,
+            {**run, **rights.said},
+            orders=rights.orders,
+            until_ms=until_ms,
+            progress=progress,
+        )
         if progress is not None:
             sys.stderr.write(ERASED)
         series.append(Series(label, done.report, done.points))
@@ -244,7 +312,8 @@ def _progress(label: str) -> Any:
 def _tell(label: str, done: Simulated) -> None:
     report = done.report
     cut = "" if report.cut_at_h is None else f", cut at {report.cut_at_h:.1f} h"
-    never = f", {report.never_started:,} never started" if report.never_started else ""
+    not_so_far = "never started" if report.cut_at_h is None else "not started by then"
+    never = f", {report.never_started:,} {not_so_far}" if report.never_started else ""
     say(
         f"{label}: {report.ended:,} of {report.jobs:,} jobs over in {report.makespan_h:.1f} h on {report.gpus:,} GPUs"
         f"{cut}{never}; allocated {report.allocated_percent:.1f} % while jobs came, {report.whole_percent:.1f} % in all"

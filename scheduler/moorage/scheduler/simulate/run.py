@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import Order
 from moorage.scheduler.simulate.measures import Report, Timeline, report_of
 from moorage.scheduler.simulate.trace import SimHost, TraceJob
 from moorage.scheduler.simulate.world import Moment, Run, World
@@ -29,16 +30,17 @@ def simulate(
     config: Config,
     settings: Mapping[str, Any],
     *,
+    orders: Sequence[Order] = (),
     until_ms: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Simulated:
     """Run to the end, to `until_ms` of the trace, or until `KeyboardInterrupt`: then the report says where it was cut.
 
-    `jobs` in the order of their coming; `settings` are what the report says of `config`. `progress` hears the part of
-    the jobs that have ended, 0..1.
+    `jobs` in the order of their coming; `settings` are what the report says of `config`, `orders` what operators have
+    said before the first comes. `progress` hears the part of the jobs that have ended, 0..1.
     """
     timeline = Timeline()
-    world = World(hosts, jobs, config, timeline.add)
+    world = World(hosts, jobs, config, timeline.add, orders)
     cut_ms: int | None = None
     moments = 0
     try:

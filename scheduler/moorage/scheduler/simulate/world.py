@@ -10,7 +10,7 @@ import msgspec
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import FromWorker, Submit
+from moorage.scheduler.core.events import FromWorker, Order, Submit
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import FORMAT, Act, Record
@@ -54,7 +54,10 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 
 
 class World(Play):
-    """`jobs` in the order of their coming. `on_moment` is told of every moment at which something changed."""
+    """`jobs` in the order of their coming, `orders` of operators before the first of them.
+
+    `on_moment` is told of every moment at which something changed.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class World(Play):
         jobs: Sequence[TraceJob],
         config: Config,
         on_moment: Callable[[Moment], None] | None = None,
+        orders: Sequence[Order] = (),
     ) -> None:
         config = msgspec.structs.replace(
             config, ended_max=min(config.ended_max, ENDED_MAX), finished_rows=min(config.finished_rows, FINISHED_MAX)
@@ -80,6 +84,9 @@ class World(Play):
         self._waiting = 0
         self._next = 0
         self._join(hosts)
+        for order in orders:
+            self.engine.offer(order)
+        self.settle()
 
     @property
     def now_ms(self) -> int:

@@ -6,6 +6,7 @@ and read. A tenant sees where its own jobs would go and how many of others are c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -92,9 +93,14 @@ class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def orders(self, tenant: str) -> list[Order]:
         """The operator's acts that the edits of tenants stand for; `tenant` is the one that asks. Raises Refused."""
         quota = {tenant: self.quota} if isinstance(self.quota, int) else self.quota or {}
-        asked = [("limit", {"tenant": name, "gpus": gpus}) for name, gpus in sorted(quota.items())]
-        asked += [("share", {"tenant": name, **msgspec.to_builtins(row)}) for name, row in sorted(self.share.items())]
-        return [Order(verb, act_of(verb, {**arguments, "by": "plan"}), "", True) for verb, arguments in asked]
+        return orders_of(quota, {name: msgspec.to_builtins(row) for name, row in self.share.items()}, "plan")
+
+
+def orders_of(quota: Mapping[str, int], share: Mapping[str, Mapping[str, int]], by: str) -> list[Order]:
+    """An operator's `limit` and `share` for each of these tenants. Raises Refused for what cannot be set."""
+    asked = [("limit", {"tenant": name, "gpus": gpus}) for name, gpus in sorted(quota.items())]
+    asked += [("share", {"tenant": name, **row}) for name, row in sorted(share.items())]
+    return [Order(verb, act_of(verb, {**arguments, "by": by}), "", True) for verb, arguments in asked]
 
 
 class Planned(msgspec.Struct, omit_defaults=True):
