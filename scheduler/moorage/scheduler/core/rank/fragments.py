@@ -86,6 +86,7 @@ class Fragments(Pack):
         self._scarcity: Scarcity | None = None
         self._weighs_next = False  # whether the next decision looks at scarcity
         self._made = 0  # grows with every new waste, prices or pressure: a stamp may come again, they are others then
+        self._charged = 0  # and where prices or pressure are others
         self._hosts = 0
         self._plain = True
         self._plain_of = (-1, -1)
@@ -171,6 +172,7 @@ class Fragments(Pack):
         if stamp != self._stamp:
             self._stamp = stamp
             self._made += 1
+            self._charged = self._made
             self._prices = Prices(table, self.mix.all(), self._prices)
             self._pressure = Pressure(table, self.mix.all(), self._pressure)
             self._scarcity = Scarcity(table, self.mix.all())
@@ -179,7 +181,9 @@ class Fragments(Pack):
             self._look_at_scarcity(table)
             self._note_waste(table)
         elif self._pressure is not None and not self._pressure.until_look():
-            self._made += self._pressure.look(table)
+            if self._pressure.look(table):
+                self._made += 1
+                self._charged = self._made
             self._weighs_next = True
         elif self._weighs_next:  # not with the pressure: no decision pays for both
             self._weighs_next = False
@@ -222,7 +226,8 @@ class Fragments(Pack):
             ask.renew(table)
             every = True
         if found.made != self._made:
-            found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
+            if found.made < self._charged:
+                found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
             found.made = self._made
             every = True
         if every or len(found.keys) != len(table):
@@ -232,7 +237,7 @@ class Fragments(Pack):
         elif found.seen == table.changes:
             return
         else:
-            rows = table.changed_since(found.seen)
+            rows = table.written_since(found.seen)
             found.keys[rows] = NOWHERE
         found.seen = table.changes
         rows, cells = ask.able(table, rows)

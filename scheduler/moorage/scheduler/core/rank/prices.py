@@ -95,6 +95,8 @@ class Prices:
         self.priced = 0 < count <= MARKETS_MAX and total > 0
         if self.priced:
             self._settle(table, mix, total, ROUNDS_FIRST if before is None else ROUNDS_AGAIN)
+        self._unit: Ints = self.worth >> 8
+        self._over: Ints = np.vstack((self.gpu, self.host)) - FLOOR  # GPUs', processors' and memory's prices
 
     def _classes(self, table: HostTable, mix: list[tuple[Shape, int]]) -> list[tuple[int, int, int, Ints, int]]:
         """Requests alike in GPUs (percent), processors, memory and markets, with their number."""
@@ -120,12 +122,7 @@ class Prices:
     def allowed(self, table: HostTable, shape: Shape) -> Ints:
         """1 for the markets that have what a shape asks for when empty, else 0."""
         ok = np.zeros(len(self.keys), np.int64)
-        for kind in table.types:
-            fits = shape.mode == NO_GPU or (
-                kind.gpus >= shape.count and table.kinds[kind.kinds[0]].rank(shape) > 0 if kind.kinds else False
-            )
-            if fits:
-                ok[self._of_type[kind.index]] = 1
+        ok[self.types if shape.mode == NO_GPU else self.types[table.holds(shape)]] = 1
         return ok
 
     def _settle(self, table: HostTable, mix: list[tuple[Shape, int]], total: int, rounds: int) -> None:
@@ -202,15 +199,14 @@ class Prices:
 
         `pressed` is what it is charged there besides, by type of host.
         """
-        ok = self.allowed(table, shape)[self.types] > 0
-        if not self.priced or not ok.any():
+        least = self.allowed(table, shape).take(self.types) > 0
+        if not self.priced or not least.any():
             return np.zeros(len(table.types), np.int64)
-        cost = PRICE_HALVES * gpu_percent(table, shape) * 10 * (self.gpu - FLOOR)
-        for i, want in enumerate((shape.cpu_milli, shape.memory_mib)):
-            worth = np.minimum(1000 * want * (self.worth[i] >> 8) >> 24, 1 << 24)  # thousandths of a GPU
-            cost += PRICE_HALVES * worth * (self.host[i] - FLOOR)
-        total = (cost >> 17)[self.types] + pressed
-        above: Ints = np.maximum(0, total - total[ok].min())
+        # thousandths of a GPU
+        worth = np.minimum(np.array([[shape.cpu_milli], [shape.memory_mib]]) * 1000 * self._unit >> 24, 1 << 24)
+        cost = gpu_percent(table, shape) * 10 * self._over[0] + (worth * self._over[1:]).sum(0)
+        total = (PRICE_HALVES * cost >> 17).take(self.types) + pressed
+        above: Ints = np.maximum(0, total - total[least].min())
         return above
 
 
@@ -220,7 +216,8 @@ def gpu_percent(table: HostTable, shape: Shape) -> int:
         return 100 * shape.count
     if shape.compute_percent:
         return shape.compute_percent * shape.count
-    return max((kind.need(shape) for kind in table.kinds if kind.rank(shape)), default=100) * shape.count
+    needs = table.needs(shape)[table.answers(shape)]
+    return (int(needs.max()) if len(needs) else 100) * shape.count
 
 
 def _spread(above: Ints, weight: Ints) -> Ints:

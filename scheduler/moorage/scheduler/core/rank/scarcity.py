@@ -78,21 +78,21 @@ class One:
 
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
         total = sum(count for _, count in mix) or 1
-        bound: list[tuple[Shape, int, list[bool]]] = []
+        bound: list[tuple[Shape, int]] = []
         for shape, count in mix:
             if shape.mode == NO_GPU or shape.count > 1:
                 continue
-            answers = [kind.rank(shape) > 0 for kind in table.kinds]
-            if any(answers) and not all(answers):
-                bound.append((shape, (count * WEIGHTS << _FINE) // total, answers))
+            answers = table.answers(shape)
+            if answers.any() and not answers.all():
+                bound.append((shape, (count * WEIGHTS << _FINE) // total))
         bound.sort(key=lambda row: -row[1])
         bound = bound[:SHAPES_MAX]
-        self.cpus: Ints = np.array([shape.cpu_milli for shape, _, _ in bound], np.int64)
-        needs = [[kind.need(shape) if ok[kind.index] else NO_ROOM for kind in table.kinds] for shape, _, ok in bound]
+        self.cpus: Ints = np.array([shape.cpu_milli for shape, _ in bound], np.int64)
+        needs = [np.where(table.answers(shape), table.needs(shape), NO_ROOM) for shape, _ in bound]
         self.needs: Ints = np.array(needs, np.int64).reshape(len(bound), len(table.kinds)).T.copy()
         if not bound:
             return
-        self._parts: Ints = np.array([part for _, part, _ in bound], np.int64)
+        self._parts: Ints = np.array([part for _, part in bound], np.int64)
         demands = np.unique(self.cpus)
         self._demands: Ints = demands[:: -(-len(demands) // LEVELS_MAX)]
         levels = self._demands.searchsorted(self.cpus, side="right")
@@ -128,24 +128,21 @@ class Several:
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
         total = sum(count for _, count in mix) or 1
         asked = [
-            (shape, (count * shape.count * WEIGHTS << _FINE) // total, answers)
+            (shape, (count * shape.count * WEIGHTS << _FINE) // total)
             for shape, count in mix
-            if shape.mode == EXCLUSIVE
-            and shape.count > 1
-            and any(answers := [kind.rank(shape) > 0 for kind in table.kinds])
+            if shape.mode == EXCLUSIVE and shape.count > 1 and table.answers(shape).any()
         ]
         asked.sort(key=lambda row: -row[1])
         asked = asked[:SHAPES_MAX]
         kinds = len(table.kinds)
-        self.cpus: Ints = np.array([shape.cpu_milli for shape, _, _ in asked], np.int64)
-        self.counts: Ints = np.array([shape.count for shape, _, _ in asked], np.int64)
-        self._answers: Ints = (
-            np.array([answers for _, _, answers in asked], np.int64).reshape(len(asked), kinds).T.copy()
-        )
+        self.cpus: Ints = np.array([shape.cpu_milli for shape, _ in asked], np.int64)
+        self.counts: Ints = np.array([shape.count for shape, _ in asked], np.int64)
+        answers = [table.answers(shape) for shape, _ in asked]
+        self._answers: Ints = np.array(answers, np.int64).reshape(len(asked), kinds).T.copy()
         self.needs: Ints = np.where(self._answers > 0, 100, NO_ROOM)
         if not asked:
             return
-        self._parts: Ints = np.array([weight for _, weight, _ in asked], np.int64)
+        self._parts: Ints = np.array([weight for _, weight in asked], np.int64)
         demands = np.unique(self.cpus)
         self._demands: Ints = demands[:: -(-len(demands) // LEVELS_MAX)]
         self._levels: Ints = self._demands.searchsorted(self.cpus, side="right")

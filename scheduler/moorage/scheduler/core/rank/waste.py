@@ -63,11 +63,10 @@ class Waste:
         level_of = {int(cpu): level + 1 for level, cpu in enumerate(self.thresholds)}
         for shape, weight in with_gpu:
             level = level_of[shape.cpu_milli]
-            for kind in table.kinds:
-                if kind.rank(shape):
-                    fits[kind.index, level, kind.need(shape)] += weight
-                    if shape.count > 1:
-                        several[kind.index, level, shape.count] += weight
+            answers = table.answers(shape).nonzero()[0]
+            fits[answers, level, table.needs(shape)[answers]] += weight
+            if shape.count > 1:
+                several[answers, level, shape.count] += weight
         served = fits.cumsum(1).cumsum(2)  # weight that a device with so much room serves
         room = np.arange(ROOMS)
         idle = idle_after(fits.sum(1)[:, :NO_ROOM], self.weight, ahead)
