@@ -39,7 +39,7 @@ from moorage.scheduler.core.rank.table import (
     Ints,
 )
 from moorage.scheduler.core.rank.waste import HUGE, SLOT_BITS, Waste
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.shape import DeviceAsked, Shape
 
 #: the score of a host where the request does not fit
 NOWHERE: Final = 1 << 62
@@ -141,20 +141,24 @@ class Fragments(Pack):
         stands = (self.mix.version, fleet.inventory)
         if stands != self._plain_of:
             self._plain_of = stands
-            kinds = {device[1:] for cls in fleet.classes.values() for device in cls.devices}
-            shapes = [  # what no device of the fleet answers fragments nothing, however much of it waits
-                shape
-                for shape, _ in self.mix.all()
-                if shape.mode == NO_GPU or any(shape.device_rank(*kind, shape.slot_index or 0) for kind in kinds)
-            ]
-            most = max((shape.cpu_milli for shape in shapes), default=0)
-            self._plain = all(
-                shape.mode == EXCLUSIVE
-                and shape.count == 1
-                and all(shape.device_rank(*kind, shape.slot_index or 0) for kind in kinds)
-                for shape in shapes
-            ) and not any(0 < host.cpu_milli < most * len(host.cls.devices) for host in fleet.hosts.values())
+            self._plain = self._fragments_nothing(fleet)
         return self._plain
+
+    def _fragments_nothing(self, fleet: Fleet) -> bool:
+        kinds = {device[1:] for cls in fleet.classes.values() for device in cls.devices}
+        answered: dict[DeviceAsked, set[bool]] = {}  # by some kind, or not by some: looked at once for all who ask so
+        most = 0
+        whole = True
+        for shape, _ in self.mix.all():
+            by = answered.get(shape.device_asked)
+            if by is None:
+                by = {shape.device_rank(*kind, shape.slot_index or 0) > 0 for kind in kinds}
+                answered[shape.device_asked] = by
+            if shape.mode != NO_GPU and True not in by:
+                continue  # what no device of the fleet answers fragments nothing, however much of it waits
+            most = max(most, shape.cpu_milli)
+            whole = whole and shape.mode == EXCLUSIVE and shape.count == 1 and False not in by
+        return whole and not any(0 < host.cpu_milli < most * len(host.cls.devices) for host in fleet.hosts.values())
 
     def _look(self, fleet: Fleet) -> HostTable:
         """The table, up to date, with tables of waste and prices for it and the mix in use."""

@@ -231,20 +231,15 @@ class Left:
 def classes_of(table: HostTable, mix: list[tuple[Shape, int]]) -> list[Class]:
     """The classes of a mix that ask for GPUs and that some host can run, those with the most demand first."""
     found: dict[tuple[int, bytes], list[int]] = {}
-    answers: dict[tuple[object, ...], Bools] = {}
     cpus = np.array([kind.cpu_milli or UNCOUNTED for kind in table.types], np.int64)
     memory = np.array([kind.memory_mib or UNCOUNTED for kind in table.types], np.int64)
-    for shape, number in mix:
-        gpus = gpu_percent(table, shape)
-        if not gpus:
-            continue
-        whole = shape.mode == EXCLUSIVE
-        count = shape.count if whole else 1
-        key = (shape.count, shape.vendor, shape.models, shape.min_memory_mib, shape.share_mib)
-        answer = answers.get(key)
-        if answer is None:
-            answer = answers[key] = table.holds(shape)
-        runs_on = answer & (cpus >= shape.cpu_milli) & (memory >= shape.memory_mib) if whole else answer
+    asking = [(shape, number, gpus) for shape, number in mix if (gpus := gpu_percent(table, shape))]
+    large = np.array([(shape.cpu_milli, shape.memory_mib) for shape, _, _ in asking], np.int64).reshape(-1, 2)
+    enough = (cpus >= large[:, :1]) & (memory >= large[:, 1:])
+    enough[[shape.mode != EXCLUSIVE for shape, _, _ in asking]] = True
+    enough &= np.array([table.holds(shape) for shape, _, _ in asking], np.bool_).reshape(enough.shape)
+    for (shape, number, gpus), runs_on in zip(asking, enough, strict=True):
+        count = shape.count if shape.mode == EXCLUSIVE else 1
         sums = found.setdefault((count, runs_on.tobytes()), [0, 0])
         sums[0] += gpus * number
         sums[1] += shape.cpu_milli * number

@@ -61,12 +61,15 @@ class Waste:
         fits = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the least room that will do
         several = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the number of devices
         level_of = {int(cpu): level + 1 for level, cpu in enumerate(self.thresholds)}
-        for shape, weight in with_gpu:
-            level = level_of[shape.cpu_milli]
-            answers = table.answers(shape).nonzero()[0]
-            fits[answers, level, table.needs(shape)[answers]] += weight
-            if shape.count > 1:
-                several[answers, level, shape.count] += weight
+        shapes = [shape for shape, _ in with_gpu]
+        weights = np.array([weight for _, weight in with_gpu], np.int64)
+        level = np.array([level_of[shape.cpu_milli] for shape in shapes], np.int64)
+        devices = np.array([shape.count for shape in shapes], np.int64)
+        who, kind = table.answers_of(shapes).nonzero()
+        np.add.at(fits, (kind, level[who], table.needs_of(shapes)[who, kind]), weights[who])
+        more = devices[who] > 1
+        who, kind = who[more], kind[more]
+        np.add.at(several, (kind, level[who], devices[who]), weights[who])
         served = fits.cumsum(1).cumsum(2)  # weight that a device with so much room serves
         room = np.arange(ROOMS)
         idle = idle_after(fits.sum(1)[:, :NO_ROOM], self.weight, ahead)
@@ -211,12 +214,12 @@ def idle_after(takes: Ints, weight: int, ahead: int) -> Ints:
 
     `takes` is the weight of the requests that take so many percent, by kind; who does not fit goes elsewhere.
     """
-    room = np.arange(takes.shape[1])
-    taken = room[:, None] - room
-    passing = takes[:, np.maximum(taken, 0)] * (taken > 0)  # from this room to that one
     stays = weight - takes.cumsum(1)
-    passing[:, room, room] = stays
-    idle: Ints = room * stays
+    idle: Ints = np.arange(takes.shape[1]) * stays
+    needs = [need for need, taken in enumerate(takes.sum(0).tolist()) if need and taken]
     for _ in range(ahead):
-        idle = (passing @ idle[:, :, None])[:, :, 0] // weight
+        after = stays * idle
+        for need in needs:  # from a room to the one that is so much less
+            after[:, need:] += takes[:, need, None] * idle[:, :-need]
+        idle = after // weight
     return idle
