@@ -395,10 +395,10 @@ def _before_devices(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells:
     gain: Ints = now - waste.flat.take(each).sum(0)
     free = at + cells[FREE]
     if ask.mode == EXCLUSIVE:
-        gain += waste.without_whole(ask.count).take(free)
-        if table.mixed:
-            asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride
-            gain += ask.count * (waste.of_whole.take(asked) - waste.of_whole.take(at))
+        asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride if table.mixed else at
+        gain += ask.count * waste.of_whole.take(asked)
+        if waste.shortens:
+            gain -= waste.short_flat.take(free - ask.count)
         return gain, None
     if waste.shortens:
         gain -= waste.short_flat.take(free)
