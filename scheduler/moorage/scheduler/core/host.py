@@ -302,6 +302,12 @@ class Host:
             most = min(most, (self.memory_free if now else self.memory_mib) // shape.memory_mib)
         return max(0, most)
 
+    def may_have_room(self, shape: Shape) -> bool:
+        """Whether one replica might start here now: most that cannot are told by three numbers and the devices."""
+        if shape.cpu_milli > self.cpu_free and self.cpu_milli:
+            return False
+        return shape.count <= self.free.bit_count() + len(self.shared) and not self.cls.fit(shape).reason
+
     def _groups(self, shape: Shape, slots: int, beside: int) -> int:
         """How many sharers of several devices each fit on these empty slots and `beside` shared ones with room for one.
 

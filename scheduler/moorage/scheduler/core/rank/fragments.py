@@ -244,6 +244,7 @@ class Fragments(Pack):
             rows = table.written_since(found.seen)
             found.keys[rows] = NOWHERE
         found.seen = table.changes
+        self.work += len(rows)
         rows, cells = ask.able(table, rows)
         if len(rows):
             self._score(table, found, rows, cells)

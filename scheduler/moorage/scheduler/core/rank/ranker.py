@@ -37,6 +37,9 @@ class Ranker:
     """Chooses among the hosts that fit now; None when none does. Must not change the fleet."""
 
     name: str = ""
+    #: hosts that were scored since a pass began, or as much of other work: a pass ends when it is much. It must follow
+    #: from what was asked alone, so that a recording replays
+    work = 0
 
     def __init_subclass__(cls) -> None:
         """Who chooses in a way of its own is asked for each replica, unless it has an `again` of its own as well."""
