@@ -131,7 +131,7 @@ def test_a_group_goes_no_further_than_the_next_look() -> None:
 
 
 def _prices(mix: list[tuple[Shape, int]], fleet: Fleet) -> Prices:
-    return Prices(HostTable(fleet), mix, None)
+    return Prices(HostTable(fleet), mix, None).settle()
 
 
 @pytest.mark.parametrize(("cpu_each", "part"), [(4_000, ALL), (7_200, ALL), (7_400, 614), (7_600, 0), (30_000, 0)])

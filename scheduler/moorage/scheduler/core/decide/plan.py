@@ -91,19 +91,26 @@ class Planner:
         self._still_full: dict[tuple[int, int], bool] = {}
         #: this pass: lines like one that found no room, with all hosts open to them; see `_kind_of`
         self._full: set[tuple[int, int, int]] = set()
+        self._unprepared = False  # the ranker is not ready to choose
         self._in_vain_max = IN_VAIN_MAX
         self._left = self._left_before = 0  # lines that the last pass, and the one before it, had still to look at
 
     def is_done(self, draft: Draft) -> bool:
         """Whether nothing more may be placed in this record; who still waits is looked at in the next."""
         placing = self.placing
+        if self._unprepared:
+            return True
         return placing.spent > CHOICES_MAX or placing.in_vain > self._in_vain_max or draft.full
 
     def plan(self, draft: Draft) -> int:
         """Write placements into the draft; returns how many replicas were placed."""
         self._bound()
         self.placing.begin()
+        self._unprepared = False
         if not self.queue.size:
+            return 0
+        if not self.placing.ranker.prepare(self.fleet):
+            self._unprepared = True
             return 0
         self.lines.begin(draft)
         self.holding.begin(draft)

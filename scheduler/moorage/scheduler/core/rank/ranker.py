@@ -50,6 +50,13 @@ class Ranker:
         """`avoid` counts this job's replicas by worker (for spread); `barred` are hosts held back for somebody."""
         raise NotImplementedError
 
+    def prepare(self, fleet: Fleet) -> bool:
+        """Asked once before the choices of each record: False where it is not ready to choose, and is asked again soon.
+
+        So what takes long is done in parts, while others are answered. It must follow from what was asked alone.
+        """
+        return True
+
     def arrived(self, shape: Shape, replicas: int) -> None:
         """Told once for each job, in the ledger's order: so many replicas of this shape were asked for."""
 
