@@ -57,6 +57,8 @@ SLOT_MASK: Final = (1 << SLOT_BITS) - 1
 #: a mix is large with so many shapes, or demands for processors, times kinds of devices: some 15 ms to take into use
 LARGE_SHAPES: Final = 4_096
 LARGE_LEVELS: Final = 512
+#: cells of a table for a share that take as long as a host that is scored
+CELLS_A_ROW: Final = 24
 #: parts of that which are made while nobody is placed; then it is made in one go
 PARTS_MAX: Final = 16
 #: shapes whose scores are kept: 16 bytes a host and shape
@@ -307,7 +309,9 @@ class Fragments(Pack):
         self.work += len(rows)
         rows, cells = ask.able(table, rows)
         if len(rows):
+            made = self._waste.cells_made
             self._score(table, found, rows, cells)
+            self.work += (self._waste.cells_made - made) // CELLS_A_ROW
 
     # ------------------------------------------------------------------------------------ scoring
 

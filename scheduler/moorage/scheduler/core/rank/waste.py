@@ -84,6 +84,7 @@ class Waste:
         self.stride = levels * ROOMS
         self._shares: dict[tuple[int, ...], Ints] = {}
         self._weighed: Ints | None = None
+        self.cells_made = 0  # of tables for shares, so far
         self._lines: dict[int, tuple[list[int], list[int]]] = {}
         self._demands: list[int] = self.thresholds.tolist()
         self._use(self._of_mix)
@@ -180,6 +181,7 @@ class Waste:
         if found is None:
             if len(self._shares) >= SHARES_MAX or len(self._shares) * self.waste.nbytes >= SHARES_BYTES_MAX:
                 self._shares.clear()
+            self.cells_made += self.waste.size
             made = np.empty_like(self.waste)
             alike = len(set(needs)) == 1
             for kind in [slice(None)] if alike else [slice(kind, kind + 1) for kind in range(len(needs))]:
