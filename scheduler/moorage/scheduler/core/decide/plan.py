@@ -93,7 +93,7 @@ class Planner:
         self._full: set[tuple[int, int, int]] = set()
         self._unprepared = False  # the ranker is not ready to choose
         self._in_vain_max = IN_VAIN_MAX
-        self._left = self._left_before = 0  # lines that the last pass, and the one before it, had still to look at
+        self._waiting = 0  # lines that the last pass had to look at
 
     def is_done(self, draft: Draft) -> bool:
         """Whether nothing more may be placed in this record; who still waits is looked at in the next."""
@@ -104,7 +104,7 @@ class Planner:
 
     def plan(self, draft: Draft) -> int:
         """Write placements into the draft; returns how many replicas were placed."""
-        self._bound()
+        cut = self.placing.in_vain > self._in_vain_max
         self.placing.begin()
         self._unprepared = False
         if not self.queue.size:
@@ -124,6 +124,7 @@ class Planner:
             ready = self.queue.ready(_NEVER, head_of)
         else:
             ready = self.queue.ready(fleet.changes, head_of, lambda line: self._passes_over(draft, line))
+        self._bound(cut, len(ready))
         while ready and not self.is_done(draft):
             head, first, line = ready[0]
             if self._is_like_full(draft, line):
@@ -160,21 +161,19 @@ class Planner:
                 heappop(ready)
             if served.end is End.OVER_LIMIT and self.could_ever(line.shape):
                 lines.over_limit(draft, line)
-        self._left = len(ready)
         if self.preempting.allowed and not draft.full:
             self.preempting.seek(draft, lambda: self._eligible(draft), lambda line: self._closed_to(draft, line))
         return placed
 
-    def _bound(self) -> None:
-        """How often this pass may look in vain, after one that had lines still to look at when it had done so.
+    def _bound(self, cut: bool, waiting: int) -> None:
+        """How often this pass may look in vain, of so many lines, after one that did so as often as it might.
 
         Who found no room is not looked at again, so each pass comes further; where it does not, as the whole fleet has
-        changed meanwhile, the next one may look further: nobody waits for ever to be looked at.
+        changed meanwhile, it may look twice as often: nobody waits for ever to be looked at.
         """
-        left = self._left if self.placing.in_vain > self._in_vain_max else 0
-        further = not left or left < self._left_before
+        further = not cut or waiting < self._waiting
         self._in_vain_max = max(IN_VAIN_MAX, self._in_vain_max // 2) if further else 2 * self._in_vain_max
-        self._left_before = left
+        self._waiting = waiting
 
     def _is_full(self, draft: Draft, line: Line) -> bool:
         """Whether a line that found no room finds none still, by the hosts alone that have opened since.
