@@ -17,16 +17,19 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler import foresight as foresight_module
 from moorage.scheduler import gc_schedule, intake, question_queue
 from moorage.scheduler.core import draft, engine
-from moorage.scheduler.core.decide import plan
+from moorage.scheduler.core.decide import placing, plan
 from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.lifecycle import cancels
+from moorage.scheduler.core.queueing.queue import Queue, entry
 from moorage.scheduler.core.records import STEP_WIDTH, Op, decode_record
+from moorage.scheduler.core.shape import Shapes
 from moorage.scheduler.core.state import EXPIRED, QUEUED, REJECTED
 from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.gc_schedule import GcSchedule
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.questions import contained
 from moorage.schemas.errors import refuse
+from moorage.schemas.job import Request, Resources, Run
 from tests.scheduler.driving import SUBJECTS, Driving
 
 
@@ -95,6 +98,61 @@ def test_choices_that_differ_are_made_over_several_records_in_their_order() -> N
     assert {member.replica.job.num for member in drive.state.members()} == set(range(1, 601))
     placed = [decode_record(payload).steps[1::STEP_WIDTH] for payload in records]
     assert min(placed[0]) > 300, "who goes first is not asked twice"
+
+
+def test_requests_that_all_differ_are_looked_for_in_vain_over_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "IN_VAIN_MAX", 80)
+    drive = Driving()
+    drive.checks = False
+    drive.worker("w0", 2, cpu_milli=2_000)
+    drive.submit("first", gpu={}, resources={"cpu_milli": 900})
+    for index in range(100):
+        drive.offer_submit(f"j{index}", gpu={}, resources={"cpu_milli": 1_200 + index})
+    drive.offer_submit("last", gpu={}, resources={"cpu_milli": 1_100}, priority=1)
+    most, records = 0, 0
+    while drive.engine.urgent:
+        drive.tick()
+        most, records = max(most, drive.engine.planner.placing.in_vain), records + 1
+    assert most <= 80 + placing.A_LOOK
+    assert records >= 9
+    assert drive.states("last") != ["QUEUED"], "nobody is forgotten"
+
+
+def test_a_fleet_that_opens_all_the_time_keeps_nobody_from_being_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "IN_VAIN_MAX", 80)
+    drive = Driving()
+    drive.checks = False
+    drive.worker("w0", 2, cpu_milli=2_000)
+    drive.submit("first", gpu={}, resources={"cpu_milli": 900})
+    for index in range(200):
+        drive.offer_submit(f"j{index}", gpu={}, resources={"cpu_milli": 1_200 + index})
+    drive.offer_submit("last", gpu={}, resources={"cpu_milli": 1_100}, priority=1)
+    for _ in range(12):
+        drive.engine.fleet.opens()  # anywhere: who found no room is looked for again
+        drive.tick()
+    assert drive.states("last") != ["QUEUED"]
+
+
+def test_a_sweep_of_the_queue_goes_on_where_it_stopped() -> None:
+    shapes, queue = Shapes(), Queue()
+    shape, other = (shapes.of(Request(resources=Resources(cpu, 0), run=Run(argv=["true"]))) for cpu in (1, 2))
+    for num in range(100):
+        queue.add(50, shape if num % 4 else other, entry(num, 0), "t")
+    queue.take_out(50, shape, entry(7, 0), "t")
+    gone = {num for num in range(100) if num % 3 == 0}
+    swept = 0
+    while not queue.sweep(lambda num: num in gone, lambda item: item != entry(50, 0), 16):
+        swept += 1
+        if swept == 2:  # between two parts somebody is placed, and another comes
+            line = queue.lines[(-50, shape.index, "")]
+            placed = queue.pop(line)
+            queue.add(50, shape, entry(200, 0), "t")
+    assert swept >= 4
+    left = {item for line in queue.lines.values() for item in line.entries}
+    assert left - {entry(200, 0)} <= {entry(num, 0) for num in range(100) if num not in gone | {7, 50}} - {placed}
+    assert len(left) == 100 - len(gone) - 3 + 1
+    assert queue.size == len(left)
+    assert all(list(line.entries) == sorted(line.entries) for line in queue.lines.values())
 
 
 def test_a_record_that_was_full_of_requests_lets_them_start_with_the_next() -> None:

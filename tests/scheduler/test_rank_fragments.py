@@ -9,6 +9,9 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
+from moorage.scheduler.core.rank import fragments as fragments_module
+from moorage.scheduler.core.rank import table as table_module
+from moorage.scheduler.core.rank import waste as waste_module
 from moorage.scheduler.core.rank.fragments import Fragments, Scan
 from moorage.scheduler.core.rank.mix import LOOK_FIRST
 from moorage.scheduler.core.rank.ranker import RANKERS, Choice, Pack
@@ -80,8 +83,11 @@ def fits(choice: Choice, shape: Shape) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_kept_scores_choose_what_a_full_scan_chooses(seed: int) -> None:
+def test_kept_scores_choose_what_a_full_scan_chooses(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random life of a fleet: arrivals, ends, hosts that come, go and fall ill, barred hosts and spread."""
+    if seed % 2:  # rows are looked up in the order in which they were written, as of a large fleet
+        monkeypatch.setattr(table_module, "WRITTEN_PART", 1)
+        monkeypatch.setattr(table_module, "WRITTEN_KEPT", 32)
     chance, shapes = random.Random(seed), Shapes()
     rankers = (Fragments(), Scan())
     fleets = (Fleet(), Fleet())  # each ranker looks after a fleet of its own; the two fleets live the same life
@@ -296,3 +302,85 @@ def test_a_flood_of_what_nobody_has_leaves_best_fit_where_it_was_enough() -> Non
         fleet.take(choice.host, one, choice.mask)
     assert ranker.held_bytes() == 0, "no host was ever scored"
     assert ranker.choose(fleet, one, {}, frozenset()) is None
+
+
+def _many(shapes: Shapes) -> list[Shape]:
+    """Requests of which none asks for as many processors as another."""
+    return [shapes.of(request(GpuSpec(count=1 + number % 2), 1_000 + 10 * number)) for number in range(LOOK_FIRST)]
+
+
+def test_a_large_mix_is_taken_into_use_in_parts_and_chooses_as_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragments_module, "LARGE_SHAPES", 0)
+    shapes, rankers, fleets = Shapes(), (Fragments(), Fragments()), (Fleet(), Fleet())
+    for fleet in fleets:
+        for num in range(6):
+            add(fleet, worker(num, [MODELS[num % 3]] * 4, 64_000))
+    many = _many(shapes)
+    for shape in many:
+        for ranker in rankers:
+            ranker.arrived(shape, 1)
+    parts = 0
+    while not rankers[0].prepare(fleets[0]):
+        parts += 1
+        if parts == 2:  # a mix that comes meanwhile has to wait, or whoever sends many could keep all from starting
+            rankers[0].arrived(shapes.of(request(GpuSpec(count=4), 5_000)), 8 * LOOK_FIRST)
+    assert parts >= 5
+    assert rankers[0].mix.version == 2
+    for shape in many[:8]:
+        first, second = (ranker.choose(fleet, shape, {}, frozenset()) for ranker, fleet in zip(rankers, fleets))  # noqa: B905
+        assert first is not None
+        assert second is not None
+        assert (first.host.worker.num, first.mask) == (second.host.worker.num, second.mask)
+        for fleet in fleets:
+            fleet.take(fleet.hosts[first.host.worker.num], shape, first.mask)
+    assert not rankers[0].prepare(fleets[0]), "the other mix is next"
+
+
+def test_a_fleet_that_changes_all_the_time_keeps_nobody_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragments_module, "LARGE_SHAPES", 0)
+    shapes, ranker, fleet = Shapes(), Fragments(), Fleet()
+    add(fleet, worker(0, [MODELS[0]] * 2, 64_000))
+    for shape in _many(shapes):
+        ranker.arrived(shape, 1)
+    for num in range(1, 2 * fragments_module.PARTS_MAX):
+        if ranker.prepare(fleet):
+            break
+        add(fleet, worker(num, [MODELS[0]] * 2, 64_000 + 1_000 * num))  # of another type than all before
+    else:
+        raise AssertionError("nobody would ever start")
+
+
+def test_jobs_start_once_a_large_mix_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragments_module, "LARGE_SHAPES", 0)
+    drive = Driving()
+    drive.worker("w0", 8, cpu_milli=64_000)
+    for number in range(LOOK_FIRST):
+        drive.offer_submit(f"j{number}", gpu={"count": 1 + number % 2}, resources={"cpu_milli": 1_000 + 10 * number})
+    drive.tick()
+    assert not drive.states("j0") or drive.states("j0") == ["QUEUED"]
+    records = 0
+    while drive.engine.urgent:
+        drive.tick()
+        records += 1
+    assert records >= 5
+    assert drive.free_gpus() == 0
+
+
+def test_many_demands_for_processors_make_no_table_larger_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waste_module, "CELLS_MAX", 3 * 8 * table_module.ROOMS)
+    shapes, fleets, rankers = Shapes(), (Fleet(), Fleet()), (Fragments(), Scan())
+    for fleet in fleets:
+        for num in range(6):
+            add(fleet, worker(num, [MODELS[num % 3]] * 4, 64_000))
+    many = _many(shapes)
+    for shape in many:
+        for ranker in rankers:
+            ranker.arrived(shape, 1)
+    for shape in many:
+        first, second = (ranker.choose(fleet, shape, {}, frozenset()) for ranker, fleet in zip(rankers, fleets))  # noqa: B905
+        assert (first and (first.host.worker.num, first.mask)) == (second and (second.host.worker.num, second.mask))
+        if first is not None:
+            for fleet in fleets:
+                fleet.take(fleet.hosts[first.host.worker.num], shape, first.mask)
+    assert rankers[0]._waste.waste.size <= waste_module.CELLS_MAX
+    assert 4 < rankers[0]._waste.levels < len(many)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.rank.fragments import Fragments
-from moorage.scheduler.core.rank.pressure import LOOK_MIN, ONE, Pressure
+from moorage.scheduler.core.rank.pressure import LOOK_MIN, ONE, Left, Pressure, classes_of
 from moorage.scheduler.core.rank.prices import ALL, Prices
 from moorage.scheduler.core.rank.prices import ONE as ONE_GPU
+from moorage.scheduler.core.rank.ranker import lowest_slots
 from moorage.scheduler.core.rank.table import HostTable
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.schemas.gpu import GpuSpec
@@ -131,7 +134,7 @@ def test_a_group_goes_no_further_than_the_next_look() -> None:
 
 
 def _prices(mix: list[tuple[Shape, int]], fleet: Fleet) -> Prices:
-    return Prices(HostTable(fleet), mix, None)
+    return Prices(HostTable(fleet), mix, None).settle()
 
 
 @pytest.mark.parametrize(("cpu_each", "part"), [(4_000, ALL), (7_200, ALL), (7_400, 614), (7_600, 0), (30_000, 0)])
@@ -164,3 +167,41 @@ def test_no_gpu_is_dear_where_processors_run_out_first() -> None:
     light, alone = shapes.of(request(GpuSpec(), 4_000)), shapes.of(request(None, 16_000))
     assert _prices([(light, 10), (alone, 2)], fleet).gpu.max() * 4 > ONE_GPU
     assert _prices([(light, 10), (alone, 10)], fleet).gpu.max() * 4 < ONE_GPU
+
+
+def test_what_is_left_is_counted_by_what_changed_as_it_is_anew() -> None:
+    """Over places and ends, a host that comes back with other devices, and one that is not usable for a while."""
+    chance, shapes = random.Random(7), Shapes()
+    fleet, hosts = fleet_of(*[(model, gpus, cpu) for model in (T4, A10) for gpus in (2, 4, 8) for cpu in (0, 32_000)])
+    kinds = [
+        shapes.of(request(gpu, cpu))
+        for cpu in (0, 3_000)
+        for gpu in (GpuSpec(), GpuSpec(count=2), GpuSpec(model="T4"), GpuSpec(count=4, model="A10"))
+    ]
+    table = HostTable(fleet)
+    classes = classes_of(table, [(shape, 1) for shape in kinds])
+    kept = Left(table, classes)
+    kept.look(table)
+    held: list[tuple[Host, Shape, int]] = []
+    for number in range(200):
+        host, shape = chance.choice(hosts), chance.choice(kinds)
+        if host.usable and host.open.bit_count() >= shape.count and host.fits_host(shape):
+            mask = lowest_slots(host.open, shape.count)
+            fleet.take(host, shape, mask)
+            held.append((host, shape, mask))
+        if held and chance.random() < 0.4:
+            fleet.give(*held.pop(chance.randrange(len(held))))
+        if number % 40 == 20:
+            idle = next(host for host in hosts if host.held == 0)
+            hosts[hosts.index(idle)] = add(fleet, worker(idle.worker.num, [chance.choice((T4, A10))] * 2, 32_000))
+        if number % 30 == 10:
+            host.sick = 1 - host.sick
+            fleet.refresh(host)
+        if chance.random() < 0.3:
+            table.look()
+            assert len(table.types) == len(classes[0].runs_on), "all came back as one that there was"
+            kept.look(table)
+            anew = Left(table, classes)
+            anew.look(table)
+            assert (kept.by_type == anew.by_type).all()
+    assert len(held) > 5

@@ -30,8 +30,12 @@ class Ageing(NamedTuple):
             return priority
         return min(self.most, priority + waited_ms * self.rate_milli // (1000 * _HOUR_MS))
 
-
-def within(classes: Sequence[int], priority: int, aged: int) -> int:
-    """The highest of these classes, in rising order, that an aged priority has come up to; its own where none is."""
-    found = bisect(classes, aged)
-    return max(priority, classes[found - 1]) if found else priority
+    def standing(self, classes: Sequence[int], priority: int, waited_ms: int) -> int:
+        """The highest of these classes, in rising order, that a priority has come up to; its own where none is."""
+        if priority >= self.most or waited_ms <= 0:
+            return priority
+        more = waited_ms * self.rate_milli // (1000 * _HOUR_MS)
+        if not more:
+            return priority
+        found = bisect(classes, min(self.most, priority + more))
+        return max(priority, classes[found - 1]) if found else priority

@@ -129,6 +129,7 @@ class Engine:
         self._built_ms = mono_ms
         self._replan = False  # the last record was full, or a worker joined with it: more may be placed at once
         self._hurry = False  # the last record had no room for all that was offered
+        self._sweeping = False  # a sweep of the queue goes on in the next record
         self._left_queue = 0  # at most so many entries of the queue no longer wait
         self._indexing.resume(mono_ms)
 
@@ -219,9 +220,10 @@ class Engine:
             self._take_orders(flight, orders)
         self._take_submits(flight)
         self._left_queue += draft.left_queue
-        if self._left_queue > QUEUE_SPARE + self.queue.size // 4:
-            self._left_queue = 0
-            self.planner.sweep(draft)
+        if self._sweeping or self._left_queue > QUEUE_SPARE + self.queue.size // 4:
+            if not self._sweeping:
+                self._left_queue = 0
+            self._sweeping = not self.planner.sweep(draft)
         draft.settle()
         self._replan = False
         if self.may_place(draft.time_ms, mono_ms) and not self.timers.more_are_due(draft):

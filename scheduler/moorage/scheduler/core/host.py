@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from moorage.scheduler.core.records import Mode
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.shape import DeviceAsked, Shape
 from moorage.scheduler.core.state import Worker
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.gpu import SHARERS_MAX
@@ -16,6 +16,8 @@ NO_GPU: Final = int(Mode.NONE)
 EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
 #: shapes that a class remembers its answer for
 FITS_MAX: Final = 50_000
+#: and ways of asking for devices whose slots are
+RANKS_MAX: Final = 1_024
 #: members of one worker: so that its renewal, its join and its loss each fit one frame or record
 MEMBERS_MAX: Final = 4096
 #: what a class may fail a shape by, in the order in which it is asked; see `Fit.reason`
@@ -89,6 +91,7 @@ class HostClass:
     """Hosts that answer every request alike, but for what is free."""
 
     __slots__ = (
+        "_ranks",
         "buckets",
         "devices",
         "drivers",
@@ -124,6 +127,7 @@ class HostClass:
         self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
         self.fits = fits
+        self._ranks: dict[DeviceAsked, tuple[int, int, int, str]] = {}
 
     def fit(self, shape: Shape) -> Fit:
         found = self.fits.get(shape.index)
@@ -148,14 +152,30 @@ class HostClass:
             return Fit(0, 0, "no-gpu")
         if _MODE_WORDS[shape.mode] not in self.modes:
             return Fit(0, 0, "sharing")
-        ranks = [shape.device_rank(vendor, name, memory, index) for index, vendor, name, memory in self.devices]
-        best = max(ranks)
+        mask, best, best_mask, reason = self._ranked(shape)
         if best == 0:
-            return Fit(0, 0, self._device_reason(shape))
-        mask = sum(1 << slot for slot, rank in enumerate(ranks) if rank)
+            return Fit(0, 0, reason)
         if mask.bit_count() < shape.count:
             return Fit(0, best, "count")
-        return Fit(mask, best, "", sum(1 << slot for slot, rank in enumerate(ranks) if rank == best))
+        return Fit(mask, best, "", best_mask)
+
+    def _ranked(self, shape: Shape) -> tuple[int, int, int, str]:
+        """The slots that answer, how well the best do and which those are, or why none does: once for all who ask so.
+
+        Thousands of shapes may ask for one model, and differ in their processors.
+        """
+        found = self._ranks.get(shape.device_asked)
+        if found is None:
+            if len(self._ranks) >= RANKS_MAX:
+                self._ranks.clear()
+            ranks = [shape.device_rank(vendor, name, memory, index) for index, vendor, name, memory in self.devices]
+            best = max(ranks)
+            mask, best_mask = (
+                sum(1 << slot for slot, rank in enumerate(ranks) if rank >= least) for least in (1, max(1, best))
+            )
+            reason = "" if best else self._device_reason(shape)
+            found = self._ranks[shape.device_asked] = (mask, best, best_mask, reason)
+        return found
 
     def permitted(self, tenant: str) -> frozenset[str]:
         """The drivers that a tenant may have where there are rules; "" is any that none of them names."""
@@ -301,6 +321,12 @@ class Host:
         if shape.memory_mib and self.memory_mib:
             most = min(most, (self.memory_free if now else self.memory_mib) // shape.memory_mib)
         return max(0, most)
+
+    def may_have_room(self, shape: Shape) -> bool:
+        """Whether one replica might start here now: most that cannot are told by three numbers and the devices."""
+        if shape.cpu_milli > self.cpu_free and self.cpu_milli:
+            return False
+        return shape.count <= self.free.bit_count() + len(self.shared) and not self.cls.fit(shape).reason
 
     def _groups(self, shape: Shape, slots: int, beside: int) -> int:
         """How many sharers of several devices each fit on these empty slots and `beside` shared ones with room for one.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Container
 from typing import Final
 
-from moorage.scheduler.core.ageing import Ageing, within
+from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import Rates
 from moorage.scheduler.core.fleet import Fleet
@@ -83,7 +83,21 @@ class Lines:
         """What comes before arrival in the order of lines, where that is not their priority alone."""
         if self.turns is not None:
             return self.turns.head
-        return (lambda line: -self.standing(line)) if self.ageing is not None else None
+        return self._aged_head() if self.ageing is not None else None
+
+    def _aged_head(self) -> Callable[[Line], Head]:
+        """As `standing`, which is asked for each line of each pass."""
+        ageing, draft, classes = self.ageing, self._draft, self._classes
+        assert ageing is not None
+        if draft is None:
+            return lambda line: -line.priority
+        jobs, now_ms, standing = draft.state.jobs, draft.time_ms, ageing.standing
+
+        def head(line: Line) -> Head:
+            job = jobs.get(line.entries[0] >> REPLICA_BITS) if line.entries else None
+            return -line.priority if job is None else -standing(classes, line.priority, now_ms - job.accepted_ms)
+
+        return head
 
     def standing(self, line: Line) -> int:
         """What the first of a line counts as: its priority, and its age where jobs age."""
@@ -91,7 +105,11 @@ class Lines:
 
     def standing_of(self, priority: int, item: int) -> int:
         """The same of one entry of the queue."""
-        return priority if self.ageing is None else within(self._classes, priority, self.aged_of(priority, item))
+        if self.ageing is None or self._draft is None:
+            return priority
+        job = self._draft.state.jobs.get(item >> REPLICA_BITS)
+        waited_ms = 0 if job is None else self._draft.time_ms - job.accepted_ms
+        return self.ageing.standing(self._classes, priority, waited_ms)
 
     def aged_of(self, priority: int, item: int) -> int:
         """What an entry's priority has come to, whether there is such a class or not."""

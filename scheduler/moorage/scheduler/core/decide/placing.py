@@ -17,6 +17,10 @@ from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.shape import Shape
 
+#: lines that are known to find no room take as long as a look for one that finds none
+A_LOOK: Final = 8
+#: `Ranker.work` that takes as long as a choice, some 50 µs
+WORK_A_CHOICE: Final = 640
 _NO_PEERS: Final[dict[int, int]] = {}
 
 
@@ -26,6 +30,7 @@ class Placing:
     def __init__(self, fleet: Fleet, lines: Lines, ranker: Ranker) -> None:
         self.ranker = ranker
         self.choices = 0  # this pass: hosts that were found
+        self.in_vain = 0  # and how often none was, see `plan.IN_VAIN_MAX`
         self._fleet = fleet
         self._lines = lines
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
@@ -33,9 +38,15 @@ class Placing:
 
     def begin(self) -> None:
         """A pass begins."""
-        self.choices = 0
+        self.choices = self.in_vain = 0
+        self.ranker.work = 0
         self._spread.clear()
         self._no_room.clear()
+
+    @property
+    def spent(self) -> int:
+        """This pass's choices, and as many as what else the ranker did comes to."""
+        return self.choices + self.ranker.work // WORK_A_CHOICE
 
     def place(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
         """Place one entry, a gang with all its replicas, on no host of `barred`; None where there is no room."""
@@ -54,6 +65,7 @@ class Placing:
             choice = self._place_one(draft, shape, item, barred)
         if choice is None:
             self._no_room.add((shape.index, barred))
+            self.in_vain += A_LOOK
         else:
             self.choices += shape.together
         return choice

@@ -29,10 +29,15 @@ from moorage.scheduler.core.shape import Shape
 
 #: choices that one pass makes, some 50 µs each where requests differ: then the record goes, and the next one goes on
 CHOICES_MAX: Final = 192
+#: lines that find no room, some 10 µs each, and `A_LOOK` times that where the ranker had to look: who all ask for
+#: something else is looked at over several records
+IN_VAIN_MAX: Final = 1_024
 #: entries of a line that are passed over in a pass as they could not end before a drain
 ASIDE_MAX: Final = 64
 #: of the lines that a pass has still to look at, the part that is passed over one by one before all such go at once
 SWEEP_PART: Final = 16
+#: entries of the queue that one record looks at for those who wait no longer, some 0.4 µs each
+SWEPT_MAX: Final = 8_192
 _NEVER: Final = -2  # no change number: a line that found no room is looked at, too
 
 
@@ -86,15 +91,26 @@ class Planner:
         self._still_full: dict[tuple[int, int], bool] = {}
         #: this pass: lines like one that found no room, with all hosts open to them; see `_kind_of`
         self._full: set[tuple[int, int, int]] = set()
+        self._unprepared = False  # the ranker is not ready to choose
+        self._in_vain_max = IN_VAIN_MAX
+        self._waiting = 0  # lines that the last pass had to look at
 
     def is_done(self, draft: Draft) -> bool:
         """Whether nothing more may be placed in this record; who still waits is looked at in the next."""
-        return self.placing.choices > CHOICES_MAX or draft.full
+        placing = self.placing
+        if self._unprepared:
+            return True
+        return placing.spent > CHOICES_MAX or placing.in_vain > self._in_vain_max or draft.full
 
     def plan(self, draft: Draft) -> int:
         """Write placements into the draft; returns how many replicas were placed."""
+        cut = self.placing.in_vain > self._in_vain_max
         self.placing.begin()
+        self._unprepared = False
         if not self.queue.size:
+            return 0
+        if not self.placing.ranker.prepare(self.fleet):
+            self._unprepared = True
             return 0
         self.lines.begin(draft)
         self.holding.begin(draft)
@@ -108,6 +124,7 @@ class Planner:
             ready = self.queue.ready(_NEVER, head_of)
         else:
             ready = self.queue.ready(fleet.changes, head_of, lambda line: self._passes_over(draft, line))
+        self._bound(cut, len(ready))
         while ready and not self.is_done(draft):
             head, first, line = ready[0]
             if self._is_like_full(draft, line):
@@ -148,29 +165,48 @@ class Planner:
             self.preempting.seek(draft, lambda: self._eligible(draft), lambda line: self._closed_to(draft, line))
         return placed
 
+    def _bound(self, cut: bool, waiting: int) -> None:
+        """How often this pass may look in vain, of so many lines, after one that did so as often as it might.
+
+        Who found no room is not looked at again, so each pass comes further; where it does not, as the whole fleet has
+        changed meanwhile, it may look twice as often: nobody waits for ever to be looked at.
+        """
+        further = not cut or waiting < self._waiting
+        self._in_vain_max = max(IN_VAIN_MAX, self._in_vain_max // 2) if further else 2 * self._in_vain_max
+        self._waiting = waiting
+
     def _is_full(self, draft: Draft, line: Line) -> bool:
         """Whether a line that found no room finds none still, by the hosts alone that have opened since.
 
         So a job's end costs a look at its host for each kind of request that waits, and not one at the whole fleet.
         Whom time alone lets pass a reservation, `Holding` opens again; before a drain each entry has hosts of its own.
         """
+        hosts = self._hosts_opened(draft, line)
+        return hosts is not None and not any(
+            host.may_have_room(line.shape) and host.replicas_of(line.shape, "now") for host in hosts
+        )
+
+    def _hosts_opened(self, draft: Draft, line: Line) -> list[Host] | None:
+        """The hosts that have opened since a line found no room; None for any."""
         at = line.blocked_at
         if at < 0 or draft.state.windows:
-            return False
+            return None
         if at not in self._opened:
             self._opened[at] = self.fleet.opened_since(at)
-        hosts = self._opened[at]
-        return hosts is not None and not any(host.replicas_of(line.shape, "now") for host in hosts)
+        return self._opened[at]
 
     def _passes_over(self, draft: Draft, line: Line) -> bool:
         """Whether a line need not be served: it is full, and nobody of its tenant waits behind it for a limit.
 
-        Asked before anybody is placed: then it is the same for all of a shape that found no room at one change.
+        Asked before anybody is placed: then it is the same for all of a shape that found no room at one change. No
+        exact look, as there may be as many shapes as lines: who might have room is looked at in its turn.
         """
         key = (line.blocked_at, line.shape.index)
         full = self._still_full.get(key)
         if full is None:
-            full = self._still_full[key] = self._is_full(draft, line)
+            hosts = self._hosts_opened(draft, line)
+            full = hosts is not None and not any(host.may_have_room(line.shape) for host in hosts)
+            self._still_full[key] = full
         return full and self.lines.room(draft, line) == math.inf
 
     @staticmethod
@@ -253,6 +289,7 @@ class Planner:
     def _place_first(self, draft: Draft, line: Line) -> Choice | None:
         """The first of a line; None where it finds no room, and stays."""
         if self.lines.order != "fifo" and self._is_full(draft, line):
+            self.placing.in_vain += 1
             return None
         barred = self.holding.barred(line.priority, line.shape, line.tenant)
         choice = self.placing.place(draft, line.shape, line.entries[0], barred)
@@ -293,12 +330,15 @@ class Planner:
             draft, line.entries[0]
         )
 
-    def sweep(self, draft: Draft) -> None:
-        """Take out of the queue what no longer waits: cancels would else fill a line whose head is blocked."""
+    def sweep(self, draft: Draft) -> bool:
+        """Take out of the queue what no longer waits: cancels would else fill a line whose head is blocked.
+
+        Some thousands of entries a record; whether all were looked at.
+        """
         jobs, fresh = draft.state.jobs, draft.state.next_num
 
         def is_over(num: int) -> bool:
             job = jobs.get(num)
             return job.over if job is not None else num < fresh
 
-        self.queue.sweep(is_over, lambda item: self.lines.waits(draft, item))
+        return self.queue.sweep(is_over, lambda item: self.lines.waits(draft, item), SWEPT_MAX)

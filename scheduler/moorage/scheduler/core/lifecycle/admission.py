@@ -411,6 +411,8 @@ class Admission:
         """
         before = draft.time_ms - self.config.finished_keep_ms
         for tenant in self.state.tenants.values():
+            if not tenant.tombstones:
+                continue
             for job, at in islice(tenant.tombstones.items(), FORGET_MAX):
                 if at <= 0 and -at < before:
                     draft.acts.append([Act.UNTOMB, tenant.name, job])

@@ -61,6 +61,8 @@ class Queue:
         self.by_tenant = False  # every tenant has lines of its own
         self._apart: set[str] = set()
         self._taken: set[tuple[_Key, int]] = set()  # entries that were taken out, and stand in their lines still
+        self._unswept: list[_Key] = []  # lines that the sweep under way has still to look at
+        self._swept = 0  # entries of the next of them that were kept
 
     def _key(self, priority: int, shape: Shape, tenant: str) -> _Key:
         return (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")
@@ -182,21 +184,46 @@ class Queue:
         line.entries.extendleft(reversed(items))
         self.size += len(items)
 
-    def sweep(self, is_over: Callable[[int], bool], waits: Callable[[int], bool]) -> None:
-        """Keep only the entries that still wait and were not taken out; of a job that is over, by its number, none."""
-        self.size = 0
-        for line in self.lines.values():
-            kept: list[int] = []
-            last, over = -1, False
-            for item in line.entries:
-                num = item >> REPLICA_BITS
-                if num != last:
-                    last, over = num, is_over(num)
-                if not over and not self.is_taken(line, item) and waits(item):
-                    kept.append(item)
-            line.entries = deque(kept)
-            self.size += len(kept)
-        self._taken.clear()
+    def sweep(self, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> bool:
+        """Keep only the entries that still wait and were not taken out; of a job that is over, by its number, none.
+
+        Looks at some `most` entries, and goes on from there the next time; whether all were looked at.
+        """
+        if not self._unswept:
+            self._unswept = list(self.lines)
+            self._swept = 0
+        while self._unswept and most > 0:
+            line = self.lines.get(self._unswept[-1])
+            if line is not None and self._swept < len(line.entries):
+                most -= self._sweep_part(line, is_over, waits, most)
+            if line is None or self._swept >= len(line.entries):
+                self._unswept.pop()
+                self._swept = 0
+                most -= 1
+        return not self._unswept
+
+    def _sweep_part(self, line: Line, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> int:
+        """The same with some entries of a line, behind those that were kept; how many."""
+        entries, key = line.entries, (-line.priority, line.shape.index, line.tenant)
+        entries.rotate(-self._swept)
+        count = min(most, len(entries) - self._swept)
+        kept: list[int] = []
+        last, over = -1, False
+        for _ in range(count):
+            item = entries.popleft()
+            num = item >> REPLICA_BITS
+            if num != last:
+                last, over = num, is_over(num)
+            if self.is_taken(line, item):
+                self._taken.remove((key, item))
+            elif over or not waits(item):
+                self.size -= 1
+            else:
+                kept.append(item)
+        entries.extendleft(reversed(kept))
+        entries.rotate(self._swept)
+        self._swept += len(kept)
+        return count
 
     def line_of(self, priority: int, shape: Shape, tenant: str) -> Line | None:
         """The line that whoever asks so would join, if it is there."""

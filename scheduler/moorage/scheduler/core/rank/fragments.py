@@ -12,6 +12,7 @@ compares the two.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -39,7 +40,7 @@ from moorage.scheduler.core.rank.table import (
     Ints,
 )
 from moorage.scheduler.core.rank.waste import HUGE, SLOT_BITS, Waste
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.shape import DeviceAsked, Shape
 
 #: the score of a host where the request does not fit
 NOWHERE: Final = 1 << 62
@@ -53,6 +54,13 @@ WORDS_BITS: Final = 40
 #: prices are found anew when the fleet has become larger or smaller by this part of it
 GREW_PART: Final = 16
 SLOT_MASK: Final = (1 << SLOT_BITS) - 1
+#: a mix is large with so many shapes, or demands for processors, times kinds of devices: some 15 ms to take into use
+LARGE_SHAPES: Final = 4_096
+LARGE_LEVELS: Final = 512
+#: cells of a table for a share that take as long as a host that is scored
+CELLS_A_ROW: Final = 24
+#: parts of that which are made while nobody is placed; then it is made in one go
+PARTS_MAX: Final = 16
 #: shapes whose scores are kept: 16 bytes a host and shape
 KEPT_BYTES_MAX: Final = 48 << 20
 
@@ -79,14 +87,19 @@ class Fragments(Pack):
     def __init__(self) -> None:
         self.mix = Mix()
         self._table: HostTable | None = None
-        self._stamp: tuple[int, ...] = ()
+        self._stamp: tuple[int, ...] = (0,)
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
         self._pressure: Pressure | None = None
         self._scarcity: Scarcity | None = None
         self._weighs_next = False  # whether the next decision looks at scarcity
         self._made = 0  # grows with every new waste, prices or pressure: a stamp may come again, they are others then
+        self._charged = 0  # and where prices or pressure are others
         self._hosts = 0
+        #: what it is for, and the parts that are still to be made: of the mix as it was when it began
+        self._renewal: tuple[tuple[int, ...], Iterator[None]] | None = None
+        self._parts = 0  # that were made since choices were last made
+        self._renewed = False  # what was made last serves for this record, though the mix may be another by now
         self._plain = True
         self._plain_of = (-1, -1)
 
@@ -135,28 +148,60 @@ class Fragments(Pack):
         """
         if self.mix.version == 0:
             return True
-        if shape.mode != EXCLUSIVE or shape.count != 1:
-            return False
+        return shape.mode == EXCLUSIVE and shape.count == 1 and self._is_of_no_matter(fleet)
+
+    def _is_of_no_matter(self, fleet: Fleet) -> bool:
+        """Whether nothing of the mix can fragment."""
         stands = (self.mix.version, fleet.inventory)
         if stands != self._plain_of:
             self._plain_of = stands
-            kinds = {device[1:] for cls in fleet.classes.values() for device in cls.devices}
-            shapes = [  # what no device of the fleet answers fragments nothing, however much of it waits
-                shape
-                for shape, _ in self.mix.all()
-                if shape.mode == NO_GPU or any(shape.device_rank(*kind, shape.slot_index or 0) for kind in kinds)
-            ]
-            most = max((shape.cpu_milli for shape in shapes), default=0)
-            self._plain = all(
-                shape.mode == EXCLUSIVE
-                and shape.count == 1
-                and all(shape.device_rank(*kind, shape.slot_index or 0) for kind in kinds)
-                for shape in shapes
-            ) and not any(0 < host.cpu_milli < most * len(host.cls.devices) for host in fleet.hosts.values())
+            self._plain = self._fragments_nothing(fleet)
         return self._plain
 
-    def _look(self, fleet: Fleet) -> HostTable:
-        """The table, up to date, with tables of waste and prices for it and the mix in use."""
+    def _fragments_nothing(self, fleet: Fleet) -> bool:
+        kinds = {device[1:] for cls in fleet.classes.values() for device in cls.devices}
+        answered: dict[DeviceAsked, set[bool]] = {}  # by some kind, or not by some: looked at once for all who ask so
+        most = 0
+        whole = True
+        for shape, _ in self.mix.all():
+            by = answered.get(shape.device_asked)
+            if by is None:
+                by = {shape.device_rank(*kind, shape.slot_index or 0) > 0 for kind in kinds}
+                answered[shape.device_asked] = by
+            if shape.mode != NO_GPU and True not in by:
+                continue  # what no device of the fleet answers fragments nothing, however much of it waits
+            most = max(most, shape.cpu_milli)
+            whole = whole and shape.mode == EXCLUSIVE and shape.count == 1 and False not in by
+        return whole and not any(0 < host.cpu_milli < most * len(host.cls.devices) for host in fleet.hosts.values())
+
+    def prepare(self, fleet: Fleet) -> bool:
+        """A new mix of many requests on many models is taken into use over several records, and nobody is placed
+        meanwhile. One that comes in between waits for the next time."""
+        self._renewed = False
+        if self.mix.version == 0 or self._is_of_no_matter(fleet):
+            return True
+        table = self._table_of(fleet)
+        stamp = self._stamp_of(table)
+        if stamp == self._stamp or not self._is_large(table) or self._parts >= PARTS_MAX:
+            self._renewal, self._parts = None, 0  # in one go, if the fleet changes all the time
+            return True
+        if self._renewal is None or self._renewal[0][:-1] != stamp[:-1]:  # not of this fleet
+            self._renewal = stamp, self._renewing(table, stamp)
+        self._parts += 1
+        for _ in self._renewal[1]:
+            return False
+        self._renewal, self._parts = None, 0
+        self._renewed = True
+        return True
+
+    def _is_large(self, table: HostTable) -> bool:
+        shapes = self.mix.all()
+        if len(shapes) * len(table.kinds) > LARGE_SHAPES:
+            return True
+        return len({shape.cpu_milli for shape, _ in shapes}) * len(table.kinds) > LARGE_LEVELS
+
+    def _table_of(self, fleet: Fleet) -> HostTable:
+        """The table, up to date."""
         table = self._table
         if table is None or table.fleet is not fleet:
             table = self._table = HostTable(fleet)
@@ -164,22 +209,47 @@ class Fragments(Pack):
             self._prices = self._pressure = None
         else:
             table.look()
+        return table
+
+    def _stamp_of(self, table: HostTable) -> tuple[int, ...]:
+        """What tables of waste, prices and pressure are of."""
         hosts = len(table) - table.dead
         if abs(hosts - self._hosts) * GREW_PART > self._hosts:
             self._hosts = hosts  # prices are of a fleet as large as this
-        stamp = (id(table), table.generation, len(table.kinds), len(table.types), self.mix.version, self._hosts)
+        version = self._stamp[-1] if self._renewed else self.mix.version
+        return (id(table), table.generation, len(table.kinds), len(table.types), self._hosts, version)
+
+    def _renewing(self, table: HostTable, stamp: tuple[int, ...]) -> Iterator[None]:
+        """Make all that follows from the mix anew, in parts of some 10 ms at most."""
+        mix, top = self.mix.all(), self.mix.top()
+        prices = Prices(table, mix, self._prices)
+        yield from prices.settling()
+        yield
+        pressure = Pressure(table, mix, self._pressure)
+        yield
+        scarcity = Scarcity(table, mix)
+        yield
+        waste = Waste(table, top, AHEAD, scarcity.cpus.tolist())
+        yield
+        self._prices, self._pressure, self._scarcity, self._waste = prices, pressure, scarcity, waste
+        self._stamp = stamp
+        self._made += 1
+        self._charged = self._made
+        self._step = STEP_MILLI * waste.weight
+        self._look_at_scarcity(table)
+        self._note_waste(table)
+
+    def _look(self, fleet: Fleet) -> HostTable:
+        """The table, up to date, with tables of waste and prices for it and the mix in use."""
+        table = self._table_of(fleet)
+        stamp = self._stamp_of(table)
         if stamp != self._stamp:
-            self._stamp = stamp
-            self._made += 1
-            self._prices = Prices(table, self.mix.all(), self._prices)
-            self._pressure = Pressure(table, self.mix.all(), self._pressure)
-            self._scarcity = Scarcity(table, self.mix.all())
-            self._waste = Waste(table, self.mix.top(), AHEAD, self._scarcity.cpus.tolist())
-            self._step = STEP_MILLI * self._waste.weight
-            self._look_at_scarcity(table)
-            self._note_waste(table)
+            for _ in self._renewing(table, stamp):
+                pass
         elif self._pressure is not None and not self._pressure.until_look():
-            self._made += self._pressure.look(table)
+            if self._pressure.look(table):
+                self._made += 1
+                self._charged = self._made
             self._weighs_next = True
         elif self._weighs_next:  # not with the pressure: no decision pays for both
             self._weighs_next = False
@@ -222,7 +292,8 @@ class Fragments(Pack):
             ask.renew(table)
             every = True
         if found.made != self._made:
-            found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
+            if found.made < self._charged:
+                found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
             found.made = self._made
             every = True
         if every or len(found.keys) != len(table):
@@ -232,12 +303,15 @@ class Fragments(Pack):
         elif found.seen == table.changes:
             return
         else:
-            rows = table.changed_since(found.seen)
+            rows = table.written_since(found.seen)
             found.keys[rows] = NOWHERE
         found.seen = table.changes
+        self.work += len(rows)
         rows, cells = ask.able(table, rows)
         if len(rows):
+            made = self._waste.cells_made
             self._score(table, found, rows, cells)
+            self.work += (self._waste.cells_made - made) // CELLS_A_ROW
 
     # ------------------------------------------------------------------------------------ scoring
 
@@ -386,10 +460,10 @@ def _before_devices(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells:
     gain: Ints = now - waste.flat.take(each).sum(0)
     free = at + cells[FREE]
     if ask.mode == EXCLUSIVE:
-        gain += waste.without_whole(ask.count).take(free)
-        if table.mixed:
-            asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride
-            gain += ask.count * (waste.of_whole.take(asked) - waste.of_whole.take(at))
+        asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride if table.mixed else at
+        gain += ask.count * waste.of_whole.take(asked)
+        if waste.shortens:
+            gain -= waste.short_flat.take(free - ask.count)
         return gain, None
     if waste.shortens:
         gain -= waste.short_flat.take(free)

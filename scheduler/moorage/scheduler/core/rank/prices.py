@@ -15,6 +15,7 @@ the same prices on every machine.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,7 @@ FLOOR: Final = ONE // 200
 CEILING: Final = 2 * ONE
 ROUNDS_FIRST: Final = 150
 ROUNDS_AGAIN: Final = 100
+ROUNDS_A_PART: Final = 50
 #: how sharply demand goes to the cheapest market: by 2^-(16 * CHOOSY / ONE) for each sixteenth of an octave
 CHOOSY: Final = 692  # e^-30 for a whole GPU's difference
 #: of a gap between demand and supply, this part goes into the price in each round
@@ -62,7 +64,10 @@ def _market_of(kind: HostType) -> tuple[int, int, int]:
 
 
 class Prices:
-    """Prices for one mix on one numbering of a table; `before` is where they start from, so that few rounds do."""
+    """Prices for one mix on one numbering of a table; `before` is where they start from, so that few rounds do.
+
+    They are found once `settling` has ended.
+    """
 
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], before: Prices | None) -> None:
         self._of_type: list[int] = []
@@ -93,8 +98,21 @@ class Prices:
         # GPUs for each unit of a host's resource, in 2^-32
         self.worth = np.where(self.stock > 0, (self.gpus << 32) // np.maximum(self.stock, 1), 0)
         self.priced = 0 < count <= MARKETS_MAX and total > 0
+        self._unit: Ints = self.worth >> 8
+        self._over: Ints = np.zeros((3, count), np.int64)  # GPUs', processors' and memory's prices
+        self._to_settle = table, mix, total, ROUNDS_FIRST if before is None else ROUNDS_AGAIN
+
+    def settling(self) -> Iterator[None]:
+        """Find them, in parts of some `ROUNDS_A_PART` rounds."""
         if self.priced:
-            self._settle(table, mix, total, ROUNDS_FIRST if before is None else ROUNDS_AGAIN)
+            yield from self._settle(*self._to_settle)
+        self._over = np.vstack((self.gpu, self.host)) - FLOOR
+
+    def settle(self) -> Prices:
+        """Find them in one go."""
+        for _ in self.settling():
+            pass
+        return self
 
     def _classes(self, table: HostTable, mix: list[tuple[Shape, int]]) -> list[tuple[int, int, int, Ints, int]]:
         """Requests alike in GPUs (percent), processors, memory and markets, with their number."""
@@ -120,15 +138,10 @@ class Prices:
     def allowed(self, table: HostTable, shape: Shape) -> Ints:
         """1 for the markets that have what a shape asks for when empty, else 0."""
         ok = np.zeros(len(self.keys), np.int64)
-        for kind in table.types:
-            fits = shape.mode == NO_GPU or (
-                kind.gpus >= shape.count and table.kinds[kind.kinds[0]].rank(shape) > 0 if kind.kinds else False
-            )
-            if fits:
-                ok[self._of_type[kind.index]] = 1
+        ok[self.types if shape.mode == NO_GPU else self.types[table.holds(shape)]] = 1
         return ok
 
-    def _settle(self, table: HostTable, mix: list[tuple[Shape, int]], total: int, rounds: int) -> None:
+    def _settle(self, table: HostTable, mix: list[tuple[Shape, int]], total: int, rounds: int) -> Iterator[None]:
         rows = self._classes(table, mix)
         asked = sum(gpu * number for gpu, _, _, _, number in rows)
         if not asked:
@@ -170,7 +183,9 @@ class Prices:
         shut, takes_gpu = np.where(ok > 0, 0, 1 << 40), with_gpu[:, None].astype(np.int64)
         asks, there = np.vstack((demand, wants)), np.vstack((supply, stocks))
         prices = np.vstack((self.gpu, self.host))
-        for _ in range(rounds):
+        for done in range(rounds):
+            if done % ROUNDS_A_PART == 0:
+                yield
             charge = (per[0] * prices[1] + per[1] * prices[2] >> 10) + takes_gpu * prices[0]
             least = np.minimum.reduce(charge + shut, 1)[:, None]
             share = _spread(charge - least, weight)
@@ -202,15 +217,14 @@ class Prices:
 
         `pressed` is what it is charged there besides, by type of host.
         """
-        ok = self.allowed(table, shape)[self.types] > 0
-        if not self.priced or not ok.any():
+        least = self.allowed(table, shape).take(self.types) > 0
+        if not self.priced or not least.any():
             return np.zeros(len(table.types), np.int64)
-        cost = PRICE_HALVES * gpu_percent(table, shape) * 10 * (self.gpu - FLOOR)
-        for i, want in enumerate((shape.cpu_milli, shape.memory_mib)):
-            worth = np.minimum(1000 * want * (self.worth[i] >> 8) >> 24, 1 << 24)  # thousandths of a GPU
-            cost += PRICE_HALVES * worth * (self.host[i] - FLOOR)
-        total = (cost >> 17)[self.types] + pressed
-        above: Ints = np.maximum(0, total - total[ok].min())
+        # thousandths of a GPU
+        worth = np.minimum(np.array([[shape.cpu_milli], [shape.memory_mib]]) * 1000 * self._unit >> 24, 1 << 24)
+        cost = gpu_percent(table, shape) * 10 * self._over[0] + (worth * self._over[1:]).sum(0)
+        total = (PRICE_HALVES * cost >> 17).take(self.types) + pressed
+        above: Ints = np.maximum(0, total - total[least].min())
         return above
 
 
@@ -220,7 +234,8 @@ def gpu_percent(table: HostTable, shape: Shape) -> int:
         return 100 * shape.count
     if shape.compute_percent:
         return shape.compute_percent * shape.count
-    return max((kind.need(shape) for kind in table.kinds if kind.rank(shape)), default=100) * shape.count
+    needs = table.needs(shape)[table.answers(shape)]
+    return (int(needs.max()) if len(needs) else 100) * shape.count
 
 
 def _spread(above: Ints, weight: Ints) -> Ints:

@@ -37,6 +37,9 @@ class Ranker:
     """Chooses among the hosts that fit now; None when none does. Must not change the fleet."""
 
     name: str = ""
+    #: hosts that were scored since a pass began, or as much of other work: a pass ends when it is much. It must follow
+    #: from what was asked alone, so that a recording replays
+    work = 0
 
     def __init_subclass__(cls) -> None:
         """Who chooses in a way of its own is asked for each replica, unless it has an `again` of its own as well."""
@@ -46,6 +49,13 @@ class Ranker:
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
         """`avoid` counts this job's replicas by worker (for spread); `barred` are hosts held back for somebody."""
         raise NotImplementedError
+
+    def prepare(self, fleet: Fleet) -> bool:
+        """Asked once before the choices of each record: False where it is not ready to choose, and is asked again soon.
+
+        So what takes long is done in parts, while others are answered. It must follow from what was asked alone.
+        """
+        return True
 
     def arrived(self, shape: Shape, replicas: int) -> None:
         """Told once for each job, in the ledger's order: so many replicas of this shape were asked for."""

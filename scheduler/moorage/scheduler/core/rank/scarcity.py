@@ -78,21 +78,22 @@ class One:
 
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
         total = sum(count for _, count in mix) or 1
-        bound: list[tuple[Shape, int, list[bool]]] = []
-        for shape, count in mix:
-            if shape.mode == NO_GPU or shape.count > 1:
-                continue
-            answers = [kind.rank(shape) > 0 for kind in table.kinds]
-            if any(answers) and not all(answers):
-                bound.append((shape, (count * WEIGHTS << _FINE) // total, answers))
+        ones = [(shape, count) for shape, count in mix if shape.mode != NO_GPU and shape.count == 1]
+        answers = table.answers_of([shape for shape, _ in ones])
+        named = np.logical_and(answers.any(1), ~answers.all(1)).tolist()
+        bound = [
+            (shape, (count * WEIGHTS << _FINE) // total)
+            for (shape, count), is_bound in zip(ones, named, strict=True)
+            if is_bound
+        ]
         bound.sort(key=lambda row: -row[1])
         bound = bound[:SHAPES_MAX]
-        self.cpus: Ints = np.array([shape.cpu_milli for shape, _, _ in bound], np.int64)
-        needs = [[kind.need(shape) if ok[kind.index] else NO_ROOM for kind in table.kinds] for shape, _, ok in bound]
-        self.needs: Ints = np.array(needs, np.int64).reshape(len(bound), len(table.kinds)).T.copy()
+        self.cpus: Ints = np.array([shape.cpu_milli for shape, _ in bound], np.int64)
+        shapes = [shape for shape, _ in bound]
+        self.needs: Ints = np.where(table.answers_of(shapes), table.needs_of(shapes), NO_ROOM).T.copy()
         if not bound:
             return
-        self._parts: Ints = np.array([part for _, part, _ in bound], np.int64)
+        self._parts: Ints = np.array([part for _, part in bound], np.int64)
         demands = np.unique(self.cpus)
         self._demands: Ints = demands[:: -(-len(demands) // LEVELS_MAX)]
         levels = self._demands.searchsorted(self.cpus, side="right")
@@ -127,25 +128,23 @@ class Several:
 
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
         total = sum(count for _, count in mix) or 1
+        several = [(shape, count) for shape, count in mix if shape.mode == EXCLUSIVE and shape.count > 1]
+        answers = np.logical_or.reduce(table.answers_of([shape for shape, _ in several]), 1).tolist()
         asked = [
-            (shape, (count * shape.count * WEIGHTS << _FINE) // total, answers)
-            for shape, count in mix
-            if shape.mode == EXCLUSIVE
-            and shape.count > 1
-            and any(answers := [kind.rank(shape) > 0 for kind in table.kinds])
+            (shape, (count * shape.count * WEIGHTS << _FINE) // total)
+            for (shape, count), answered in zip(several, answers, strict=True)
+            if answered
         ]
         asked.sort(key=lambda row: -row[1])
         asked = asked[:SHAPES_MAX]
         kinds = len(table.kinds)
-        self.cpus: Ints = np.array([shape.cpu_milli for shape, _, _ in asked], np.int64)
-        self.counts: Ints = np.array([shape.count for shape, _, _ in asked], np.int64)
-        self._answers: Ints = (
-            np.array([answers for _, _, answers in asked], np.int64).reshape(len(asked), kinds).T.copy()
-        )
+        self.cpus: Ints = np.array([shape.cpu_milli for shape, _ in asked], np.int64)
+        self.counts: Ints = np.array([shape.count for shape, _ in asked], np.int64)
+        self._answers: Ints = table.answers_of([shape for shape, _ in asked]).T.astype(np.int64)
         self.needs: Ints = np.where(self._answers > 0, 100, NO_ROOM)
         if not asked:
             return
-        self._parts: Ints = np.array([weight for _, weight, _ in asked], np.int64)
+        self._parts: Ints = np.array([weight for _, weight in asked], np.int64)
         demands = np.unique(self.cpus)
         self._demands: Ints = demands[:: -(-len(demands) // LEVELS_MAX)]
         self._levels: Ints = self._demands.searchsorted(self.cpus, side="right")

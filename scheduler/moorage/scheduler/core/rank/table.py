@@ -10,7 +10,7 @@ of many hosts is then a few operations on long rows, 5 to 10 times as fast as ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from moorage.scheduler.core.shape import DeviceAsked, Shape
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 #: the room of a device that takes nobody, or is not there: one above the largest
 NO_ROOM: Final = 101
@@ -30,6 +31,9 @@ ROOMS: Final = 102
 UNCOUNTED: Final = 1 << 40
 #: ways of asking for a device of which a kind remembers how well it answers: a new mix asks for each of its shapes
 RANKS_MAX: Final = 4_096
+#: rows written last that are known in their order, and the part of all rows up to which they are looked up there
+WRITTEN_KEPT: Final = 4_096
+WRITTEN_PART: Final = 8
 #: first index of `HostTable.cells`; from ROOM on, what each device has left
 CPU, MEMORY, FREE, CLASS, TYPE, KIND, NOTE, ROOM = range(8)
 
@@ -95,8 +99,12 @@ class HostTable:
         self._kind_of: dict[tuple[Any, ...], int] = {}
         self._type_of: dict[tuple[Any, ...], int] = {}
         self._class_of: dict[int, int] = {}
+        self._answers: dict[DeviceAsked, Bools] = {}
+        self._needs: dict[tuple[int, int, int], Ints] = {}
+        self._holds: dict[tuple[DeviceAsked, int], Bools] = {}
         self.generation = 0  # grows when rows, classes, types or kinds were renumbered: forget all about them
-        self.changes = 0  # grows with every look that found something changed
+        self.changes = 0  # rows that were written so far, each as often as it was
+        self._written: Ints = np.zeros(WRITTEN_KEPT, np.int64)  # the last of them, as a ring
         self._build()
 
     # ------------------------------------------------------------------------------------ building
@@ -115,11 +123,11 @@ class HostTable:
         self.width = max((len(cls.devices) for cls in fleet.classes.values()), default=1) or 1
         self._reserve(max(64, len(nums) + len(nums) // 4))
         self.generation += 1
-        self.changes += 1
         self.mixed = False  # whether some host has devices of several kinds
         self.hidden = False  # whether sharers' number or memory ever left less of a device than their compute did
         self.modes = 0  # the shared modes that were ever seen in use, as bits
         self.types.clear()
+        self._holds.clear()
         self._type_of.clear()
         self._kinds_of_type: Ints = _NO_ROWS
         self.classes.clear()
@@ -130,6 +138,14 @@ class HostTable:
     def changed_since(self, seen: int) -> Ints:
         """The rows that changed after the change of this number."""
         return (self.changed[: len(self.nums)] > seen).nonzero()[0]
+
+    def written_since(self, seen: int) -> Ints:
+        """The same rows in any order, some of them more than once: without a look at all where they are few."""
+        count = self.changes - seen
+        start = seen % WRITTEN_KEPT
+        if count * WRITTEN_PART > len(self.nums) or start + count > WRITTEN_KEPT:
+            return self.changed_since(seen)
+        return self._written[start : start + count]
 
     def modes_of(self, rows: Ints) -> Ints:
         """The mode in which each device of some rows is shared, 0 for none."""
@@ -211,6 +227,70 @@ class HostTable:
             self.kinds.append(Kind(key, index))
         return index
 
+    # --------------------------------------------------------------------------------- what answers a shape
+
+    def answers(self, shape: Shape) -> Bools:
+        """By kind, whether such a device answers; as `Kind.rank`."""
+        found = self._answers.get(shape.device_asked)
+        if found is None or len(found) != len(self.kinds):
+            if len(self._answers) >= RANKS_MAX:
+                self._answers.clear()
+            found = np.array([kind.rank(shape) > 0 for kind in self.kinds], np.bool_)
+            self._answers[shape.device_asked] = found
+        return found
+
+    def needs(self, shape: Shape) -> Ints:
+        """By kind, what one replica takes of such a device; as `Kind.need`."""
+        key = (shape.mode, shape.compute_percent, shape.share_mib)
+        found = self._needs.get(key)
+        if found is None or len(found) != len(self.kinds):
+            if len(self._needs) >= RANKS_MAX:
+                self._needs.clear()
+            found = self._needs[key] = np.array([kind.need(shape) for kind in self.kinds], np.int64)
+        return found
+
+    def answers_of(self, shapes: Sequence[Shape]) -> Bools:
+        """`answers` of many: a row a shape."""
+        found: Bools = self._rows_of(shapes, lambda shape: shape.device_asked, self.answers, np.bool_)
+        return found
+
+    def needs_of(self, shapes: Sequence[Shape]) -> Ints:
+        """`needs` of many: a row a shape."""
+        found: Ints = self._rows_of(
+            shapes, lambda shape: (shape.mode, shape.compute_percent, shape.share_mib), self.needs, np.int64
+        )
+        return found
+
+    def _rows_of(
+        self, shapes: Sequence[Shape], key_of: Callable[[Shape], object], row_of: Callable[[Shape], Any], dtype: Any
+    ) -> Any:
+        """Most ask as others do: each way of asking is looked up once."""
+        at: dict[object, int] = {}
+        rows: list[Any] = []
+        places: list[int] = []
+        for shape in shapes:
+            key = key_of(shape)
+            place = at.get(key)
+            if place is None:
+                place = at[key] = len(rows)
+                rows.append(row_of(shape))
+            places.append(place)
+        return np.array(rows, dtype).reshape(len(rows), len(self.kinds))[places]
+
+    def holds(self, shape: Shape) -> Bools:
+        """By type, whether the devices of such a host, when it is empty, answer and are enough."""
+        key = (shape.device_asked, shape.count)
+        found = self._holds.get(key)
+        if found is None or len(found) != len(self.types):
+            if len(self._holds) >= RANKS_MAX:
+                self._holds.clear()
+            answers = self.answers(shape)
+            found = self._holds[key] = np.array(
+                [bool(kind.kinds) and kind.gpus >= shape.count and bool(answers[kind.kinds[0]]) for kind in self.types],
+                np.bool_,
+            )
+        return found
+
     # ------------------------------------------------------------------------------------ keeping up
 
     def __len__(self) -> int:
@@ -224,7 +304,6 @@ class HostTable:
             return
         if not touched:
             return
-        self.changes += 1
         hosts, row_of = self.fleet.hosts, self.row_of
         new = []
         for num in sorted(touched) if len(touched) > 1 else touched:
@@ -265,6 +344,11 @@ class HostTable:
     def _close(self, row: int) -> None:
         """Nobody fits on this row."""
         self.cells[:, row] = [-1, -1, 0, *self._is[row], 0, *[NO_ROOM] * self.width]
+        self._mark(row)
+
+    def _mark(self, row: int) -> None:
+        self._written[self.changes % WRITTEN_KEPT] = row
+        self.changes += 1
         self.changed[row] = self.changes
 
     def _write(self, row: int, host: Host) -> None:
@@ -284,7 +368,7 @@ class HostTable:
         if self.note is not None:
             cells[NOTE] = self.note(cells)
         self.cells[:, row] = cells
-        self.changed[row] = self.changes
+        self._mark(row)
         if modes is not None:
             for slot, device in host.shared.items():
                 self.modes |= 1 << device.mode
@@ -373,7 +457,7 @@ class Ask:
         ):
             width = range(table.width)
             self.masks = np.array([[bool(fit.mask >> slot & 1) for fit in found] for slot in width], np.bool_)
-        self.needs = tuple(kind.need(shape) for kind in table.kinds)
+        self.needs = tuple(table.needs(shape).tolist())
         self.kinds = len(table.kinds)
         # the kind of the first slot that answers, by class
         self.kinds_asked: Ints = np.array(

@@ -35,9 +35,11 @@ HUGE: Final = 1 << 40
 SLOT_BITS: Final = 6
 #: tables for so many different shares are kept
 SHARES_MAX: Final = 128
-#: and for so many numbers of whole devices
-COUNTS_MAX: Final = 8
-#: and so many parts of the tables as lists, 6 KiB each
+#: that take no more than so many bytes
+SHARES_BYTES_MAX: Final = 128 << 20
+#: kinds times levels times rooms; beyond it only every second, third … of the demands for processors is told apart
+CELLS_MAX: Final = 1 << 19
+#: so many parts of the tables as lists, 6 KiB each
 LINES_MAX: Final = 1_024
 
 
@@ -55,31 +57,34 @@ class Waste:
         self.weight = sum(weight for _, weight in weighed) or 1
         self.generation = (table.generation, len(table.kinds))
         with_gpu = [(shape, weight) for shape, weight in weighed if shape.mode != NO_GPU]
-        self.thresholds: Ints = np.array(sorted({shape.cpu_milli for shape, _ in with_gpu}.union(besides)), np.int64)
-        kinds, levels = len(table.kinds) or 1, len(self.thresholds) + 1
-        self.levels = levels
+        demands = sorted({shape.cpu_milli for shape, _ in with_gpu}.union(besides))
+        kinds = len(table.kinds) or 1
+        told_apart = max(1, CELLS_MAX // (kinds * ROOMS) - 1)
+        self.thresholds: Ints = np.array(demands[:: max(1, -(-len(demands) // told_apart))], np.int64)
+        levels = self.levels = len(self.thresholds) + 1
+        self._free = 1 + min(FREE_MAX, table.width)  # numbers of free devices that a host may have
         fits = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the least room that will do
         several = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the number of devices
-        level_of = {int(cpu): level + 1 for level, cpu in enumerate(self.thresholds)}
-        for shape, weight in with_gpu:
-            level = level_of[shape.cpu_milli]
-            for kind in table.kinds:
-                if kind.rank(shape):
-                    fits[kind.index, level, kind.need(shape)] += weight
-                    if shape.count > 1:
-                        several[kind.index, level, shape.count] += weight
-        served = fits.cumsum(1).cumsum(2)  # weight that a device with so much room serves
-        room = np.arange(ROOMS)
+        shapes = [shape for shape, _ in with_gpu]
+        weights = np.array([weight for _, weight in with_gpu], np.int64)
+        level = self.level(np.array([shape.cpu_milli for shape in shapes], np.int64))
+        devices = np.array([shape.count for shape in shapes], np.int64)
+        who, kind = table.answers_of(shapes).nonzero()
+        np.add.at(fits, (kind, level[who], table.needs_of(shapes)[who, kind]), weights[who])
+        more = devices[who] > 1
+        who, kind = who[more], kind[more]
+        np.add.at(several, (kind, level[who], devices[who]), weights[who])
         idle = idle_after(fits.sum(1)[:, :NO_ROOM], self.weight, ahead)
-        self._of_mix: Ints = room * (served[:, -1:] - served)
+        self._of_mix = _unserved(fits, None)
         self._of_mix[:, :, :NO_ROOM] += idle[:, None]
         self._of_mix[:, :, NO_ROOM] = 0
         # of those it serves, requests for more devices than are free find none of them of use
-        self._short_of_mix = _short_of(several)
+        self._short_of_mix = _short_of(several, self._free)
         self._lack(self._short_of_mix)
         self.stride = levels * ROOMS
         self._shares: dict[tuple[int, ...], Ints] = {}
-        self._wholes: dict[int, Ints] = {}
+        self._weighed: Ints | None = None
+        self.cells_made = 0  # of tables for shares, so far
         self._lines: dict[int, tuple[list[int], list[int]]] = {}
         self._demands: list[int] = self.thresholds.tolist()
         self._use(self._of_mix)
@@ -90,33 +95,42 @@ class Waste:
         `needs` is what they take by kind and request, `NO_ROOM` of a kind that does not answer. In place of those that
         were told before.
         """
-        fits = np.zeros_like(self._of_mix)
-        levels = self.thresholds.searchsorted(cpus, side="right")
+        # by the levels alone at which one of them begins to fit: between those all is as below
+        begins, at = np.unique(self.level(cpus), return_inverse=True)
+        above = begins.searchsorted(np.arange(self.levels), side="right")
+        fits = np.zeros((len(self._of_mix), len(begins), ROOMS), np.int64)
+        several = np.zeros_like(fits)
         for kind, need in enumerate(needs):
-            np.add.at(fits[kind], (levels, need), weights)
+            np.add.at(fits[kind], (at, need), weights)
+            there = (counts > 1) & (need != NO_ROOM)
+            np.add.at(several[kind], (at[there], counts[there]), weights[there])
+        if self._weighed is None:
+            self._weighed = np.empty_like(self._of_mix)
+        more = _unserved(fits, int(weights.sum()))
+        more[:, :, NO_ROOM] = 0
+        np.take(_from_none(more, int(weights.sum())), above, 1, self._weighed, "clip")
+        self._weighed += self._of_mix
+        self._use(self._weighed)
         if (counts > 1).any():
-            several = np.zeros_like(fits)
-            for kind, need in enumerate(needs):
-                there = (counts > 1) & (need != NO_ROOM)
-                np.add.at(several[kind], (levels[there], counts[there]), weights[there])
-            self._lack(self._short_of_mix + _short_of(several))
-        room = np.arange(ROOMS)
-        room[NO_ROOM] = 0
-        self._use(self._of_mix + room * (int(weights.sum()) - fits.cumsum(1).cumsum(2)))
+            short = np.zeros((len(fits), len(begins) + 1, ROOMS), np.int64)
+            short[:, 1:] = _short_of(several, self._free)
+            self._lack(self._short_of_mix + short.take(above, 1))
 
     def _lack(self, short: Ints) -> None:
         self.short: Ints = short
         self.shortens = bool(short.any())  # whether anybody asks for several devices
         self.short_flat = short.ravel()
         # by what the lack of free devices changes when a sharer takes one of them, shifted as in `after_share`
-        self.taken: Ints = np.diff(short, axis=2, prepend=short[:, :, :1]).ravel() * -1 << SLOT_BITS
+        taken = np.zeros_like(short)
+        among = short[:, :, : self._free]
+        taken[:, :, 1 : self._free] = among[:, :, :-1] - among[:, :, 1:] << SLOT_BITS
+        self.taken: Ints = taken.ravel()
 
     def _use(self, waste: Ints) -> None:
         self.waste: Ints = waste
         self.flat = waste.ravel()
         self.of_whole = self.flat[100:]  # of a device that is wholly free
         self._shares.clear()
-        self._wholes.clear()
         self._lines.clear()
 
     def level(self, cpu: Ints) -> Ints:
@@ -165,24 +179,19 @@ class Waste:
         """
         found = self._shares.get(needs)
         if found is None:
-            if len(self._shares) >= SHARES_MAX:
+            if len(self._shares) >= SHARES_MAX or len(self._shares) * self.waste.nbytes >= SHARES_BYTES_MAX:
                 self._shares.clear()
-            found = np.full_like(self.waste, HUGE)
-            for kind in range(len(needs)):
-                need = needs[kind]
-                found[kind, :, need:NO_ROOM] = self.waste[kind, :, : NO_ROOM - need] - self.waste[kind, :, need:NO_ROOM]
-            found = self._shares[needs] = found.ravel() << SLOT_BITS
-        return found
-
-    def without_whole(self, count: int) -> Ints:
-        """What waste is less by when so many free devices are taken, by how many are free: at least so many."""
-        found = self._wholes.get(count)
-        if found is None:
-            if len(self._wholes) >= COUNTS_MAX:
-                self._wholes.clear()
-            less = np.zeros_like(self.short)
-            less[:, :, count:] = count * self.waste[:, :, 100:101] - self.short[:, :, :-count]
-            found = self._wholes[count] = less.ravel()
+            self.cells_made += self.waste.size
+            made = np.empty_like(self.waste)
+            alike = len(set(needs)) == 1
+            for kind in [slice(None)] if alike else [slice(kind, kind + 1) for kind in range(len(needs))]:
+                need, waste = needs[kind.start or 0], self.waste[kind]
+                change = made[kind, :, need:NO_ROOM]
+                np.subtract(waste[:, :, : NO_ROOM - need], waste[:, :, need:NO_ROOM], out=change)
+                change <<= SLOT_BITS
+                made[kind, :, :need] = HUGE << SLOT_BITS
+            made[:, :, NO_ROOM] = HUGE << SLOT_BITS
+            found = self._shares[needs] = made.ravel()
         return found
 
     def held_bytes(self) -> int:
@@ -194,16 +203,42 @@ class Waste:
             *([] if self.short is self._short_of_mix else [self._short_of_mix]),
             self.taken,
             *self._shares.values(),
-            *self._wholes.values(),
         ]
         return sum(int(array.nbytes) for array in arrays) + len(self._lines) * (ROOMS + FREE_MAX) * 36
 
 
-def _short_of(several: Ints) -> Ints:
-    """What of free devices is too few for requests for more, by how many are free; given their weight by devices."""
-    longer = several.cumsum(1)
-    longer = longer.sum(2, keepdims=True) - longer.cumsum(2)
-    found: Ints = 100 * np.arange(ROOMS) * longer
+def _unserved(fits: Ints, total: int | None) -> Ints:
+    """What is of no use to others than those served, of a device by kind, level and room: percent times their weight.
+
+    `fits` is the weight by the least that will do, and is written over; `total` all their weight, None for what is
+    served at the highest level.
+    """
+    np.cumsum(fits, 1, out=fits)
+    np.cumsum(fits, 2, out=fits)
+    found: Ints = (fits[:, -1:] if total is None else total) - fits
+    found *= np.arange(ROOMS)
+    return found
+
+
+def _from_none(more: Ints, total: int) -> Ints:
+    """With a lowest level, where nobody is served."""
+    room = np.arange(ROOMS)
+    room[NO_ROOM] = 0
+    found = np.empty((len(more), more.shape[1] + 1, ROOMS), np.int64)
+    found[:, 0], found[:, 1:] = room * total, more
+    return found
+
+
+def _short_of(several: Ints, free: int) -> Ints:
+    """What of free devices is too few for requests for more, by how many are free; given their weight by devices.
+
+    `free` is the numbers of free devices that a host may have.
+    """
+    found = np.zeros_like(several)
+    if several.any():
+        longer = several[:, :, :free].cumsum(1)
+        every = several.sum(2).cumsum(1)
+        found[:, :, :free] = 100 * np.arange(free) * (every[:, :, None] - longer.cumsum(2))
     return found
 
 
@@ -212,12 +247,12 @@ def idle_after(takes: Ints, weight: int, ahead: int) -> Ints:
 
     `takes` is the weight of the requests that take so many percent, by kind; who does not fit goes elsewhere.
     """
-    room = np.arange(takes.shape[1])
-    taken = room[:, None] - room
-    passing = takes[:, np.maximum(taken, 0)] * (taken > 0)  # from this room to that one
     stays = weight - takes.cumsum(1)
-    passing[:, room, room] = stays
-    idle: Ints = room * stays
+    idle: Ints = np.arange(takes.shape[1]) * stays
+    needs = [need for need, taken in enumerate(takes.sum(0).tolist()) if need and taken]
     for _ in range(ahead):
-        idle = (passing @ idle[:, :, None])[:, :, 0] // weight
+        after = stays * idle
+        for need in needs:  # from a room to the one that is so much less
+            after[:, need:] += takes[:, need, None] * idle[:, :-need]
+        idle = after // weight
     return idle
