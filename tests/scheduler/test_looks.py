@@ -103,6 +103,12 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
         return foresight.explained("t", "behind").get("starts_unknown")
 
     assert told(look_ahead(drive)) == "how long 1 of what starts before it will take is not known"
+    plan = planned(drive, {"gpu": {}})
+    assert plan.waiting is not None
+    assert (plan.starts, plan.waiting["starts_unknown"]) == (
+        "unknown",
+        "how long 1 of what starts before it will take is not known",
+    )
     monkeypatch.setattr(forecasts, "JOBS_MAX", 0)
     assert told(look_ahead(drive)) == "more waits before it than can be looked ahead"
     drive.run_out("w0")

@@ -21,7 +21,7 @@ from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import LEVEL_OF, MODE_NAMES, Act
 from moorage.scheduler.core.state import Job
 from moorage.scheduler.whatif.child import ask, ask_all
-from moorage.scheduler.whatif.future import Future, waits
+from moorage.scheduler.whatif.future import Future, waits, why_unknown
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 from moorage.scheduler.whatif.play import Held
 from moorage.schemas.codec import canonical
@@ -281,6 +281,9 @@ class _Plan(Future):
         found = self.started.get(key)
         planned.starts = "unknown" if found is None else "later"
         planned.preempts = self._preempts
+        why = why_unknown(self.unknown_runs, self.unknown_starts, cut=self.cut)
+        if planned.waiting is not None and found is None and why:
+            planned.waiting["starts_unknown"] = why
         if found is not None:
             planned.in_ms, planned.on = {"p50_ms": found.in_ms, "runs": found.runs}, found.worker
 
