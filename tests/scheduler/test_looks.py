@@ -8,6 +8,7 @@ import pytest
 
 from moorage.scheduler.foresight import FORECAST_KEPT_MS, FORECAST_SHARE, Foresight
 from moorage.scheduler.whatif import forecast as forecasts
+from moorage.scheduler.whatif import future
 from moorage.scheduler.whatif.forecast import Forecast
 from moorage.scheduler.whatif.looks import LOOKS, Band, Outcome, band, middle, part_of, somewhere_in
 from tests.scheduler.driving import Driving
@@ -76,7 +77,8 @@ def test_a_plan_at_the_end_of_a_long_queue_says_as_much() -> None:
     assert told.starts == "later"
 
 
-def test_when_a_drained_host_is_empty_is_when_the_last_of_what_runs_there_ends() -> None:
+def test_when_a_drained_host_is_empty_is_when_the_last_of_what_runs_there_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(future, "CPU_S_MAX", 0.0)  # however long a queue there is, no look has to go through it
     drive = Driving()
     drive.worker("w0", 8)
     learned(drive, SHORT_OR_LONG)
@@ -101,6 +103,12 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
         return foresight.explained("t", "behind").get("starts_unknown")
 
     assert told(look_ahead(drive)) == "how long 1 of what starts before it will take is not known"
+    plan = planned(drive, {"gpu": {}})
+    assert plan.waiting is not None
+    assert (plan.starts, plan.waiting["starts_unknown"]) == (
+        "unknown",
+        "how long 1 of what starts before it will take is not known",
+    )
     monkeypatch.setattr(forecasts, "JOBS_MAX", 0)
     assert told(look_ahead(drive)) == "more waits before it than can be looked ahead"
     drive.run_out("w0")

@@ -163,6 +163,8 @@ def _starts(data: dict[str, Any]) -> str:
         return f"{data['replicas_now']} of {data['replicas']} replicas now; the rest: {waits(rest)}"
     if data["starts"] == "later":
         return f"{starts({'starts': data['in_ms']})}, on {data['on']}"
+    if data["starts"] == "unknown" and (why := (data.get("waiting") or {}).get("starts_unknown")):
+        return f"not now; unknown when: {why}"
     words = {"now": "now", "unknown": "not now, and nobody knows when", "never": "never on this fleet"}
     return words.get(data["starts"], str(data["starts"]))
 

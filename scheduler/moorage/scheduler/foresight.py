@@ -24,7 +24,7 @@ from moorage.scheduler.core.state import Job
 from moorage.scheduler.question_queue import RoundRobin, overloaded
 from moorage.scheduler.whatif.child import FAILED, Children
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
-from moorage.scheduler.whatif.future import waits
+from moorage.scheduler.whatif.future import waits, why_unknown
 from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
 from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import explain_decode_error
@@ -266,12 +266,8 @@ class Foresight:
 
 def _unknown(known: Forecast) -> dict[str, Any]:
     """Why a forecast says nothing of a job that it looked at."""
-    if known.unknown_runs:
-        return {"starts_unknown": f"how long {known.unknown_runs} of what runs will take is not known"}
-    if known.unknown_starts:
-        who = f"{known.unknown_starts} of what starts before it"
-        return {"starts_unknown": f"how long {who} will take is not known"}
-    return {"starts_unknown": "more waits before it than can be looked ahead"} if known.cut else {}
+    why = why_unknown(known.unknown_runs, known.unknown_starts, cut=known.cut)
+    return {"starts_unknown": why} if why else {}
 
 
 def _gist(data: dict[str, Any]) -> tuple[Any, ...]:

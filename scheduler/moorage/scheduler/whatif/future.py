@@ -181,6 +181,15 @@ class Future(Play):
         self.cut = True
 
 
+def why_unknown(runs: int, starts: int, *, cut: bool) -> str:
+    """Why a look ahead found no start: by what nobody knows of what runs, or of what starts, or by its own bound."""
+    if runs:
+        return f"how long {runs} of what runs will take is not known"
+    if starts:
+        return f"how long {starts} of what starts before it will take is not known"
+    return "more waits before it than can be looked ahead" if cut else ""
+
+
 def waits(job: Job) -> bool:
     """Whether any of its replicas is still in the queue."""
     return any(replica.state == QUEUED for replica in job.replicas)

@@ -21,8 +21,9 @@ from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import LEVEL_OF, MODE_NAMES, Act
 from moorage.scheduler.core.state import Job
 from moorage.scheduler.whatif.child import ask, ask_all
-from moorage.scheduler.whatif.future import Future, waits
+from moorage.scheduler.whatif.future import Future, waits, why_unknown
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
+from moorage.scheduler.whatif.play import Held
 from moorage.schemas.codec import canonical
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Accepted, Device, Hello, Join
@@ -280,22 +281,29 @@ class _Plan(Future):
         found = self.started.get(key)
         planned.starts = "unknown" if found is None else "later"
         planned.preempts = self._preempts
+        why = why_unknown(self.unknown_runs, self.unknown_starts, cut=self.cut)
+        if planned.waiting is not None and found is None and why:
+            planned.waiting["starts_unknown"] = why
         if found is not None:
             planned.in_ms, planned.on = {"p50_ms": found.in_ms, "runs": found.runs}, found.worker
 
     def _empty(self, planned: Planned) -> None:
-        """After how many ms each drained worker holds nothing; None where nobody knows."""
+        """After how many ms each drained worker holds nothing; None where nobody knows.
+
+        Nothing new is placed there, so the last end of what it holds tells, and the queue need not be played: on a
+        large fleet no look comes so far.
+        """
+        self.settle()
         workers = [self.engine.state.workers[name] for name in self._asked.drain]
-        empty: dict[str, int | None] = {}
-
-        def all_empty() -> bool:
-            for worker in workers:
-                if not worker.members:
-                    empty.setdefault(worker.id, self.time_ms - self.began_ms)
-            return len(empty) == len(workers)
-
-        self.pass_time(all_empty)
-        planned.empty = {worker.id: empty.get(worker.id) for worker in workers}
+        ends_ms = self.ends_ms()
+        held: dict[str, list[Held]] = {}
+        for each in self.held.values():
+            held.setdefault(each.worker, []).append(each)
+        planned.empty = {}
+        for worker in workers:
+            ends = [ends_ms.get(each.name, -1) for each in held.get(worker.id, ())]
+            is_known = len(ends) == len(worker.members) and min(ends, default=0) >= 0
+            planned.empty[worker.id] = max(ends, default=self.began_ms) - self.began_ms if is_known else None
 
 
 def _concerned(jobs: list[Job], tenant: str) -> dict[str, Any]:

@@ -165,6 +165,10 @@ class Play:
         if runs_ms is not None:
             heappush(self._ends, (self.time_ms + runs_ms, next(self._order), held.name))
 
+    def ends_ms(self) -> dict[MemberName, int]:
+        """When those that end do so first, in ledger time."""
+        return {name: at_ms for at_ms, _, name in sorted(self._ends, reverse=True)}
+
     def _finish(self, held: Held, code: int, why: str) -> None:
         del self.held[held.name]
         self.on_left(held)
