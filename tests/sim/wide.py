@@ -124,8 +124,11 @@ class WideCallers(Callers):
     async def _submit_again(self, tenant: str, job: str) -> None:
         body = {key: value for key, value in self._judge.requests[(tenant, job)].items() if key != "if_seq"}
         answer = await self.ask(SUBJECTS.api(tenant, "submit"), body)
-        if answer.get("code") != "conflict":  # of a later restore: that ledger knows it, with its condition
-            self._judge.answered(tenant, job, body, answer)
+        if answer.get("code") == "conflict":  # of a later restore: that ledger knows it, with its condition
+            return
+        self._judge.answered(tenant, job, body, answer)
+        if answer.get("kind") == "error":  # such as for a limit that is in force again: its sender is told so
+            self._judge.accepted.discard((tenant, job))
 
     async def _submit(self, tenant: str, job: str, body: dict[str, Any]) -> None:
         if self._rng.random() < BATCHED:
