@@ -90,18 +90,17 @@ class WideWorld(World):
         await self.followers.close()
 
     async def _until_over(self) -> None:
-        self._give_up_kept()
         await super()._until_over()
         await self.followers.until_ends()
 
-    def _give_up_kept(self) -> None:
+    def give_up_kept(self) -> None:
         """What an operator does for jobs that wait for a machine which is another one now."""
         for tenant, job in sorted(self.judge.accepted):
             known = self.judge.state.job(tenant, job)
             if known is not None and any(replica.state == LOST_KEPT for replica in known.replicas):
                 self.ask_admin("requeue", {"tenant": tenant, "job": job, "by": "sim"})
         if self.did["reinstall"]:
-            self.later(GIVE_UP_EVERY_S, self._give_up_kept)
+            self.later(GIVE_UP_EVERY_S, self.give_up_kept)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         self.accidents.spawn(work)
@@ -125,8 +124,11 @@ class WideCallers(Callers):
     async def _submit_again(self, tenant: str, job: str) -> None:
         body = {key: value for key, value in self._judge.requests[(tenant, job)].items() if key != "if_seq"}
         answer = await self.ask(SUBJECTS.api(tenant, "submit"), body)
-        if answer.get("code") != "conflict":  # of a later restore: that ledger knows it, with its condition
-            self._judge.answered(tenant, job, body, answer)
+        if answer.get("code") == "conflict":  # of a later restore: that ledger knows it, with its condition
+            return
+        self._judge.answered(tenant, job, body, answer)
+        if answer.get("kind") == "error":  # such as for a limit that is in force again: its sender is told so
+            self._judge.accepted.discard((tenant, job))
 
     async def _submit(self, tenant: str, job: str, body: dict[str, Any]) -> None:
         if self._rng.random() < BATCHED:
@@ -266,3 +268,4 @@ class WideAccidents(Accidents):
                 self.world.hosts[name] = whole
                 self.world.processes[name].kill()
         super().heal()
+        self.world.give_up_kept()
