@@ -9,9 +9,11 @@ import socket
 import urllib.request
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moorage.cli import metrics
+from moorage.client import AsyncClient
 from moorage.schemas.cells import STATES
 from moorage.schemas.operate import Limit, TenantRow
 from tests.cli.node import Lines, Node, node_on, start
@@ -91,6 +93,22 @@ async def test_how_long_jobs_waited_is_a_histogram_by_gpus_and_by_tenant(node: N
     assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="+Inf") == 2
     assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="600") == 2
     assert 0 <= total(after, "moorage_tenant_wait_seconds_sum", tenant=unique) < 600
+
+
+async def test_scrapes_that_come_close_together_cost_the_leader_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    async def ask(client: AsyncClient) -> tuple[None, list[TenantRow]]:
+        asked.append(client)
+        return None, []
+
+    monkeypatch.setattr(metrics, "_ask", ask)
+    scraped = metrics._Scraped(AsyncClient("nats://127.0.0.1:1"))
+    both = await asyncio.gather(scraped._read(), scraped._read())
+    assert (len(asked), both[0]) == (1, both[1])
+    monkeypatch.setattr(metrics, "FRESH_S", 0.0)
+    await scraped._read()
+    assert len(asked) == 2, "an old answer serves nobody"
 
 
 async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> None:

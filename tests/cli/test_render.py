@@ -11,6 +11,7 @@ import pytest
 from moorage.cli.console import plain, say, tell, tell_error
 from moorage.cli.fields import filled
 from moorage.cli.fleet import model_words, packed
+from moorage.cli.jobs import why_of
 from moorage.cli.render import Rows, age, facts, ordinal, table, waits
 from moorage.cli.screen import Screen, cut
 from moorage.client.errors import Rejected
@@ -263,3 +264,24 @@ def test_no_row_is_wider_than_a_terminal_with_room_for_a_few_letters(
     assert max(map(len, table(["JOB", "STATE", "WHY"], rows, stream=Terminal()).splitlines())) <= columns
     text = Rows(["JOB", "STATE", "WHY"], stream=Terminal()).line(rows[0])
     assert max(map(len, text.splitlines())) <= columns
+
+
+def test_an_error_has_at_most_three_fixes_each_once(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_error(problem("not-found", "no such job"), ("one", "two", "one", "", "three", "four"))
+    fixes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fix:")]
+    assert fixes == ["fix: one", "fix: two", "fix: three"]
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "by", "said", "told"),
+    [
+        ("FAILED", "exit", "worker", "", "exit"),
+        ("QUEUED", "", "", "", "-"),
+        ("ACCEPTED", "", "tenant:acme", "ana", "-"),
+        ("CANCELLING", "enough", "tenant:acme", "ana", "enough (tenant:acme, said ana)"),
+        ("ENDING", "drain", "operator", "", "drain (operator)"),
+        ("CANCELLING", "", "operator", "ben", "(operator, said ben)"),
+    ],
+)
+def test_whose_act_it_was_stands_behind_the_reason(state: str, why: str, by: str, said: str, told: str) -> None:
+    assert why_of(state, why, by, said) == told

@@ -33,6 +33,8 @@ from moorage.client import (
     Step,
     Task,
 )
+from moorage.client.job import TAIL_LINES
+from moorage.client.listening import FLEET_FRAMES_MAX
 from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
@@ -465,3 +467,28 @@ async def test_gathered_jobs_succeed_together_or_raise_the_first_failure() -> No
         with pytest.raises(JobFailed) as failed:
             await moorage.gather(good, bad, good)
         assert (failed.value.job, failed.value.exit_code) == (bad.id, 3)
+
+
+@in_virtual_time
+async def test_a_failure_carries_the_last_lines_of_its_output_and_no_more() -> None:
+    lines = [f"line {number}\n" for number in range(1000)]
+    async with AsyncClient(transport=SimFleet("1xH100", script=lambda _: Ran(1, "".join(lines)))) as moorage:
+        for failing in (moorage.run(["x"]), (await moorage.submit(["x"])).result()):
+            with pytest.raises(JobFailed) as failed:
+                await failing
+            assert failed.value.log_tail.splitlines() == [line.rstrip() for line in lines[-TAIL_LINES:]]
+
+
+@in_virtual_time
+async def test_who_reads_the_fleet_slowly_gets_only_its_newest_frames() -> None:
+    loop = asyncio.get_running_loop()
+    async with AsyncClient(transport=SimFleet("1xH100")) as moorage:
+        frames = moorage.fleet_frames()
+        await anext(frames)
+        await asyncio.sleep(60.2)  # between two frames
+        now_s = loop.time()
+        waiting = [await anext(frames) for _ in range(FLEET_FRAMES_MAX)]
+        assert loop.time() == now_s, "they were there"
+        await anext(frames)
+        assert loop.time() > now_s, "and no more than those"
+        assert waiting[-1].ledger >= waiting[0].ledger

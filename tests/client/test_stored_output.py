@@ -13,7 +13,7 @@ import pytest
 
 from moorage.cli.progress import Progress
 from moorage.cli.run import tell_missing
-from moorage.client import output
+from moorage.client import SimulatedClock, output
 from moorage.client.client import AsyncClient
 from moorage.client.errors import NoOutput, Overloaded
 from moorage.client.output import Captured
@@ -219,12 +219,14 @@ def test_it_waits_its_turn_where_too_much_is_asked() -> None:
     async def scenario() -> None:
         source = Keeping(b"hello")
         source.written, source.is_over = 5, True
-        source.refusals = [Overloaded(problem("overloaded", "busy", retry_after_s=0.001)) for _ in range(3)]
+        source.refusals = [Overloaded(problem("overloaded", "busy", retry_after_s=2.5)) for _ in range(3)]
         joiner = joiner_on(source)
         assert [each.text async for each in joiner.kept(0, 1)] == ["hello"]
         assert joiner.trouble is None
 
-    asyncio.run(scenario())
+    clock = SimulatedClock()
+    clock.run(scenario())
+    assert clock.now_s == 7.5, "as long as the worker said, each time"
 
 
 def test_a_tail_is_the_last_lines_of_what_was_said_before() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
@@ -55,7 +55,7 @@ def audit(
         if standing and not quick:
             await asyncio.sleep(APART_S)
             answer = await client.operate("audit")
-            standing = {key: row for key, row in drift_of(answer.data).items() if key in standing}
+            standing = in_both(standing, drift_of(answer.data))
         drift = list(standing.values())
         frame = _frame(answer, drift)
         if not options.shown(frame, drift):
@@ -81,7 +81,7 @@ async def _watch(client: AsyncClient, options: RowOptions) -> int:
         await asyncio.sleep(APART_S)
         answer = await client.operate("audit")
         found = drift_of(answer.data)
-        now = {key: row for key, row in found.items() if key in seen}
+        now = in_both(seen, found)
         changes = [{**row, "change": "comes"} for key, row in now.items() if key not in standing]
         changes += [{**row, "change": "goes"} for key, row in standing.items() if key not in now]
         if changes and not options.shown(_frame(answer, changes), changes):
@@ -98,6 +98,11 @@ def _frame(answer: Answer, drift: list[dict[str, Any]]) -> dict[str, Any]:
 def drift_of(data: dict[str, Any]) -> dict[_Key, dict[str, Any]]:
     """Rows by what makes them the same in two looks; memory and the like may change."""
     return {(row["worker"], row["kind"], row.get("member", "")): row for row in data["drift"]}
+
+
+def in_both(before: Container[_Key], now: dict[_Key, dict[str, Any]]) -> dict[_Key, dict[str, Any]]:
+    """The rows of a look that the one before it had, too: what was on its way then has come, or is no drift yet."""
+    return {key: row for key, row in now.items() if key in before}
 
 
 def _tell_silent(data: dict[str, Any]) -> None:

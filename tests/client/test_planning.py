@@ -1,0 +1,35 @@
+"""What a plan is asked, from what a caller says."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorage.client import Rejected
+from moorage.client.planning import plan_arguments
+
+
+def test_hosts_alike_are_one_entry_with_how_many_there_are() -> None:
+    asked = plan_arguments(None, (), "2x8xH100+1x4xL40S+1x8xH100", None, None)
+    assert [(entry["count"], len(entry["devices"])) for entry in asked["add"]] == [(3, 8), (1, 4)]
+
+
+def test_a_share_is_a_weight_or_that_and_gpus_of_its_own() -> None:
+    asked = plan_arguments(None, ("n07",), None, {"acme": 16}, {"acme": 3, "vision": (2, 8)})
+    assert asked == {
+        "drain": ["n07"],
+        "add": [],
+        "quota": {"acme": 16},
+        "share": {"acme": {"weight": 3}, "vision": {"weight": 2, "gpus": 8}},
+    }
+    assert plan_arguments(b"{}", (), None, 4, None) == {"drain": [], "add": [], "quota": 4, "request": {}}
+
+
+@pytest.mark.parametrize("add", ["lots", "2000x8xH100"])
+def test_what_is_no_host_is_refused(add: str) -> None:
+    with pytest.raises(Rejected):
+        plan_arguments(None, (), add, None, None)
+
+
+def test_a_plan_of_nothing_is_refused() -> None:
+    with pytest.raises(Rejected, match="nothing to plan"):
+        plan_arguments(None, (), None, None, None)
