@@ -98,9 +98,9 @@ async def test_how_long_jobs_waited_is_a_histogram_by_gpus_and_by_tenant(node: N
 async def test_scrapes_that_come_close_together_cost_the_leader_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    async def ask(client: AsyncClient) -> tuple[None, list[TenantRow]]:
+    async def ask(client: AsyncClient) -> tuple[None, list[TenantRow], dict[str, Any]]:
         asked.append(client)
-        return None, []
+        return None, [], {}
 
     monkeypatch.setattr(metrics, "_ask", ask)
     scraped = metrics._Scraped(AsyncClient("nats://127.0.0.1:1"))
