@@ -67,7 +67,7 @@ async def test_a_job_runs_its_script_on_its_lease() -> None:
         assert [change.state for change in changes] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
         assert (changes[1].worker, len(changes[1].gpus)) == ("sim-0001", 2)
         assert result.stdout == ",".join(changes[1].gpus) + "\n"
-        assert 1000 <= changes[4].time_ms - changes[3].time_ms <= 1100
+        assert 995 <= changes[4].time_ms - changes[3].time_ms <= 1100  # its start is told up to 2 ms later
 
 
 @in_virtual_time
