@@ -25,6 +25,7 @@ from moorage.client import AsyncClient, NotPermitted, Rejected
 from moorage.schemas.roles import OPERATOR_READS
 from moorage.schemas.subjects import API_VERBS, Subjects
 from moorage.worker.supervisor.client import Supervised, SupervisorError
+from moorage.worker.supervisor.protocol import SOCKET_NAME
 from tests.cli.node import moorage
 from tests.live.stack import ANSWER_S, RealProcess, request
 from tests.sites import RunningSite, running, settled
@@ -95,10 +96,14 @@ class Everybody:
         return "\n".join(f"--- {each.log.name}\n{each.words()[-4000:]}" for each in self.processes)
 
     async def end(self) -> None:
+        state = self.folder / "w1" / "supervisor"
         for each in self.processes:
+            if each.log.name == "worker.log":  # killed now, it could have begun a supervisor that outlives the test
+                process = each.process
+                await until(lambda: process.returncode is not None or (state / SOCKET_NAME).exists())  # noqa: B023
             await each.kill()
         with contextlib.suppress(SupervisorError, OSError):
-            supervised = await Supervised.connect(self.folder / "w1" / "supervisor", spawn_if_absent=False)
+            supervised = await Supervised.connect(state, spawn_if_absent=False)
             await supervised.shutdown(0.0)
 
 
