@@ -44,6 +44,12 @@ Hear = Callable[[Event], None]
 Refresh = Callable[[], None]
 
 
+def check_permitted(subscription: Subscribed) -> None:
+    """Raises `NotPermitted` where the server has refused it, as far as is known from what was answered."""
+    if subscription.refused is not None:
+        raise NotPermitted(subscription.refused.problem)
+
+
 class Beginning:
     """What the frames have said of one job since before it was submitted. Its handle holds it until it is followed."""
 
@@ -122,8 +128,8 @@ class Feed:
 
     def check_permitted(self) -> None:
         """Raises `NotPermitted` where that is so, as far as is known from what was answered."""
-        if self._subscription is not None and self._subscription.refused is not None:
-            raise NotPermitted(self._subscription.refused.problem)
+        if self._subscription is not None:
+            check_permitted(self._subscription)
 
     # -- standing
 

@@ -120,7 +120,7 @@ class Job:
         (see `feed.CROWD`). `timeout` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`,
         `TimedOut`.
         """
-        async with Watch(self._client, self.id) as watch:
+        async with Watch(self._client, self.id, ahead=True) as watch:
             async for item in watch.follow(None if timeout is None else seconds(timeout)):
                 if isinstance(item, Event):
                     self.saw(item)
@@ -149,7 +149,7 @@ class Job:
         """
         given = 0
         if follow and attempt is None:
-            async with Watch(self._client, self.id, past=True, tail=tail, replica=replica) as watch:
+            async with Watch(self._client, self.id, past=True, tail=tail, replica=replica, ahead=True) as watch:
                 async for item in watch.follow(None if timeout is None else seconds(timeout)):
                     if isinstance(item, Piece):
                         given += 1
@@ -214,7 +214,9 @@ class Job:
         if self._request is not None:
             driver = self._request.workload.driver
             await self._client.feed.stand()
-        return Watch(self._client, self.id, output=driver not in KEEP_OUTPUT, beginning=beginning, driver=driver)
+        return Watch(
+            self._client, self.id, output=driver not in KEEP_OUTPUT, beginning=beginning, driver=driver, ahead=True
+        )
 
     async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
         """`shown` is what `show` said of a job whose request is not known here."""

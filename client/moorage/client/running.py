@@ -21,7 +21,7 @@ async def run(client: AsyncClient, request: Request, timeout_s: float) -> Result
     """Watch first, then submit, so that nothing of the output is missed. Raises as `AsyncClient.run`."""
     assert request.job is not None
     outcome, captured = Outcome(request.job), Captured()
-    async with Watch(client, request.job, past=True, request=request) as watch:
+    async with Watch(client, request.job, past=True, request=request, ahead=True) as watch:
         await client.submit(request)
         async for item in watch.follow(timeout_s):
             outcome.take(item)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import NotFound, NotPermitted, Rejected, TimedOut, Unreachable, timed_out
-from moorage.client.feed import Beginning, Feed
+from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, timed_out
+from moorage.client.feed import Beginning, Feed, check_permitted
 from moorage.client.stored_output import STREAMS, Joiner, Piece, newest_attempts
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -60,6 +60,7 @@ class Watch:
     its `events` say on which subject. Without it, the job's own subject is heard, or, if `CROWD` others are open on
     this client, the tenant's frames, once for all of them. `beginning` is what these have said of it so far: where it
     is whole, they are listened to on, and nothing needs to be asked either. `driver` is the job's where it is known.
+    `ahead` is for who asks or submits next on this client: it then waits for no round trip of its own.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Watch:
         request: Request | None = None,
         beginning: Beginning | None = None,
         driver: str = "",
+        ahead: bool = False,
     ) -> None:
         if tail is not None and not past:
             raise TypeError("tail is of the output that is kept: it goes with past=True")
@@ -85,6 +87,7 @@ class Watch:
         self.shown: dict[str, Any] = {}
         self._client = client
         self._request = request
+        self._ahead = ahead
         self._beginning = beginning if beginning is not None and beginning.is_whole else None
         self._driver = driver if request is None else request.workload.driver
         self._output = output or past
@@ -106,24 +109,24 @@ class Watch:
         await self.close()
 
     async def open(self) -> None:
-        """Subscribe, on the way to what is asked next: `follow` tells if that is not permitted."""
+        """Subscribe. Raises `NotPermitted`, or `follow` does where this is `ahead` of what is asked next."""
         client, subjects = self._client, self._client.subjects
         if self._beginning is not None and client.feed.is_refused:
             self._beginning = None
         together = client.crowded if self._request is None else self._request.events == "tenant"
+        subscribe = client.subscribe_ahead if self._ahead else client.subscribe
         client.watches.add(self)
         try:
             if self._beginning is not None:
                 self._beginning.tell(self._hear)
-                await self._hear_tenant()
-            elif together:
+            if together or self._beginning is not None:
                 await self._hear_tenant()
             else:
                 subject = subjects.event(client.tenant, self.job)
-                self._subscriptions.append(await client.subscribe_ahead(subject, self._on_event))
+                self._subscriptions.append(await subscribe(subject, self._on_event))
             if self._output:
                 subject = subjects.log(client.tenant, self.job, "*" if self._replica is None else self._replica)
-                self._subscriptions.append(await client.subscribe_ahead(subject, self._on_output))
+                self._subscriptions.append(await subscribe(subject, self._on_output))
         except BaseException:  # if it is cancelled here, `__aexit__` is never called
             await self.close()
             raise
@@ -239,8 +242,7 @@ class Watch:
         if self._feed is not None:
             self._feed.check_permitted()
         for subscription in self._subscriptions:
-            if subscription.refused is not None:
-                raise NotPermitted(subscription.refused.problem)
+            check_permitted(subscription)
 
     async def _past(self) -> AsyncIterator[Piece]:
         """The stored output of each replica's newest attempt; nothing if the job is yet to be submitted."""
