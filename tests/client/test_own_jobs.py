@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -67,13 +68,13 @@ async def standing(nats_url: str, unique: str) -> AsyncIterator[Loop]:
 
 async def test_the_next_jobs_results_need_no_question_and_no_subscription(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
-        link = loop.client.link
-        before = list(link._subscriptions)  # type: ignore[attr-defined]
+        link: Any = loop.client.link
+        before = list(link._subscriptions)
         for number in range(3):
             result = await loop.result(f"j{number}")
             assert (result.state, result.code, [each.rev for each in result.changes]) == ("SUCCEEDED", 0, [1, 2, 3])
             assert loop.verbs() == ["submit"]
-            assert link._subscriptions == before  # type: ignore[attr-defined]
+            assert link._subscriptions == before
 
 
 async def test_what_was_said_before_the_result_is_awaited_and_what_comes_later_is_one_story(

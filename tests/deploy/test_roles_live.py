@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,12 +100,16 @@ class Everybody:
         state = self.folder / "w1" / "supervisor"
         for each in self.processes:
             if each.log.name == "worker.log":  # killed now, it could have begun a supervisor that outlives the test
-                process = each.process
-                await until(lambda: process.returncode is not None or (state / SOCKET_NAME).exists())  # noqa: B023
+                await until(partial(_has_begun, each, state))
             await each.kill()
         with contextlib.suppress(SupervisorError, OSError):
             supervised = await Supervised.connect(state, spawn_if_absent=False)
             await supervised.shutdown(0.0)
+
+
+def _has_begun(worker: RealProcess, state: Path) -> bool:
+    """Whether its supervisor answers, or it never will."""
+    return worker.process.returncode is not None or (state / SOCKET_NAME).exists()
 
 
 @contextlib.asynccontextmanager

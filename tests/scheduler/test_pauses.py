@@ -100,15 +100,21 @@ def test_choices_that_differ_are_made_over_several_records_in_their_order() -> N
     assert min(placed[0]) > 300, "who goes first is not asked twice"
 
 
-def test_requests_that_all_differ_are_looked_for_in_vain_over_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def _requests_that_differ(count: int, monkeypatch: pytest.MonkeyPatch) -> Driving:
+    """So many, which find no room beside what runs; behind them `last`, which does."""
     monkeypatch.setattr(plan, "IN_VAIN_MAX", 80)
     drive = Driving()
     drive.checks = False
     drive.worker("w0", 2, cpu_milli=2_000)
     drive.submit("first", gpu={}, resources={"cpu_milli": 900})
-    for index in range(100):
+    for index in range(count):
         drive.offer_submit(f"j{index}", gpu={}, resources={"cpu_milli": 1_200 + index})
     drive.offer_submit("last", gpu={}, resources={"cpu_milli": 1_100}, priority=1)
+    return drive
+
+
+def test_requests_that_all_differ_are_looked_for_in_vain_over_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = _requests_that_differ(100, monkeypatch)
     most, records = 0, 0
     while drive.engine.urgent:
         drive.tick()
@@ -119,14 +125,7 @@ def test_requests_that_all_differ_are_looked_for_in_vain_over_several_records(mo
 
 
 def test_a_fleet_that_opens_all_the_time_keeps_nobody_from_being_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "IN_VAIN_MAX", 80)
-    drive = Driving()
-    drive.checks = False
-    drive.worker("w0", 2, cpu_milli=2_000)
-    drive.submit("first", gpu={}, resources={"cpu_milli": 900})
-    for index in range(200):
-        drive.offer_submit(f"j{index}", gpu={}, resources={"cpu_milli": 1_200 + index})
-    drive.offer_submit("last", gpu={}, resources={"cpu_milli": 1_100}, priority=1)
+    drive = _requests_that_differ(200, monkeypatch)
     for _ in range(12):
         drive.engine.fleet.opens()  # anywhere: who found no room is looked for again
         drive.tick()

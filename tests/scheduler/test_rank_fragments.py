@@ -304,21 +304,26 @@ def test_a_flood_of_what_nobody_has_leaves_best_fit_where_it_was_enough() -> Non
     assert ranker.choose(fleet, one, {}, frozenset()) is None
 
 
-def _many(shapes: Shapes) -> list[Shape]:
-    """Requests of which none asks for as many processors as another."""
-    return [shapes.of(request(GpuSpec(count=1 + number % 2), 1_000 + 10 * number)) for number in range(LOOK_FIRST)]
+def _many(shapes: Shapes, *rankers: Fragments) -> list[Shape]:
+    """Requests of which none asks for as many processors as another; these rankers have heard of each."""
+    many = [shapes.of(request(GpuSpec(count=1 + number % 2), 1_000 + 10 * number)) for number in range(LOOK_FIRST)]
+    for shape in many:
+        for ranker in rankers:
+            ranker.arrived(shape, 1)
+    return many
+
+
+def _six_hosts() -> Fleet:
+    fleet = Fleet()
+    for num in range(6):
+        add(fleet, worker(num, [MODELS[num % 3]] * 4, 64_000))
+    return fleet
 
 
 def test_a_large_mix_is_taken_into_use_in_parts_and_chooses_as_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragments_module, "LARGE_SHAPES", 0)
-    shapes, rankers, fleets = Shapes(), (Fragments(), Fragments()), (Fleet(), Fleet())
-    for fleet in fleets:
-        for num in range(6):
-            add(fleet, worker(num, [MODELS[num % 3]] * 4, 64_000))
-    many = _many(shapes)
-    for shape in many:
-        for ranker in rankers:
-            ranker.arrived(shape, 1)
+    shapes, rankers, fleets = Shapes(), (Fragments(), Fragments()), (_six_hosts(), _six_hosts())
+    many = _many(shapes, *rankers)
     parts = 0
     while not rankers[0].prepare(fleets[0]):
         parts += 1
@@ -327,7 +332,9 @@ def test_a_large_mix_is_taken_into_use_in_parts_and_chooses_as_in_one_go(monkeyp
     assert parts >= 5
     assert rankers[0].mix.version == 2
     for shape in many[:8]:
-        first, second = (ranker.choose(fleet, shape, {}, frozenset()) for ranker, fleet in zip(rankers, fleets))  # noqa: B905
+        first, second = (
+            ranker.choose(fleet, shape, {}, frozenset()) for ranker, fleet in zip(rankers, fleets, strict=True)
+        )
         assert first is not None
         assert second is not None
         assert (first.host.worker.num, first.mask) == (second.host.worker.num, second.mask)
@@ -340,8 +347,7 @@ def test_a_fleet_that_changes_all_the_time_keeps_nobody_from_starting(monkeypatc
     monkeypatch.setattr(fragments_module, "LARGE_SHAPES", 0)
     shapes, ranker, fleet = Shapes(), Fragments(), Fleet()
     add(fleet, worker(0, [MODELS[0]] * 2, 64_000))
-    for shape in _many(shapes):
-        ranker.arrived(shape, 1)
+    _many(shapes, ranker)
     for num in range(1, 2 * fragments_module.PARTS_MAX):
         if ranker.prepare(fleet):
             break
@@ -368,16 +374,12 @@ def test_jobs_start_once_a_large_mix_is_in_use(monkeypatch: pytest.MonkeyPatch) 
 
 def test_many_demands_for_processors_make_no_table_larger_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waste_module, "CELLS_MAX", 3 * 8 * table_module.ROOMS)
-    shapes, fleets, rankers = Shapes(), (Fleet(), Fleet()), (Fragments(), Scan())
-    for fleet in fleets:
-        for num in range(6):
-            add(fleet, worker(num, [MODELS[num % 3]] * 4, 64_000))
-    many = _many(shapes)
+    shapes, fleets, rankers = Shapes(), (_six_hosts(), _six_hosts()), (Fragments(), Scan())
+    many = _many(shapes, *rankers)
     for shape in many:
-        for ranker in rankers:
-            ranker.arrived(shape, 1)
-    for shape in many:
-        first, second = (ranker.choose(fleet, shape, {}, frozenset()) for ranker, fleet in zip(rankers, fleets))  # noqa: B905
+        first, second = (
+            ranker.choose(fleet, shape, {}, frozenset()) for ranker, fleet in zip(rankers, fleets, strict=True)
+        )
         assert (first and (first.host.worker.num, first.mask)) == (second and (second.host.worker.num, second.mask))
         if first is not None:
             for fleet in fleets:

@@ -222,11 +222,11 @@ class MemberTable:
         held, outbox = self.held, self.outbox
         for name in event.names:
             member = held.get(name)
-            if member is not None and member.phase == "starting":
+            if member is None or member.phase not in ("starting", "ending"):
+                continue
+            if member.phase == "starting":  # or else it was asked to end before its start was reported
                 member.phase = "running"
-                outbox.started(Fact("started", *name), self._now)
-            elif member is not None and member.phase == "ending":  # asked to end before its start was reported
-                outbox.started(Fact("started", *name), self._now)
+            outbox.started(Fact("started", *name), self._now)
 
     def on_ended(self, event: Ended | StartFailed) -> None:
         for name, code, reason in event.items:
