@@ -284,18 +284,21 @@ class Draft:
 
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
         """Accept a new job; returns the number that fold will give it."""
-        if not self.accepts or self.accepts[-1][0] != tenant:
-            self.accepts.append((tenant, []))  # fold counts the jobs in this order: one tenant's may stand in parts
+        accepts, size = self.accepts, len(body)
+        if accepts and accepts[-1][0] == tenant:
+            accepts[-1][1].extend((name, body, replicas, traceparent))
+        else:  # fold counts the jobs in this order: one tenant's may stand in parts
+            accepts.append((tenant, [name, body, replicas, traceparent]))
             self.bytes += len(tenant) + 8
-        self.accepts[-1][1].extend((name, body, replicas, traceparent))
         self.accepted[tenant] = self.accepted.get(tenant, 0) + 1
-        self.bytes += len(body) + len(name) + len(traceparent) + 12
-        if replicas >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
+        self.bytes += size + len(name) + len(traceparent) + 12
+        if replicas >= REPLICAS_APIECE or size >= BYTES_APIECE:
             extra = extra_of(replicas, len(body))
             self.extra[tenant] = self.extra.get(tenant, 0) + extra
             self.extra_all += extra
-        self.next_num += 1
-        return self.next_num - 1
+        num = self.next_num
+        self.next_num = num + 1
+        return num
 
     def end_session(self, worker_num: int, why: str) -> None:
         """GONE: facts of the old session are folded, but its frame numbers must not count for the next session."""

@@ -378,44 +378,48 @@ class Engine:
 
     def _take_submits(self, flight: InFlight) -> None:
         submits, draft = self._pending.submits, flight.draft
+        tenants = self.state.tenants
         while submits and not draft.full:
             event = submits[0]
             if isinstance(event, QueueRead):
                 submits.popleft()
                 self._read_through(draft, event)
-            elif self.retention.holds_up(draft, event.tenant, event.name):
+                continue
+            known = tenants.get(event.tenant)
+            job = known.jobs.get(event.name) if known is not None else None
+            if job is not None and self.retention.holds_up(draft, job):
                 return
-            else:
-                submits.popleft()
-                self._submit(flight, event)
+            submits.popleft()
+            self._submit(flight, event)
 
     def _submit(self, flight: InFlight, event: Submit) -> None:
-        draft = flight.draft
-        if event.tenant in self.fleet.named:
-            event.shape = self.shapes.asked_by(event.shape, event.tenant)
-        if event.shape.requires:
-            self.fleet.tell_apart(event.shape.requires)
+        draft, tenant, name, request, planner = flight.draft, event.tenant, event.name, event.request, self.planner
+        if tenant in self.fleet.named:
+            event.shape = self.shapes.asked_by(event.shape, tenant)
+        shape = event.shape
+        if shape.requires:
+            self.fleet.tell_apart(shape.requires)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
             self._reply_submit(flight, event, outcome)
             return
-        flight.new[(event.tenant, event.name)] = outcome
-        trace = event.trace if len(event.trace) <= TRACE_CHARS_MAX else ""
-        num = draft.accept(event.tenant, event.name, event.body, event.request.replicas, trace)
+        flight.new[(tenant, name)] = outcome
+        trace, replicas = event.trace if len(event.trace) <= TRACE_CHARS_MAX else "", request.replicas
+        num = draft.accept(tenant, name, event.body, replicas, trace)
         if outcome.stillborn is not None:
             with draft.by(outcome.by):
-                for index in range(event.request.replicas):
+                for index in range(replicas):
                     draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
         if self.state.windows:
-            self._accepting[num] = event.request
-        if self.planner.holding.reservation is not None:
-            self.planner.filling.fresh[num] = (event.tenant, event.request)
-        shape, priority = event.shape, event.request.priority
-        self.planner.placing.ranker.arrived(shape, event.request.replicas)
-        self.queue.add(priority, shape, entry(num, 0), event.tenant)
-        for index in range(1, 1 if shape.together > 1 else event.request.replicas):
-            self.queue.add(priority, shape, entry(num, index), event.tenant)
+            self._accepting[num] = request
+        if planner.holding.reservation is not None:
+            planner.filling.fresh[num] = (tenant, request)
+        planner.placing.ranker.arrived(shape, replicas)
+        self.queue.add(request.priority, shape, entry(num, 0), tenant)
+        if replicas > 1 and shape.together == 1:
+            for index in range(1, replicas):
+                self.queue.add(request.priority, shape, entry(num, index), tenant)
 
     def _reply_submit(self, flight: InFlight, event: Submit, outcome: Any) -> None:
         if event.batch is None:

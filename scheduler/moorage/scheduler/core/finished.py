@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
+from collections.abc import Iterable
 from typing import Final
 
 ROWS_MAX: Final = 2_000_000
@@ -68,8 +69,11 @@ class FinishedTable:
 
     def find(self, key: bytes) -> tuple[bytes, int, int, int] | None:
         """(request digest, end in ledger s, state number, history sequence or 0) of a finished job, or None."""
-        segment, slot = self._look(key)
-        entry = segment[slot]
+        segment, bits = self._segments[key[-1]], _from_bytes(key, "little")
+        slot = bits & len(segment) - 1
+        if segment[slot] == _EMPTY:  # as for most, of jobs that are new
+            return None
+        entry = segment[self._probe(segment, slot, bits, key)]
         if entry == _EMPTY:
             return None
         _, digest, seconds, state, low, high = self._unpacked(self._number(entry))
@@ -81,29 +85,40 @@ class FinishedTable:
         Of the digest the first 8 bytes count: ledgers of older releases hold 12. `seq` is the sequence of the
         message in the history stream, 0 for none.
         """
-        digest = digest[:DIGEST_BYTES]
-        seq = seq if seq <= _SEQ_MAX else 0
-        number = self._end
-        if number - self._first >= self.rows_max:
-            self.drop_oldest()
-        at = number - self._base
-        if at == len(self._chunks) * _CHUNK_ROWS:
-            self._chunks.append(bytearray(_CHUNK_ROWS * _ROW.size))
-        chunk, start = self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * _ROW.size
-        _ROW.pack_into(chunk, start, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32)
-        self._end = number + 1
-        bits, which = _from_bytes(key, "little"), key[-1]
-        segment = self._segments[which]
-        slot = bits & len(segment) - 1
-        if segment[slot] != _EMPTY:
-            slot = self._probe(segment, slot, bits, key)
-        is_new = segment[slot] == _EMPTY
-        segment[slot] = _entry(bits, number)
-        if is_new:
-            filled = self._filled[which] = self._filled[which] + 1
-            if filled > len(segment) * _GROW_AT:
-                self._grow(which)
-        self.row += _row_hash(bits, digest, state)
+        self.add_all([(key, digest, time_ms, state, seq)])
+
+    def add_all(self, rows: Iterable[tuple[bytes, bytes, int, int, int]]) -> None:
+        """`add` each of these, in order: jobs leave memory by the hundred."""
+        chunks, segments, filled, base = self._chunks, self._segments, self._filled, self._base
+        pack_into, number, most, sums = _ROW.pack_into, self._end, self.rows_max, self.row
+        for key, digest, time_ms, state, seq in rows:
+            if len(digest) != DIGEST_BYTES:
+                digest = digest[:DIGEST_BYTES]
+            if seq > _SEQ_MAX:
+                seq = 0
+            if number - self._first >= most:
+                self._end, self.row = number, sums
+                self.drop_oldest()
+                base, sums = self._base, self.row
+            at, row = divmod(number - base, _CHUNK_ROWS)
+            if at == len(chunks):
+                chunks.append(bytearray(_CHUNK_ROWS * ROW_BYTES))
+            pack_into(chunks[at], row * ROW_BYTES, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32)
+            self._end = number + 1  # a probe below may look at this very row
+            bits, which = _from_bytes(key, "little"), key[-1]
+            segment = segments[which]
+            slot = bits & len(segment) - 1
+            if segment[slot] != _EMPTY:
+                slot = self._probe(segment, slot, bits, key)
+            is_new = segment[slot] == _EMPTY
+            segment[slot] = (bits >> _MARK_AT & _MARK) << _NUMBER_BITS | number % _NUMBERS + 1
+            number += 1
+            if is_new:
+                filled[which] += 1
+                if filled[which] > len(segment) * _GROW_AT:
+                    self._grow(which)
+            sums += hash((bits & _SEVEN, _from_bytes(digest, "little") & _SEVEN, state))  # as `_row_hash`
+        self._end, self.row = number, sums
 
     def oldest_ms(self) -> int | None:
         """Ledger time of the oldest row, in ms."""
@@ -137,11 +152,15 @@ class FinishedTable:
         if row_bytes not in (ROW_BYTES, ROW_BYTES_FIRST) or len(rows) % row_bytes:
             raise ValueError(f"{len(rows)} bytes of finished jobs are no rows of {row_bytes} bytes")
         if row_bytes == ROW_BYTES:
-            for key, digest, seconds, state, low, high in _ROW.iter_unpack(rows):
-                table.add(key, digest, seconds * 1000, state, high << 32 | low)
+            table.add_all(
+                (key, digest, seconds * 1000, state, high << 32 | low)
+                for key, digest, seconds, state, low, high in _ROW.iter_unpack(rows)
+            )
         else:
-            for key, digest, seconds, state in _ROW_FIRST.iter_unpack(rows):
-                table.add(key, digest, seconds * 1000, state)
+            table.add_all(
+                (key, digest, seconds * 1000, state, 0)
+                for key, digest, seconds, state in _ROW_FIRST.iter_unpack(rows)
+            )
         return table
 
     # ------------------------------------------------------------------ open addressing, linear probing

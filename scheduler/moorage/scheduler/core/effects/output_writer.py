@@ -55,30 +55,26 @@ class OutputWriter:
         return job.own_subject
 
     def answer_submits(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
-        seq = self._state.seq
-        new = flight.new
-        for job in accepted:
-            made = new[(job.tenant, job.name)]
+        seq, explain, answers = self._state.seq, self.explain_waiting, out.answers
+        queued = f'","ledger":{seq},"state":"QUEUED"}}'
+        for job, made in zip(accepted, flight.new.values(), strict=True):  # both in the order of the jobs' numbers
             submit = made.submit
+            request, batch = submit.request, submit.batch
             job.shape, job.key = submit.shape, submit.key
-            request = submit.request
             # jobs of a batch are in their tenant's frames only, until somebody follows one of them (`views.show`)
-            job.own_subject = request.events == "job" and submit.batch is None
+            job.own_subject = request.events == "job" and batch is None
             if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
                 self._arm(job, request)
-            state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
             waiting = None
-            if job.replicas[-1].state == QUEUED and submit.batch is None and submit.reply and self.explain_waiting:
-                waiting = self.explain_waiting(job)
-            if (
-                submit.batch is None and submit.json and not made.warnings and waiting is None
-            ):  # the bytes of `encode(Accepted(…))`
-                said = f'{{"kind":"accepted","job":"{job.name}","ledger":{seq},"state":"{state}"}}'
-                out.answers.append((submit.reply, said.encode()))
+            if batch is None and explain is not None and submit.reply and job.replicas[-1].state == QUEUED:
+                waiting = explain(job)
+            if batch is None and made.stillborn is None and submit.json and not made.warnings and waiting is None:
+                # as nearly always: the bytes of `encode(Accepted(…))`
+                answers.append((submit.reply, f'{{"kind":"accepted","job":"{job.name}{queued}'.encode()))
                 continue
+            state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
             answer = Accepted(job.name, seq, state, warnings=made.warnings, waiting=waiting)
-            if submit.batch is not None:
-                batch = submit.batch
+            if batch is not None:
                 batch.answers[submit.position] = answer
                 batch.missing -= 1
                 if batch.missing == 0:

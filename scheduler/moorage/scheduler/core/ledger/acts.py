@@ -182,25 +182,28 @@ class FoldingActs(Folding):
         """The oldest jobs that are over leave memory for a row each."""
         state = self.state
         flat: list[Any] = act[1]
-        kept: list[int] = act[2] if len(act) > 2 else []
+        kept: list[int] = (act[2] if len(act) > 2 else None) or [0] * (len(flat) // 2)
+        ended, jobs, tenants = state.ended, state.jobs, state.tenants
         digest, before = state.digest, state.finished.row
-        for at in range(0, len(flat), 2):
-            num = flat[at]
-            if not state.ended or state.ended.popleft() != num:
+        rows: list[tuple[bytes, bytes, int, int, int]] = []
+        pairs = iter(flat)
+        for num, request, where in zip(pairs, pairs, kept, strict=True):
+            if not ended or ended.popleft() != num:
                 raise FoldError(f"record {self.seq}: job {num} is not the oldest ended one")
-            job = state.jobs.pop(num)
+            job = jobs.pop(num)
+            tenant, name, story, replicas = job.tenant, job.name, job.story, job.replicas
             if job.extra:
                 state.extra -= job.extra
                 state.extra_ended -= job.extra
-            del state.tenants[job.tenant].jobs[job.name]
-            final = job.replicas[0].state if len(job.replicas) == 1 else STATES.index(job.state)
-            ended_ms = job.story[-1][1] if job.story else self.time
-            where = kept[at // 2] if kept else 0
-            state.finished.add(job.key or job_key(job.tenant, job.name), flat[at + 1], ended_ms, final, where)
+            del tenants[tenant].jobs[name]
+            final = replicas[0].state if len(replicas) == 1 else STATES.index(job.state)
+            ended_ms = story[-1][1] if story else self.time
+            rows.append((job.key or job_key(tenant, name), request, ended_ms, final, where))
             digest -= job.row
-            for replica in job.replicas:
+            for replica in replicas:
                 digest -= replica.row
                 del replica.job  # they point at each other: so they go at once, and leave the collector nothing
+        state.finished.add_all(rows)
         state.digest = (digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
 
     def _expire(self, act: list[Any]) -> None:

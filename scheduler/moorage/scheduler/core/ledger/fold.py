@@ -52,8 +52,8 @@ class _Folding(FoldingActs, FoldingSteps):
             self._act(act)
         if record.epoch != state.epoch:
             raise FoldError(f"record {self.seq} is of epoch {record.epoch}, which no epoch record before it began")
-        for tenant, flat in record.accepts:
-            self._accept(tenant, flat)
+        if record.accepts:
+            self._accept(record.accepts)
         if record.facts:
             facts = record.facts
             for at in range(0, len(facts), 2):
@@ -117,24 +117,26 @@ class _Folding(FoldingActs, FoldingSteps):
 
     # --------------------------------------------------------------------------------------- accepts
 
-    def _accept(self, tenant_name: str, flat: list[Any]) -> None:
+    def _accept(self, accepts: list[tuple[str, list[Any]]]) -> None:
         state, accepted, replicas, changed = self.state, self.out.accepted, self.replicas, self.out.jobs
-        tenant = state.tenant(tenant_name)
-        names, jobs, num, time, seq = tenant.jobs, state.jobs, state.next_num, self.time, self.seq
-        parts = iter(flat)
-        for name, body, count, trace in zip(parts, parts, parts, parts, strict=True):
-            if name in names:
-                raise FoldError(f"job {tenant_name}/{name} is accepted twice")
-            names[name] = jobs[num] = changed[num] = job = new_job(
-                num, tenant_name, name, body, count, trace, time, seq
-            )
-            for replica in job.replicas:
-                replicas[replica] = None
-            if job.extra:
-                state.extra += job.extra
-                tenant.extra += job.extra
-            accepted.append(job)
-            num += 1
-        tenant.live += num - state.next_num
+        jobs, num, time, seq = state.jobs, state.next_num, self.time, self.seq
+        for tenant_name, flat in accepts:  # where tenants take turns each has hundreds of parts, of a job each
+            tenant = state.tenants.get(tenant_name) or state.tenant(tenant_name)
+            names, first = tenant.jobs, num
+            parts = iter(flat)
+            for name, body, count, trace in zip(parts, parts, parts, parts, strict=True):
+                if name in names:
+                    raise FoldError(f"job {tenant_name}/{name} is accepted twice")
+                names[name] = jobs[num] = changed[num] = job = new_job(
+                    num, tenant_name, name, body, count, trace, time, seq
+                )
+                for replica in job.replicas:
+                    replicas[replica] = None
+                if job.extra:
+                    state.extra += job.extra
+                    tenant.extra += job.extra
+                accepted.append(job)
+                num += 1
+            tenant.live += num - first
+            self.rows[tenant] = None
         state.next_num = num
-        self.rows[tenant] = None

@@ -31,6 +31,8 @@ from moorage.schemas.job import STATES, Request
 RETRY_AFTER_S: Final = 1.0
 #: pairs of shape and priority whose soonest start is remembered
 SOONEST_MAX: Final = 1_000
+#: shapes of which it is remembered that the fleet could ever run them
+MATCHED_MAX: Final = 50_000
 #: how long a soonest start is remembered; a refusal for `start_within_s` leaves the same margin
 SOONEST_KEPT_MS: Final = 1_000
 #: tombstones of one tenant that are looked at in a second
@@ -119,6 +121,9 @@ class Admission:
         self.config = config
         self._close = config.jobs_max - config.jobs_max // LAST_PART
         self._capable: dict[int, tuple[int, bool]] = {}
+        #: by shape, of those that the fleet could ever run, which has this number: what `Unmatched.part_of` says
+        self._matched: dict[int, str] = {}
+        self._matched_at = -1
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # of the last record that was not a bare heartbeat
         self._soonest: dict[tuple[int, int], tuple[int, int]] = {}
@@ -139,11 +144,12 @@ class Admission:
         Nobody waits for the answer to a request from the durable queue (those have a `sequence`). What a limit or a
         condition refuses then becomes a job that is rejected at once, of which its tenant learns by event.
         """
-        if event.request is not self._well_formed:
+        request, shape = event.request, event.shape
+        if request is not self._well_formed:
             malformed = _malformed(event)
             if malformed is not None:
                 return malformed
-            self._well_formed = event.request
+            self._well_formed = request
         answer = self._known(draft, event, fresh)
         if answer is not None:
             return answer
@@ -151,11 +157,12 @@ class Admission:
         # the reader of the durable queue stops at this bound by itself: what it has read is not refused
         if answered and self._is_close(draft) and not self._has_room(draft, event.tenant):
             return self._queue_full(draft, event)
-        moved = self._moved_on(draft, event) if event.request.if_seq is not None else None
+        moved = self._moved_on(draft, event) if request.if_seq is not None else None
         if moved is not None:
             return _refused(event, moved, moved.message)
         warnings: list[str] = []
-        if not self._is_plain(draft, event.tenant):
+        is_plain = self._of_draft is draft and event.tenant in self._plain
+        if not is_plain and not self._is_plain(draft, event.tenant):
             limit = self._over_limit(draft, event)
             if limit is not None and answered:
                 return limit
@@ -167,13 +174,21 @@ class Admission:
                 return _refused(event, limit, limit.message)
             if draft.is_tenant_held(event.tenant):
                 warnings.append(HELD)
-        if not self.could_ever(event.shape):
-            return self._without_match(draft, event, warnings)
-        if event.request.start_within_s is not None:
-            late = self._too_late(draft, event, int(event.request.start_within_s * 1000))
+        if self._matched_at != self.fleet.inventory:
+            self._matched_at = self.fleet.inventory
+            self._matched.clear()
+        part = self._matched.get(shape.index)
+        if part is None:
+            if not self.could_ever(shape):
+                return self._without_match(draft, event, warnings)
+            if len(self._matched) >= MATCHED_MAX:
+                self._matched.clear()
+            part = self._matched[shape.index] = self._unmatched.part_of(shape) if shape.models else ""
+        if request.start_within_s is not None:
+            late = self._too_late(draft, event, int(request.start_within_s * 1000))
             if late is not None:
                 return _refused(event, late, f"{late.code}: {late.message}")
-        if event.shape.models and (part := self._unmatched.part_of(event.shape)):
+        if part:
             warnings.append(f"{PART_OF}: {part}")
         return NewJob(event, warnings)
 
@@ -185,8 +200,6 @@ class Admission:
         if self._of_draft is not draft:
             self._of_draft = draft
             self._plain.clear()
-        if tenant in self._plain:
-            return True
         known = self.state.tenants.get(tenant)
         if (
             draft.limits_of(tenant) != (0, 0)
@@ -209,9 +222,10 @@ class Admission:
             job = tenant.jobs.get(event.name)
             if job is not None:
                 return self._again(event, job.body, job.state, job.ledger)
-        if len(self.state.finished):
+        finished = self.state.finished
+        if len(finished):
             event.key = job_key(event.tenant, event.name)
-            row = self.state.finished.find(event.key)
+            row = finished.find(event.key)
             # an older row is kept for the history alone: its name is free again
             if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
                 return self._finished(event, row[0], row[2])
@@ -222,7 +236,9 @@ class Admission:
 
     def _is_close(self, draft: Draft) -> bool:
         """Whether memory is close to its bound, with ended jobs counted too: only then it is worth counting exactly."""
-        return len(self.state.jobs) + self.state.extra + draft.load >= self._close
+        state = self.state
+        new = draft.next_num - state.next_num + draft.extra_all
+        return len(state.jobs) + state.extra + new >= self._close
 
     def _queue_full(self, draft: Draft, event: Submit) -> Problem:
         return problem(
@@ -360,7 +376,7 @@ class Admission:
         if known is not None and known[0] == self.fleet.inventory:
             return known[1]
         able = self._could_ever(shape)
-        if len(self._capable) > 50_000:
+        if len(self._capable) > MATCHED_MAX:
             self._capable.clear()
         self._capable[shape.index] = (self.fleet.inventory, able)
         return able

@@ -8,7 +8,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.records import Act
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.state import Job, State
 from moorage.schemas.request_cache import RequestCache
 
 #: one record compacts at most so many ended jobs (big ones count for several), some 3 µs each
@@ -33,15 +33,13 @@ class Retention:
         # rows outlive idempotence where the history is kept longer: they also say where it is stored
         self._rows_ms = max(config.finished_keep_ms, int(config.history_keep * 1000))
 
-    def holds_up(self, draft: Draft, tenant: str, name: str) -> bool:
-        """Whether a submit must wait for its name, which still belongs to a job that ended before `finished_keep`.
+    def holds_up(self, draft: Draft, job: Job) -> bool:
+        """Whether a submit must wait for its name, which a job in memory has: one that ended before `finished_keep`.
 
         That job is then compacted with this record or the next ones, after all that ended before it. While the history
         cannot be written no job may be compacted; then nobody waits, and the name counts as taken.
         """
-        known = self._state.tenants.get(tenant)
-        job = known.jobs.get(name) if known is not None else None
-        if job is None or not job.over or not job.story:
+        if not job.over or not job.story:
             return False
         if draft.time_ms - job.story[-1][1] < self._config.finished_keep_ms:
             return False

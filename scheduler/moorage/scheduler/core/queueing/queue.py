@@ -68,7 +68,7 @@ class Queue:
         return (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")
 
     def add(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
-        key = self._key(priority, shape, tenant)
+        key = (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")  # `_key`
         self.size += 1
         if self._taken and (key, item) in self._taken:
             self._taken.remove((key, item))
