@@ -20,6 +20,8 @@ from moorage.schemas.job import STATES
 TEXTS_MAX: Final = 100_000
 _BY_WORKER: Final = ',"by":"worker"},'
 _SIMULATED: Final = ',"simulated":true}'
+#: revision, ledger ms, replica, attempt, state, exit code, fence
+_Ended = tuple[int, int, int, int, int, int, int]
 _text: Final = msgspec.json.Encoder().encode
 
 
@@ -30,6 +32,10 @@ class EventEncoder:
         self._state = state
         self._gpus: dict[tuple[int, int], str] = {}
         self._workers: dict[int, tuple[str, bool]] = {}
+        self._seq = -1
+        #: of the record `_seq`: what events have in common that tell of a first placement, and of a whole run
+        self._first: dict[str, tuple[str, str]] = {}
+        self._last: dict[_Ended, tuple[str, str, str, str]] = {}
 
     def forget(self) -> None:
         self._gpus.clear()
@@ -41,15 +47,17 @@ class EventEncoder:
         if rev - told > CHANGES_SURE:  # it has to be measured
             return encode(event_of(self._state, job))
         job.told = rev
-        if (
-            told == 0
-            and rev == 2
-            and len(story) == 1
-            and story[0][4] == PLACED
-            and not story[0][8]
-            and not story[0][10]
-        ):
-            return self._placed(job, story[0])
+        seq = self._state.seq
+        if seq != self._seq:
+            self._seq = seq
+            self._first.clear()
+            self._last.clear()
+        if len(job.replicas) == 1 and told + 3 >= rev:
+            if job.ledger == seq and told == 0 and len(story) == 1:
+                if story[0][4] == PLACED and not story[0][8] and not story[0][10]:
+                    return self._placed(job, story[0])
+            elif told and told + 3 == rev and len(story) >= 3 and _is_one_run(story[-3:]):
+                return self._ran(job, story[-1])
         workers, devices = self._workers, self._gpus
         changes = last = ""
         simulated = False
@@ -60,8 +68,6 @@ class EventEncoder:
             )
             told = 1
         rows = story[told - rev :] if rev > told else ()  # each row of the story has a revision of its own
-        if len(rows) == 3 and len(job.replicas) == 1 and _is_one_run(rows):
-            return self._ran(job, rows)
         for number, ms, index, attempt, to, num, mask, code, why, fence, actor in rows:
             changes += (
                 f'{{"rev":{number},"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"{STORY_WORDS[to]}"'
@@ -91,34 +97,46 @@ class EventEncoder:
         ).encode()
 
     def _placed(self, job: Job, row: Transition) -> bytes:
-        """What most jobs begin with where there is room: accepted and placed in one record."""
-        _, ms, index, attempt, _, num, mask, _, _, fence, _ = row
+        """What most jobs begin with where there is room: accepted and placed in this record, as its first attempt."""
+        num, mask, tenant = row[5], row[6], job.tenant
         worker, simulated = self._workers.get(num) or self._worker(num)
-        tenant = job.tenant
-        state = "PLACED" if len(job.replicas) == 1 else job.state
+        head, placed = self._first.get(tenant) or self._begun(tenant)
+        devices = self._gpus.get((num, mask)) or self._devices(num, mask)
+        end = _SIMULATED if simulated else "}"
+        return f'{head}{job.name}{placed}{worker}{devices},"fence":{self._seq}}}]{end}'.encode()
+
+    def _begun(self, tenant: str) -> tuple[str, str]:
+        """What all such events of a tenant have in common in this record, before and behind the job's name."""
+        ms = self._state.time_ms
+        found = self._first[tenant] = (
+            f'{{"kind":"event","tenant":"{tenant}","job":"',
+            f'","rev":2,"state":"PLACED","ledger":{self._seq},"changes":['
+            f'{{"rev":1,"time_ms":{ms},"replica":-1,"attempt":0,"state":"ACCEPTED","by":"{by_tenant(tenant)}"}},'
+            f'{{"rev":2,"time_ms":{ms},"replica":0,"attempt":1,"state":"PLACED"',
+        )
+        return found
+
+    def _ran(self, job: Job, row: Transition) -> bytes:
+        """What most jobs come to: claimed, started and ended in one record, which differ in little."""
+        worker, simulated = self._workers.get(row[5]) or self._worker(row[5])
+        claimed, running, ended, end = self._last.get(key := (*row[:5], row[7], row[9])) or self._ended(key)
         return (
-            f'{{"kind":"event","tenant":"{tenant}","job":"{job.name}","rev":2,"state":"{state}"'
-            f',"ledger":{self._state.seq},"changes":['
-            f'{{"rev":1,"time_ms":{job.accepted_ms},"replica":-1,"attempt":0,"state":"ACCEPTED"'
-            f',"by":"{by_tenant(tenant)}"}},'
-            f'{{"rev":2,"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"PLACED"{worker}'
-            f"{self._gpus.get((num, mask)) or self._devices(num, mask)}"
-            f',"fence":{fence}}}]{_SIMULATED if simulated else "}"}'
+            f'{{"kind":"event","tenant":"{job.tenant}","job":"{job.name}{claimed}{worker}{running}{worker}{ended}'
+            f"{worker}{end}{_SIMULATED if simulated else '}'}"
         ).encode()
 
-    def _ran(self, job: Job, rows: list[Transition]) -> bytes:
-        """What most jobs come to: claimed, started and ended in one record, which differ in little."""
-        _, _, (rev, ms, index, attempt, to, num, _, code, _, fence, _) = rows
-        worker, simulated = self._workers.get(num) or self._worker(num)
+    def _ended(self, key: _Ended) -> tuple[str, str, str, str]:
+        """What such events with one end have in common in this record, around the worker's name."""
+        rev, ms, index, attempt, to, code, fence = key
         alike = f',"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"'
         by = f',"fence":{fence}{_BY_WORKER}'
-        return (
-            f'{{"kind":"event","tenant":"{job.tenant}","job":"{job.name}","rev":{rev},"state":"{STATES[to]}"'
-            f',"ledger":{self._state.seq},"changes":['
-            f'{{"rev":{rev - 2}{alike}CLAIMED"{worker}{by}'
-            f'{{"rev":{rev - 1}{alike}RUNNING"{worker}{by}'
-            f'{{"rev":{rev}{alike}{STORY_WORDS[to]}"{worker},"code":{code}{by[:-1]}]{_SIMULATED if simulated else "}"}'
-        ).encode()
+        found = self._last[key] = (
+            f'","rev":{rev},"state":"{STATES[to]}","ledger":{self._seq},"changes":[{{"rev":{rev - 2}{alike}CLAIMED"',
+            f'{by}{{"rev":{rev - 1}{alike}RUNNING"',
+            f'{by}{{"rev":{rev}{alike}{STORY_WORDS[to]}"',
+            f',"code":{code}{by[:-1]}]',
+        )
+        return found
 
     def _worker(self, num: int) -> tuple[str, bool]:
         worker = self._state.worker_by_num[num]

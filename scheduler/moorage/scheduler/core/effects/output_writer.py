@@ -46,7 +46,9 @@ class OutputWriter:
         for job in folded.jobs.values():
             if job.told < job.rev:
                 own = job.own_subject
-                events.append((job.tenant, job.name, encode_event(job), self.own_subject(job) if own is None else own))
+                if own is None:
+                    own = self.own_subject(job)
+                events.append((job.tenant, job.name, encode_event(job), own))
 
     def own_subject(self, job: Job) -> bool:
         """Whether this job's events also go to its own subject; `"events": "tenant"` in the request turns that off."""
