@@ -103,7 +103,8 @@ class Intake:
                 log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
             delivery = msgspec.structs.replace(delivery, reply="")
         subject, skip = delivery.subject, self._skip
-        if subject[skip : skip + 4] != "api.":
+        submitter = self._submitters.get(subject, "")
+        if not submitter and subject[skip : skip + 4] != "api.":
             if len(self._raw) >= WAITING_MAX:
                 self.counters["dropped"] += 1
             else:
@@ -112,9 +113,9 @@ class Intake:
         if self._requests.size + self._questions.size >= WAITING_MAX:
             self.counters["dropped"] += 1
             return
-        asker = self._questions.tenant_of(subject)
+        asker = "" if submitter else self._questions.tenant_of(subject)
         if not asker:
-            if not self._requests.put(subject[skip + 4 :].partition(".")[0], delivery):
+            if not self._requests.put(submitter or subject[skip + 4 :].partition(".")[0], delivery):
                 self.counters["dropped"] += 1
         elif not self._questions.put(asker, delivery):
             self.counters["overloaded"] += 1
@@ -147,7 +148,11 @@ class Intake:
         try:
             if array is not None:
                 return self._read(array, room)
-            self._take(delivery, mono_ms)
+            tenant = self._submitters.get(delivery.subject)
+            if tenant is not None:
+                self._submit(tenant, delivery)
+            else:
+                self._take(delivery, mono_ms)
         except Refused as refused:
             self.counters["refused"] += 1
             self._refuse(delivery, refused)
@@ -164,10 +169,6 @@ class Intake:
             self._answer(delivery.reply, encode(refused.problem, json=is_json(delivery.data)))
 
     def _take(self, delivery: Delivery, mono_ms: int) -> None:
-        tenant = self._submitters.get(delivery.subject)
-        if tenant is not None:
-            self._submit(tenant, delivery)
-            return
         parts = delivery.subject[self._skip :].split(".")
         room = parts[0]
         if room == "worker" and len(parts) == 3:

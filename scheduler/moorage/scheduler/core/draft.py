@@ -52,7 +52,7 @@ ACCEPTS_MAX: Final = 1_024
 #: up to 1,024 replicas, and there must be room left for renewals, requests and placements
 BULK_STEPS: Final = STEPS_MAX // 2
 BULK_BYTES: Final = FULL_BYTES // 2
-_RUN, _DONE = int(Op.RUN), int(Op.DONE)
+_PLACE, _RUN, _DONE = int(Op.PLACE), int(Op.RUN), int(Op.DONE)
 #: the details of an exit fact that say nothing beyond its code
 _WELL: Final = ("exit", "")
 
@@ -325,14 +325,19 @@ class Draft:
 
     def complete_runs(self, members: list[Member]) -> None:
         """Members that were `untouched` have been claimed, started, ended with success and are free: one step each."""
-        steps, states, held, started = self.steps, self._state, self._held, self.started
+        steps, states, held, started, gpus = self.steps, self._state, self._held, self.started, self.gpus
+        counts_usage = self.state.half_life_ms
         for member in members:
             replica = member.replica
-            steps += (_RUN, replica.job.num, replica.index, SUCCEEDED, 0, 0)
+            job = replica.job
+            steps += (_RUN, job.num, replica.index, SUCCEEDED, 0, 0)
             states[replica] = SUCCEEDED
             held[replica] = None
-            started.add(replica.job)
-            self._leave(member)
+            started.add(job)
+            if counts_usage:
+                self._leave(member)
+            else:
+                gpus[job.tenant] = gpus.get(job.tenant, 0) - member.mask.bit_count()
         self.gone.update(members)
         self.bytes += STEP_BYTES * len(members)
 
@@ -498,7 +503,8 @@ class Draft:
 
     def placed(self, num: int, index: int, worker_num: int, mask: int, mode: int) -> None:
         """Place a replica; one accepted in this very draft has no object yet."""
-        self.step(Op.PLACE, num, index, worker_num, mask, mode)
+        self.steps += (_PLACE, num, index, worker_num, mask, mode)
+        self.bytes += STEP_BYTES
         job = self.state.jobs.get(num)
         if job is not None:
             self._state[job.replicas[index]] = PLACED

@@ -156,7 +156,10 @@ class Engine:
 
     def offer(self, event: Event) -> None:
         """Take an event for the next record. Never blocks; it is for the caller to bound how much it offers."""
-        self._pending.add(event)
+        if type(event) is Submit:  # as most: what `add` does
+            self._pending.submits.append(event)
+        else:
+            self._pending.add(event)
 
     def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
         """Take a load frame: it changes the soft view of the fleet at once and is in no record."""

@@ -84,9 +84,16 @@ class Packing:
         story, replica = job.story, job.replicas[0]
         request = _request(job) if with_request else None
         row = _encode((job.name, job.rev, STATES[replica.state], True, job.accepted_ms, job.ledger, (), story, request))
-        # one attempt that nothing came before names one worker and its slots
-        fresh = self._fresh(story[:1] if replica.attempt == 1 and story[0][5] >= 0 else story)
-        if not self._put(row, len(row) + (sum(map(self._cost, fresh, fresh.values())) if fresh else 0), fresh):
+        size = len(row)
+        if replica.attempt == 1 and story[0][5] >= 0:  # one attempt that nothing came before: one worker and its slots
+            num, mask = story[0][5:7]
+            held = self._slots.get(num, -1)
+            fresh = {} if held >= 0 and not mask & ~held else {num: mask}
+        else:
+            fresh = self._fresh(story)
+        for num, mask in fresh.items():
+            size += self._cost(num, mask)
+        if not self._put(row, size, fresh):
             return False
         self.packed.append((job, story[0][0], story[-1][0], True) if story else (job, job.rev, job.rev, True))
         return True

@@ -106,7 +106,20 @@ class _Folding(FoldingActs, FoldingSteps):
                 ended.append(job.num)
                 out.ended.append(job)
         for member in self.members:
-            new = member.digest_row()
+            replica = member.replica
+            new = hash(
+                (
+                    replica.job.num,
+                    replica.index,
+                    member.fence,
+                    member.worker.num,
+                    member.mask,
+                    member.mode,
+                    member.phase,
+                )
+            )
+            if member.rate_milli or member.notice_s:
+                new = member.digest_row()
             digest += new - member.row
             member.row = new
         for row in self.rows:

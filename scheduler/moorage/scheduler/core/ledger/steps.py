@@ -53,9 +53,8 @@ class FoldingSteps(Folding):
         if len(steps) % STEP_WIDTH:
             raise FoldError(f"record {seq} ends within a step")
         self.state.transitions += len(steps) // STEP_WIDTH
-        flat, at = iter(steps), -STEP_WIDTH
+        flat, at = iter(steps), 0
         for op, num, index, a, b, c in zip(flat, flat, flat, flat, flat, flat, strict=True):
-            at += STEP_WIDTH
             try:
                 job = jobs[num]
                 replica = job.replicas[index]
@@ -63,12 +62,13 @@ class FoldingSteps(Folding):
                 raise FoldError(f"record {seq}: step {op} names no replica: job {num}, replica {index}") from None
             changed[num] = job
             replicas[replica] = None
-            known = _BY_OP.get(op)
-            if known is None:
-                raise FoldError(f"record {seq} holds step {op}, which this release does not know")
-            fold_step, by = known
+            try:
+                fold_step, by = _BY_OP[op]
+            except KeyError:
+                raise FoldError(f"record {seq} holds step {op}, which this release does not know") from None
             if actors:
                 by = actors.get(at, by)
+                at += STEP_WIDTH
             fold_step(self, op, job, replica, a, b, c, by)
 
     def _actors(self) -> dict[int, str]:
@@ -85,7 +85,8 @@ class FoldingSteps(Folding):
     def _place(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         if replica.state != QUEUED:
             raise self._illegal(replica, PLACED)
-        state, seq, index, worker = self.state, self.seq, replica.index, self.state.worker_by_num[a]
+        state, seq, index, story = self.state, self.seq, replica.index, job.story
+        worker = state.worker_by_num[a]
         replica.attempt = attempt = replica.attempt + 1
         replica.fence = seq
         replica.not_before = 0
@@ -103,7 +104,9 @@ class FoldingSteps(Folding):
         job.held += 1
         job.rev = rev = job.rev + 1
         tenant.gpus += b.bit_count()
-        self._tell(job, (rev, self.time, index, attempt, PLACED, a, b, 0, "", seq, by))
+        if len(story) >= STORY_PART:
+            self._long(job)
+        story.append((rev, self.time, index, attempt, PLACED, a, b, 0, "", seq, by))
         self.members[member] = None
         self.out.placed.append(member)
 
@@ -114,9 +117,10 @@ class FoldingSteps(Folding):
             raise self._illegal(replica, CLAIMED)
         if a not in LEGAL[RUNNING]:
             raise self._illegal(replica, a)
-        why = self._note(c)
-        rev, time, index, attempt = job.rev, self.time, replica.index, replica.attempt
-        worker, mask, fence, story = member.worker.num, member.mask, member.fence, job.story
+        why = self._note(c) if c else ""
+        rev, time, index, attempt, state = job.rev, self.time, replica.index, replica.attempt, self.state
+        holder, mask, fence, story = member.worker, member.mask, member.fence, job.story
+        worker = holder.num
         if len(story) >= STORY_PART:
             self._long(job)
         story += (
@@ -130,8 +134,16 @@ class FoldingSteps(Folding):
         replica.member = None
         if IS_TERMINAL[a]:
             job.live -= 1
-        self._drop(member)
-        self.state.transitions += 3
+        state.transitions += 3
+        if holder.quarantined or state.half_life_ms:
+            self._drop(member)
+            return
+        del holder.members[member.key]  # the same, as far as it is more than nothing
+        job.held -= 1
+        state.tenants[job.tenant].gpus -= mask.bit_count()
+        state.digest -= member.row
+        self.members.pop(member, None)
+        member.row = 0
 
     def _claim(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         member = self._held(replica, op)

@@ -28,7 +28,7 @@ class PendingEvents:
         return len(self.submits) + self.cancels.size + len(self.rest)
 
     def add(self, event: Event) -> None:
-        if isinstance(event, Submit):  # most are
+        if isinstance(event, Submit):
             self.submits.append(event)
         elif isinstance(event, Cancel) or (isinstance(event, QueueRead) and event.which == "cancel"):
             self.cancels.add(event)

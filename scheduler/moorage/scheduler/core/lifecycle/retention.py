@@ -63,18 +63,20 @@ class Retention:
         must = len(ended) + state.extra_ended - most - max(most, ENDED_SPARE)
         flat: list[Any] = []
         kept: list[int] = []
-        gone = 0
-        while gone < surplus:
-            job = state.jobs[ended[len(kept)]]
+        gone, jobs, read = 0, state.jobs, self._requests.read
+        for num in ended:
+            if gone >= surplus:
+                break
+            job = jobs[num]
             if not job.kept:
                 if gone >= must:
                     break
                 self.dropped += 1
-            name, asked = self._requests.read(job.body)
-            flat += (job.num, request_digest(asked.identity(name)))
+            name, asked = read(job.body)
+            flat += (num, request_digest(asked.identity(name)))
             kept.append(job.kept)
             gone += 1 + job.extra
-            if job.num == self._through:
+            if num == self._through:
                 break
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])

@@ -133,7 +133,8 @@ class Lifecycle:
         if freed:
             host = self.fleet.hosts.get(worker.num)
             if host is not None:
-                self.fleet.give_all(host, [(self.shape_of(member.replica.job), member.mask) for member in freed])
+                jobs = [(member.replica.job, member.mask) for member in freed]
+                self.fleet.give_all(host, [(job.shape or self.shape_of(job), mask) for job, mask in jobs])
 
     def _on_fact(self, draft: Draft, member: Member, fact: Fact) -> None:
         kind, replica = fact.kind, member.replica

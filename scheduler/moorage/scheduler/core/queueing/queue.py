@@ -100,6 +100,11 @@ class Queue:
         self.size -= 1
         return True
 
+    @property
+    def any_taken(self) -> bool:
+        """Whether any entry was taken out, and stands in its line still."""
+        return bool(self._taken)
+
     def is_taken(self, line: Line, item: int) -> bool:
         return bool(self._taken) and ((-line.priority, line.shape.index, line.tenant), item) in self._taken
 
@@ -173,7 +178,7 @@ class Queue:
 
     def pop(self, line: Line) -> int:
         item = line.entries.popleft()
-        if self.is_taken(line, item):
+        if self._taken and self.is_taken(line, item):
             self._taken.remove(((-line.priority, line.shape.index, line.tenant), item))
         else:
             self.size -= 1
