@@ -302,7 +302,7 @@ def mux_frames(
 
 
 def _split(pairs: list[tuple[int, bytes]], bytes_max: int) -> Iterator[list[tuple[int, bytes]]]:
-    if sum(len(payload) for _, payload in pairs) + _PAIR_OVERHEAD_BYTES * len(pairs) <= bytes_max:
+    if sum([len(payload) for _, payload in pairs]) + _PAIR_OVERHEAD_BYTES * len(pairs) <= bytes_max:
         if pairs:
             yield pairs
         return

@@ -238,6 +238,14 @@ class Draft:
             or self.next_num - self.state.next_num > ACCEPTS_MAX
         )
 
+    @property
+    def steps_left(self) -> int:
+        """How many more steps it takes one by one until it is full."""
+        if self.full:
+            return 0
+        in_steps = STEPS_MAX - len(self.steps) // STEP_WIDTH
+        return 1 + min(in_steps, (FULL_BYTES - self.bytes) // STEP_BYTES)
+
     def begin_bulk(self) -> None:
         """From here on, whoever checks `bulk_full` may fill the part of the record that is for bulk."""
         self._bulk = len(self.steps) + BULK_STEPS * STEP_WIDTH, self.bytes + BULK_BYTES

@@ -49,7 +49,7 @@ from moorage.scheduler.core.operate.worker_orders import WorkerOrders
 from moorage.scheduler.core.queueing.backfill import Estimates
 from moorage.scheduler.core.queueing.durations import LEARNED_MAX, Durations
 from moorage.scheduler.core.queueing.preemption import Preemption
-from moorage.scheduler.core.queueing.queue import Queue, entry
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.queueing.request_reader import RequestReader
 from moorage.scheduler.core.queueing.soonest import Soonest
 from moorage.scheduler.core.queueing.waited import Waited
@@ -419,7 +419,7 @@ class Engine:
         if planner.holding.reservation is not None:
             planner.filling.fresh[num] = (tenant, request)
         planner.placing.ranker.arrived(shape, replicas)
-        self.queue.add(request.priority, shape, entry(num, 0), tenant)
+        self.queue.add(request.priority, shape, num << REPLICA_BITS, tenant)  # `entry(num, 0)`
         if replicas > 1 and shape.together == 1:
             for index in range(1, replicas):
                 self.queue.add(request.priority, shape, entry(num, index), tenant)
@@ -489,7 +489,8 @@ class Engine:
         first = [job for job in flight.draft.started if not job.started]
         folded = fold(state, flight.record, seq)
         if first:
-            self.waited.add((job.tenant, self.shape_of(job), state.time_ms - job.accepted_ms) for job in first)
+            now_ms, shape_of = state.time_ms, self.shape_of
+            self.waited.add([(job.tenant, job.shape or shape_of(job), now_ms - job.accepted_ms) for job in first])
         if not flight.draft.empty:
             self.admission.moved_seq = seq
         for job in flight.draft.avoided:

@@ -134,7 +134,9 @@ class Admission:
         self._heard = False
         #: the request that was looked at last and is well-formed: alike ones share one object (`RequestCache`)
         self._well_formed: Request | None = None
-        #: of `_of_draft`: tenants for whom no limit, hold or tombstone is set
+        #: of `_of_draft`: the number of a job, with the extra of those before, from which on memory may have no room
+        self._close_at = 0
+        #: and tenants for whom no limit, hold or tombstone is set
         self._plain: set[str] = set()
         self._of_draft: Draft | None = None
 
@@ -153,16 +155,17 @@ class Admission:
         answer = self._known(draft, event, fresh)
         if answer is not None:
             return answer
+        if self._of_draft is not draft:
+            self._begin(draft)
         answered = event.sequence == 0
         # the reader of the durable queue stops at this bound by itself: what it has read is not refused
-        if answered and self._is_close(draft) and not self._has_room(draft, event.tenant):
+        if answered and draft.next_num + draft.extra_all >= self._close_at and not self._has_room(draft, event.tenant):
             return self._queue_full(draft, event)
         moved = self._moved_on(draft, event) if request.if_seq is not None else None
         if moved is not None:
             return _refused(event, moved, moved.message)
         warnings: list[str] = []
-        is_plain = self._of_draft is draft and event.tenant in self._plain
-        if not is_plain and not self._is_plain(draft, event.tenant):
+        if event.tenant not in self._plain and not self._is_plain(draft, event.tenant):
             limit = self._over_limit(draft, event)
             if limit is not None and answered:
                 return limit
@@ -192,14 +195,19 @@ class Admission:
             warnings.append(f"{PART_OF}: {part}")
         return NewJob(event, warnings)
 
+    def _begin(self, draft: Draft) -> None:
+        """The first request of this record comes; nothing of the state changes until the last."""
+        state = self.state
+        self._of_draft = draft
+        self._plain.clear()
+        # with ended jobs counted too: only close to the bound of memory it is worth counting exactly
+        self._close_at = state.next_num + self._close - len(state.jobs) - state.extra
+
     def _is_plain(self, draft: Draft, tenant: str) -> bool:
         """Whether no limit, hold or tombstone of this tenant can matter: asked once a record, not for each request.
 
         Cancels and orders come before the submits of a record, and these make none of the three.
         """
-        if self._of_draft is not draft:
-            self._of_draft = draft
-            self._plain.clear()
         known = self.state.tenants.get(tenant)
         if (
             draft.limits_of(tenant) != (0, 0)
@@ -222,23 +230,16 @@ class Admission:
             job = tenant.jobs.get(event.name)
             if job is not None:
                 return self._again(event, job.body, job.state, job.ledger)
-        finished = self.state.finished
-        if len(finished):
-            event.key = job_key(event.tenant, event.name)
-            row = finished.find(event.key)
-            # an older row is kept for the history alone: its name is free again
-            if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
-                return self._finished(event, row[0], row[2])
-        return None
+        event.key = job_key(event.tenant, event.name)
+        row = self.state.finished.find(event.key)
+        if row is None:
+            return None
+        if draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
+            return self._finished(event, row[0], row[2])
+        return None  # an older row is kept for the history alone: its name is free again
 
     def _has_room(self, draft: Draft, tenant: str) -> bool:
         return self.state.room(self.config.jobs_max, tenant, draft.load, draft.load_of(tenant)) > 0
-
-    def _is_close(self, draft: Draft) -> bool:
-        """Whether memory is close to its bound, with ended jobs counted too: only then it is worth counting exactly."""
-        state = self.state
-        new = draft.next_num - state.next_num + draft.extra_all
-        return len(state.jobs) + state.extra + new >= self._close
 
     def _queue_full(self, draft: Draft, event: Submit) -> Problem:
         return problem(

@@ -60,7 +60,7 @@ class Queue:
         self.size = 0
         self.by_tenant = False  # every tenant has lines of its own
         self._apart: set[str] = set()
-        self._taken: set[tuple[_Key, int]] = set()  # entries that were taken out, and stand in their lines still
+        self.taken: set[tuple[_Key, int]] = set()  # entries that were taken out, and stand in their lines still
         self._unswept: list[_Key] = []  # lines that the sweep under way has still to look at
         self._swept = 0  # entries of the next of them that were kept
 
@@ -70,8 +70,8 @@ class Queue:
     def add(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
         key = (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")  # `_key`
         self.size += 1
-        if self._taken and (key, item) in self._taken:
-            self._taken.remove((key, item))
+        if self.taken and (key, item) in self.taken:
+            self.taken.remove((key, item))
             return
         line = self.lines.get(key)
         if line is None:
@@ -88,7 +88,7 @@ class Queue:
 
     def take_out(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
         """An entry that stands in its line counts no more, until it is added again."""
-        self._taken.add((self._key(priority, shape, tenant), item))
+        self.taken.add((self._key(priority, shape, tenant), item))
         self.size -= 1
 
     def remove(self, priority: int, shape: Shape, item: int, tenant: str) -> bool:
@@ -100,13 +100,8 @@ class Queue:
         self.size -= 1
         return True
 
-    @property
-    def any_taken(self) -> bool:
-        """Whether any entry was taken out, and stands in its line still."""
-        return bool(self._taken)
-
     def is_taken(self, line: Line, item: int) -> bool:
-        return bool(self._taken) and ((-line.priority, line.shape.index, line.tenant), item) in self._taken
+        return bool(self.taken) and ((-line.priority, line.shape.index, line.tenant), item) in self.taken
 
     def set_apart(self, tenant: str, is_of: Callable[[int], bool]) -> None:
         """Give a tenant lines of its own for the rest of this reign; `is_of` tells its entries.
@@ -125,16 +120,16 @@ class Queue:
             own.entries = deque(mine)
             own.blocked_at, own.barred = line.blocked_at, line.barred
             for item in mine:
-                if (key, item) in self._taken:
-                    self._taken.remove((key, item))
-                    self._taken.add(((key[0], key[1], tenant), item))
+                if (key, item) in self.taken:
+                    self.taken.remove((key, item))
+                    self.taken.add(((key[0], key[1], tenant), item))
 
     def part(self, tenant_of: Callable[[int], str]) -> None:
         """Give every tenant lines of its own for the rest of this reign. `tenant_of` an entry; "" where it is over.
 
         It walks the whole queue once: for an operator's act, not for the tick.
         """
-        taken, self._taken = self._taken, set()
+        taken, self.taken = self.taken, set()
         shared = [(key, line) for key, line in self.lines.items() if not line.tenant]
         self.by_tenant = True
         for key, line in shared:
@@ -148,7 +143,7 @@ class Queue:
                     self.add(line.priority, line.shape, item, tenant)
                 else:
                     self.size -= 1
-        self._taken |= taken
+        self.taken |= taken
 
     def ready(
         self,
@@ -178,8 +173,8 @@ class Queue:
 
     def pop(self, line: Line) -> int:
         item = line.entries.popleft()
-        if self._taken and self.is_taken(line, item):
-            self._taken.remove(((-line.priority, line.shape.index, line.tenant), item))
+        if self.taken and self.is_taken(line, item):
+            self.taken.remove(((-line.priority, line.shape.index, line.tenant), item))
         else:
             self.size -= 1
         return item
@@ -220,7 +215,7 @@ class Queue:
             if num != last:
                 last, over = num, is_over(num)
             if self.is_taken(line, item):
-                self._taken.remove((key, item))
+                self.taken.remove((key, item))
             elif over or not waits(item):
                 self.size -= 1
             else:
