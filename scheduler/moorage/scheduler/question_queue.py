@@ -32,6 +32,7 @@ class RoundRobin(Generic[T]):
         """At most so many of one tenant, else ASKED_MAX."""
         self._most = most
         self._by_tenant: dict[str, deque[T]] = {}
+        self._turns: deque[tuple[str, deque[T]]] = deque()  # the tenants with items, and these; whose turn it is first
         self.size = 0
 
     def put(self, tenant: str, item: T) -> bool:
@@ -39,7 +40,8 @@ class RoundRobin(Generic[T]):
         mine = self._by_tenant.get(tenant)
         if mine is None:
             mine = self._by_tenant[tenant] = deque()
-        if len(mine) >= (self._most or ASKED_MAX):
+            self._turns.append((tenant, mine))
+        elif len(mine) >= (self._most or ASKED_MAX):
             return False
         mine.append(item)
         self.size += 1
@@ -48,13 +50,13 @@ class RoundRobin(Generic[T]):
     def take(self) -> T:
         """Remove and return the next item; there must be one."""
         self.size -= 1
-        tenant = next(iter(self._by_tenant))
-        if len(self._by_tenant) == 1 and len(alone := self._by_tenant[tenant]) > 1:
-            return alone.popleft()
-        mine = self._by_tenant.pop(tenant)
-        if len(mine) > 1:
-            self._by_tenant[tenant] = mine
-        return mine.popleft()
+        turn = self._turns.popleft()
+        item = turn[1].popleft()
+        if turn[1]:
+            self._turns.append(turn)
+        else:
+            del self._by_tenant[turn[0]]
+        return item
 
 
 class QuestionQueue(RoundRobin[Delivery]):

@@ -320,20 +320,20 @@ class Draft:
         self.bytes += 128
         self.tombstones.setdefault(tenant, set()).add(job)
 
-    def untouched(self, member: Member) -> bool:
-        """Whether it is placed, no gang's, and this record has no step about it or its replica yet."""
-        replica = member.replica
-        return (
-            member.phase == AT_PLACED
-            and replica.state == PLACED
-            and replica not in self._state
-            and member not in self.gone
-            and not replica.job.gang
-        )
+    def complete_runs(self, members: list[Member]) -> bool:
+        """These have been claimed, started, ended with success and are free: one step each.
 
-    def complete_runs(self, members: list[Member]) -> None:
-        """Members that were `untouched` have been claimed, started, ended with success and are free: one step each."""
+        False, and nothing was done, unless each is there once, is placed and no gang's, and this record has no step
+        about it or its replica yet.
+        """
         steps, states, held, started, gpus = self.steps, self._state, self._held, self.started, self.gpus
+        unique = set(members)
+        if len(unique) != len(members) or not self.gone.isdisjoint(unique):
+            return False
+        for member in members:
+            replica = member.replica
+            if member.phase != AT_PLACED or replica.state != PLACED or replica in states or replica.job.gang:
+                return False
         counts_usage = self.state.half_life_ms
         for member in members:
             replica = member.replica
@@ -346,8 +346,9 @@ class Draft:
                 self._leave(member)
             else:
                 gpus[job.tenant] = gpus.get(job.tenant, 0) - member.mask.bit_count()
-        self.gone.update(members)
+        self.gone |= unique
         self.bytes += STEP_BYTES * len(members)
+        return True
 
     def take_normal_fact(self, member: Member, fact: Fact) -> bool:
         """The fast path for facts: take the next one of a run without any trouble (claimed, started, exited, freed).

@@ -124,7 +124,7 @@ class Packing:
         each = self._gpu_bytes.get(num)
         if each is None:
             pool = self._state.worker_by_num[num].hello.get("gpu_pool", ())
-            each = self._gpu_bytes[num] = _GPU_BYTES + max((len(device["uuid"]) for device in pool), default=0)
+            each = self._gpu_bytes[num] = _GPU_BYTES + max([len(device["uuid"]) for device in pool], default=0)
         return _WORKER_BYTES + each * mask.bit_count()
 
     def frame(self) -> bytes:

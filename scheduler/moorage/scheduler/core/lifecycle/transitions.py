@@ -90,14 +90,10 @@ def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact
             or (claimed.kind, started.kind, exited.kind, freed.kind) != _WHOLE_RUN
             or exited.code
             or exited.detail not in ("", "exit")
-            or not draft.untouched(member)
         ):
             return []
         found.append(member)
-    if len(set(found)) != count:
-        return []
-    draft.complete_runs(found)
-    return found
+    return found if draft.complete_runs(found) else []
 
 
 class Lifecycle:
