@@ -17,7 +17,7 @@ from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import Outputs
-from moorage.scheduler.core.effects.story import Packing
+from moorage.scheduler.core.effects.story import Packing, is_plain
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import PartKept
 from moorage.scheduler.core.state import STORY_PART, STORY_PART_REPLICA, Job
@@ -170,17 +170,24 @@ class History:
             del self._waiting[tenant]
 
     async def _pack(self, packing: Packing, queue: deque[int], taken: list[int]) -> None:
+        """Fill a frame from the queue; what was taken from there is in `taken`, whatever happens."""
         jobs, with_request = self._engine.state.jobs, len(queue) <= WITH_REQUEST_MAX
         while queue:
-            num = queue.popleft()
-            job = jobs.get(num)
-            if job is None or job.kept:
-                continue
-            if not packing.add(job, with_request=with_request):
-                queue.appendleft(num)
-                return
-            taken.append(num)
-            if len(taken) % PACK_AT_ONCE == 0:
+            some: list[Job] = []
+            while queue and len(some) < PACK_AT_ONCE:
+                num = queue.popleft()
+                job = jobs.get(num)
+                if job is not None and not job.kept:
+                    some.append(job)
+                    taken.append(num)
+            if some and not (all(map(is_plain, some)) and packing.add_plain(some, with_request=with_request)):
+                for at, job in enumerate(some):
+                    if not packing.add(job, with_request=with_request):
+                        rest = len(some) - at
+                        queue.extendleft(reversed(taken[-rest:]))
+                        del taken[-rest:]
+                        return
+            if queue:
                 await asyncio.sleep(0)
 
     async def _publish(self, tenant: str, packing: Packing) -> None:

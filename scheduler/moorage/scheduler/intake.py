@@ -77,7 +77,7 @@ class Intake:
         on_admin: Callable[[str, dict[str, Any], str, bool], None],
     ) -> None:
         self._engine = engine
-        self._subjects = subjects
+        self._prefix = subjects.prefix
         self._answer = answer
         self._on_read = on_read
         self._on_admin = on_admin
@@ -96,15 +96,22 @@ class Intake:
 
         If the reply subject is one that the sender itself may not write to, the message is taken without it.
         """
-        if delivery.reply and not may_answer(self._subjects.prefix, delivery.subject, delivery.reply):
+        if delivery.reply and not may_answer(self._prefix, delivery.subject, delivery.reply):
             self.counters["reflected"] += 1
             count = self.counters["reflected"]
             if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood must not fill the log
                 log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
             delivery = msgspec.structs.replace(delivery, reply="")
+        tenant = self._submitters.get(delivery.subject)
+        if tenant is None:
+            self._put_other(delivery)
+        elif self._requests.size + self._questions.size >= WAITING_MAX or not self._requests.put(tenant, delivery):
+            self.counters["dropped"] += 1
+
+    def _put_other(self, delivery: Delivery) -> None:
+        """Enqueue what is no submit on a subject that was looked at before."""
         subject, skip = delivery.subject, self._skip
-        submitter = self._submitters.get(subject, "")
-        if not submitter and subject[skip : skip + 4] != "api.":
+        if subject[skip : skip + 4] != "api.":
             if len(self._raw) >= WAITING_MAX:
                 self.counters["dropped"] += 1
             else:
@@ -113,9 +120,9 @@ class Intake:
         if self._requests.size + self._questions.size >= WAITING_MAX:
             self.counters["dropped"] += 1
             return
-        asker = "" if submitter else self._questions.tenant_of(subject)
+        asker = self._questions.tenant_of(subject)
         if not asker:
-            if not self._requests.put(submitter or subject[skip + 4 :].partition(".")[0], delivery):
+            if not self._requests.put(subject[skip + 4 :].partition(".")[0], delivery):
                 self.counters["dropped"] += 1
         elif not self._questions.put(asker, delivery):
             self.counters["overloaded"] += 1
@@ -133,8 +140,7 @@ class Intake:
             room -= self._try(raw.popleft(), None, room, mono_ms)
         while room > 0 and (self._array is not None or requests.size):
             array = self._array
-            delivery = requests.take() if array is None else array.delivery
-            room -= self._try(delivery, array, room, mono_ms)
+            room -= self._try(requests.take() if array is None else array.delivery, array, room, mono_ms)
         ends = time.monotonic() + question_queue.QUESTIONS_S
         while questions.size:
             self._try(questions.take(), None, 1, mono_ms)

@@ -53,8 +53,10 @@ def coalesced(answers: list[tuple[str, bytes]], bytes_max: int) -> list[Message]
         mux = split_mux_reply(reply)
         if mux is None:
             messages.append((reply, payload, ""))
+        elif mux[0] in frames:
+            frames[mux[0]].append((mux[1], payload))
         else:
-            frames.setdefault(mux[0], []).append((mux[1], payload))
+            frames[mux[0]] = [(mux[1], payload)]
     messages.extend(mux_frames(frames))
     return messages
 

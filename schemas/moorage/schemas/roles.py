@@ -27,6 +27,8 @@ ROLES: Final[dict[Role, tuple[str, tuple[str, ...]]]] = {
 OPERATOR_READS: Final = ("show", "ls", "explain", "history")
 INBOX: Final = "_INBOX"
 _INBOX_HEAD: Final = f"{INBOX}."
+#: an inbox as `inbox` names them, with something below it
+_OWNED: Final = re.compile(rf"{INBOX}\.(?:{'|'.join(ROLES)})\.[^.]*\.").match
 #: by which JetStream of the users' account is asked from a tenant's, for results (NATS' `jetstream_api_prefix`)
 RESULT_API: Final = "$JS.moorage.API"
 #: what a server makes of a reply subject that comes from another account
@@ -115,9 +117,9 @@ def may_answer(prefix: str, asked: str, reply: str) -> bool:
         return False
     if not reply.startswith(_INBOX_HEAD):
         return True
-    parts = reply.split(".", 3)
-    if len(parts) < 4 or parts[1] not in ROLES:
+    if _OWNED(reply) is None:
         return True
+    parts = reply.split(".", 3)
     room, _, rest = asked.removeprefix(prefix + ".").partition(".")
     owner, _, verb = rest.partition(".")
     if room == "api":

@@ -95,35 +95,35 @@ class FinishedTable:
 
     def add_all(self, rows: Iterable[tuple[bytes, bytes, int, int, int]]) -> None:
         """`add` each of these, in order: jobs leave memory by the hundred."""
-        chunks, segments, filled, base = self._chunks, self._segments, self._filled, self._base
-        pack_into, number, most, sums = _ROW.pack_into, self._end, self.rows_max, self.row
+        segments, filled, number, sums = self._segments, self._filled, self._end, self.row
+        pack_into, full = _ROW.pack_into, self._first + self.rows_max
         for key, digest, time_ms, state, seq in rows:
-            if len(digest) != DIGEST_BYTES:
-                digest = digest[:DIGEST_BYTES]
-            if seq > _SEQ_MAX:
-                seq = 0
-            if number - self._first >= most:
+            if number >= full:
                 self._end, self.row = number, sums
                 self.drop_oldest()
-                base, sums = self._base, self.row
-            at, row = divmod(number - base, _CHUNK_ROWS)
-            if at == len(chunks):
-                chunks.append(bytearray(_CHUNK_ROWS * ROW_BYTES))
-            pack_into(chunks[at], row * ROW_BYTES, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32)
-            self._end = number + 1  # a probe below may look at this very row
+                full, sums = full + 1, self.row
+            at = number - self._base
+            if at == len(self._chunks) * _CHUNK_ROWS:
+                self._chunks.append(bytearray(_CHUNK_ROWS * ROW_BYTES))
+            chunk, start = self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * ROW_BYTES
+            if seq > _SEQ_MAX:
+                seq = 0
+            pack_into(chunk, start, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32)
             bits, which = _from_bytes(key, "little"), key[-1]
             segment = segments[which]
             slot = bits & len(segment) - 1
+            entry = (bits >> _MARK_AT & _MARK) << _NUMBER_BITS | number % _NUMBERS + 1  # `_entry`
+            number += 1
+            sums += hash((bits & _SEVEN, _from_bytes(digest, "little") & _SEVEN, state))  # `_row_hash`
             if segment[slot] != _EMPTY:
                 slot = self._probe(segment, slot, bits, key)
-            is_new = segment[slot] == _EMPTY
-            segment[slot] = (bits >> _MARK_AT & _MARK) << _NUMBER_BITS | number % _NUMBERS + 1
-            number += 1
-            if is_new:
-                filled[which] += 1
-                if filled[which] > len(segment) * _GROW_AT:
-                    self._grow(which)
-            sums += hash((bits & _SEVEN, _from_bytes(digest, "little") & _SEVEN, state))  # as `_row_hash`
+                if segment[slot] != _EMPTY:  # an older row of the key
+                    segment[slot] = entry
+                    continue
+            segment[slot] = entry
+            filled[which] += 1
+            if filled[which] > len(segment) * _GROW_AT:
+                self._grow(which)
         self._end, self.row = number, sums
 
     def oldest_ms(self) -> int | None:

@@ -43,21 +43,21 @@ class EventEncoder:
 
     def event(self, job: Job) -> bytes:
         """What changed since the last event of this job; marks it as told."""
-        told, rev, story = job.told, job.rev, job.story
-        if rev - told > CHANGES_SURE:  # it has to be measured
-            return encode(event_of(self._state, job))
-        job.told = rev
-        seq = self._state.seq
+        told, rev, story, seq = job.told, job.rev, job.story, self._state.seq
         if seq != self._seq:
             self._seq = seq
             self._first.clear()
             self._last.clear()
-        if len(job.replicas) == 1 and told + 3 >= rev:
-            if job.ledger == seq and told == 0 and len(story) == 1:
-                if story[0][4] == PLACED and not story[0][8] and not story[0][10]:
-                    return self._placed(job, story[0])
-            elif told and told + 3 == rev and len(story) >= 3 and _is_one_run(story[-3:]):
-                return self._ran(job, story[-1])
+        if not told:
+            if rev == 2 and job.ledger == seq and len(job.replicas) == 1 and _is_placement(story[0]):
+                job.told = rev
+                return self._placed(job, story[0])
+        elif rev - told == 3 and len(job.replicas) == 1 and _is_one_run(story[-3:]):
+            job.told = rev
+            return self._ran(job, story[-1])
+        if rev - told > CHANGES_SURE:  # it has to be measured
+            return encode(event_of(self._state, job))
+        job.told = rev
         workers, devices = self._workers, self._gpus
         changes = last = ""
         simulated = False
@@ -153,13 +153,18 @@ class EventEncoder:
 
 
 def _is_one_run(rows: list[Transition]) -> bool:
-    """Whether three transitions of a single replica are one attempt's, which its worker told in one record."""
+    """Whether the last transitions of a single replica are three of one attempt, told by its worker in one record."""
+    if len(rows) != 3:
+        return False
     claimed, running, ended = rows
-    return (
-        (claimed[4], running[4], claimed[1]) == (CLAIMED, RUNNING, ended[1])
-        and claimed[10] == running[10] == ended[10] == BY_WORKER
-        and not (claimed[8] or running[8] or ended[8])
-    )
+    if claimed[4] != CLAIMED or running[4] != RUNNING or claimed[1] != ended[1]:
+        return False
+    return claimed[10] == running[10] == ended[10] == BY_WORKER and not (claimed[8] or running[8] or ended[8])
+
+
+def _is_placement(row: Transition) -> bool:
+    """Whether a transition is a placement that the scheduler chose, without a word to say about it."""
+    return row[4] == PLACED and not row[8] and not row[10]
 
 
 def _by(actor: str) -> str:

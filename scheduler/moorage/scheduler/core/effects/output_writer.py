@@ -59,21 +59,28 @@ class OutputWriter:
     def answer_submits(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
         seq, explain, answers = self._state.seq, self.explain_waiting, out.answers
         queued = f'","ledger":{seq},"state":"QUEUED"}}'
+        of: Request | None = None  # jobs that ask alike share their request
+        has_own = has_timers = False
         for job, made in zip(accepted, flight.new.values(), strict=True):  # both in the order of the jobs' numbers
             submit = made.submit
-            request, batch = submit.request, submit.batch
+            batch = submit.batch
             job.shape, job.key = submit.shape, submit.key
+            if submit.request is not of:
+                of = submit.request
+                has_own = of.events == "job"
+                has_timers = of.deadline_s is not None or of.start_within_s is not None or of.on_no_match == "reject"
             # jobs of a batch are in their tenant's frames only, until somebody follows one of them (`views.show`)
-            job.own_subject = request.events == "job" and batch is None
-            if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
-                self._arm(job, request)
+            job.own_subject = has_own and batch is None
+            if has_timers:
+                self._arm(job, submit.request)
             waiting = None
-            if batch is None and explain is not None and submit.reply and job.replicas[-1].state == QUEUED:
-                waiting = explain(job)
-            if batch is None and made.stillborn is None and submit.json and not made.warnings and waiting is None:
-                # as nearly always: the bytes of `encode(Accepted(…))`
-                answers.append((submit.reply, f'{{"kind":"accepted","job":"{job.name}{queued}'.encode()))
-                continue
+            if batch is None:
+                if explain is not None and submit.reply and job.replicas[-1].state == QUEUED:
+                    waiting = explain(job)
+                if waiting is None and submit.json and made.stillborn is None and not made.warnings:
+                    # as nearly always: the bytes of `encode(Accepted(…))`
+                    answers.append((submit.reply, f'{{"kind":"accepted","job":"{job.name}{queued}'.encode()))
+                    continue
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
             answer = Accepted(job.name, seq, state, warnings=made.warnings, waiting=waiting)
             if batch is not None:

@@ -85,9 +85,11 @@ class WantedFrames:
                 self.add(member)
                 continue
             size = bytes_of.get(num, WANTED_BYTES_MAX) + len(job.body) + 200
-            frame = self._frame(worker, len(job.body) + 200) if size > WANTED_BYTES_MAX else frames_of[num][-1]
             if size <= WANTED_BYTES_MAX:
+                frame = frames_of[num][-1]
                 bytes_of[num] = size
+            else:
+                frame = self._frame(worker, len(job.body) + 200)
             frame.place.append(
                 Place(
                     job.tenant,

@@ -44,6 +44,14 @@ def unwritten(job: Job) -> list[Transition]:
 Packed = tuple[Job, int, int, bool]
 
 
+def is_plain(job: Job) -> bool:
+    """What nearly all are: over, of one replica and one attempt, and never so long that it has to go in parts."""
+    if not job.over or job.parts or len(job.replicas) != 1 or job.replicas[0].attempt != 1:
+        return False
+    story = job.story
+    return 0 < len(story) <= CHANGES_SURE and story[0][5] >= 0
+
+
 class Packing:
     """One frame while it is filled."""
 
@@ -58,8 +66,8 @@ class Packing:
 
     def add(self, job: Job, *, with_request: bool) -> bool:
         """Put in what is not written of a job's story; False when the frame has no room for it."""
-        if job.over and not job.parts and len(job.replicas) == 1 and len(job.story) <= CHANGES_SURE:
-            return self._add_short(job, with_request=with_request)
+        if is_plain(job):
+            return self.add_plain([job], with_request=with_request)
         moves, over = unwritten(job), job.over
         request = _request(job) if over and with_request else None
         while True:
@@ -79,23 +87,40 @@ class Packing:
         self.packed.append((job, first, last, over))
         return True
 
-    def _add_short(self, job: Job, *, with_request: bool) -> bool:
-        """What nearly all are: over, of one replica, and never so long that it has to go in parts."""
-        story, replica = job.story, job.replicas[0]
-        request = _request(job) if with_request else None
-        row = _encode((job.name, job.rev, STATES[replica.state], True, job.accepted_ms, job.ledger, (), story, request))
-        size = len(row)
-        if replica.attempt == 1 and story[0][5] >= 0:  # one attempt that nothing came before: one worker and its slots
-            num, mask = story[0][5:7]
-            held = self._slots.get(num, -1)
-            fresh = {} if held >= 0 and not mask & ~held else {num: mask}
-        else:
-            fresh = self._fresh(story)
-        for num, mask in fresh.items():
-            size += self._cost(num, mask)
-        if not self._put(row, size, fresh):
+    def add_plain(self, jobs: list[Job], *, with_request: bool) -> bool:
+        """Put in several stories that are all `is_plain`, at half the cost of `add` for each.
+
+        False, and nothing was put in, when the frame may have no room for all of them.
+        """
+        fresh: dict[int, int] = {}
+        for job in jobs:
+            _, _, _, _, _, num, mask, _, _, _, _ = job.story[0]
+            fresh[num] = fresh.get(num, 0) | mask
+        slots = self._slots
+        fresh = {num: mask for num, mask in fresh.items() if num not in slots or mask & ~slots[num]}
+        states = STATES
+        rows = _encode(
+            [
+                (
+                    job.name,
+                    job.rev,
+                    states[job.replicas[0].state],
+                    True,
+                    job.accepted_ms,
+                    job.ledger,
+                    (),
+                    job.story,
+                    _request(job) if with_request else None,
+                )
+                for job in jobs
+            ]
+        )
+        size = len(rows) + sum(map(self._cost, fresh, fresh.values()))
+        if len(jobs) > 1 and self._bytes + size > PACKED_BYTES_MAX:  # one alone always goes into an empty frame
             return False
-        self.packed.append((job, story[0][0], story[-1][0], True) if story else (job, job.rev, job.rev, True))
+        if not self._put(rows[1:-1], size, fresh):
+            return False
+        self.packed += [(job, job.story[0][0], job.story[-1][0], True) for job in jobs]
         return True
 
     def _put(self, row: bytes, size: int, fresh: dict[int, int]) -> bool:

@@ -40,6 +40,7 @@ from moorage.scheduler.core.state import (
 )
 from moorage.schemas.job import STATES
 
+_AFTER_RUNNING: Final = LEGAL[RUNNING]
 _MODE_MASK: Final = (1 << MODE_BITS) - 1
 _NOTICE_MASK: Final = (1 << NOTICE_BITS) - 1
 
@@ -115,7 +116,7 @@ class FoldingSteps(Folding):
         member = replica.member
         if member is None or replica.state != PLACED:
             raise self._illegal(replica, CLAIMED)
-        if a not in LEGAL[RUNNING]:
+        if a not in _AFTER_RUNNING:
             raise self._illegal(replica, a)
         why = self._note(c) if c else ""
         rev, time, index, attempt, state = job.rev, self.time, replica.index, replica.attempt, self.state
