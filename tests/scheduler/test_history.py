@@ -11,11 +11,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
+import pytest
 
 from moorage.bus.jetstream import JetStream
 from moorage.bus.simulated import SimulatedBus
 from moorage.bus.simulated_clock import SimulatedClock
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.effects import story
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.lifecycle.retention import ENDED_SPARE
 from moorage.scheduler.core.state import STORY_KEPT, STORY_MAX, STORY_MAX_REPLICA, STORY_PART, STORY_PART_REPLICA
@@ -294,6 +296,35 @@ async def test_a_flood_is_written_without_its_requests_in_frames_that_pass(drive
     assert sorted(story.job for frame in frames for story in frame.jobs) == sorted(f"j{n}" for n in range(6_000))
     assert all(story.request is None for story in frames[0].jobs)
     assert any(story.request is not None for story in frames[-1].jobs)
+
+
+@scene(Config(ended_max=50_000))
+async def test_stories_that_are_packed_together_are_each_told_once_and_whole(drive: Writing) -> None:
+    """Of hundreds of plain runs, with others among them, in frames that have no room for all."""
+    drive.checks = False
+    drive.worker("w0", 8)
+    names = [f"j{number}" for number in range(304)]
+    for at in range(0, 304, 8):
+        for name in names[at : at + 8]:
+            drive.submit(name, gpu={}, labels={"a": "x" * 40})
+        if at % 24 == 0:
+            drive.submit(f"more{at}", gpu={})  # no room: it never runs
+            drive.cancel(f"more{at}")
+            names.append(f"more{at}")
+        drive.settle()
+        drive.run_out("w0", at % 3)
+    before = {name: told(drive, name) for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(story, "PACKED_BYTES_MAX", 30_000)
+        await drive.written(60)
+    frames = drive.frames()
+    assert len(frames) > 3
+    stream = drive.bus.streams()[SUBJECTS.history_stream]
+    assert all(len(message.data) < 32_000 for message in stream.read(1))
+    kept = [each.job for frame in frames for each in frame.jobs]
+    assert sorted(kept) == sorted(names)
+    for name in names:
+        assert [change["rev"] for change in await drive.pages(name)] == [change["rev"] for change in before[name]]
 
 
 # ----------------------------------------------------------------------------------------------------- long stories

@@ -180,13 +180,15 @@ class History:
                 if job is not None and not job.kept:
                     some.append(job)
                     taken.append(num)
-            if some and not (all(map(is_plain, some)) and packing.add_plain(some, with_request=with_request)):
-                for at, job in enumerate(some):
-                    if not packing.add(job, with_request=with_request):
-                        rest = len(some) - at
-                        queue.extendleft(reversed(taken[-rest:]))
-                        del taken[-rest:]
-                        return
+            plain = [job for job in some if is_plain(job)]
+            if plain and packing.add_plain(plain, with_request=with_request):
+                some = [job for job in some if not is_plain(job)] if len(plain) < len(some) else []
+            for at, job in enumerate(some):
+                if not packing.add(job, with_request=with_request):
+                    rest = dict.fromkeys(job.num for job in some[at:])
+                    taken[:] = [num for num in taken if num not in rest]
+                    queue.extendleft(reversed(rest))
+                    return
             if queue:
                 await asyncio.sleep(0)
 

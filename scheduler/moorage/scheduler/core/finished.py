@@ -164,8 +164,7 @@ class FinishedTable:
             )
         else:
             table.add_all(
-                (key, digest, seconds * 1000, state, 0)
-                for key, digest, seconds, state in _ROW_FIRST.iter_unpack(rows)
+                (key, digest, seconds * 1000, state, 0) for key, digest, seconds, state in _ROW_FIRST.iter_unpack(rows)
             )
         return table
 
