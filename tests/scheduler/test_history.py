@@ -315,12 +315,12 @@ async def test_stories_that_are_packed_together_are_each_told_once_and_whole(dri
         drive.run_out("w0", at % 3)
     before = {name: told(drive, name) for name in names}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(story, "PACKED_BYTES_MAX", 30_000)
+        patch.setattr(story, "PACKED_BYTES_MAX", 12_000)
         await drive.written(60)
     frames = drive.frames()
     assert len(frames) > 3
     stream = drive.bus.streams()[SUBJECTS.history_stream]
-    assert all(len(message.data) < 32_000 for message in stream.read(1))
+    assert all(len(message.data) < 13_000 for message in stream.read(1))
     kept = [each.job for frame in frames for each in frame.jobs]
     assert sorted(kept) == sorted(names)
     for name in names:
