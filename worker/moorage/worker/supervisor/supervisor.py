@@ -208,7 +208,7 @@ class Supervisor:
         connection.say(answer)
         # That a start is accepted is told with the news of it, which comes in a moment: telling it at once would wake
         # the agent, and take this process's time, while the launcher needs a processor.
-        if not (isinstance(request, Start) and self.jobs.launches.busy):
+        if not (isinstance(request, Start) and self.jobs.launches.has_news_due):
             self._flush_soon()
 
     def _start(self, request: Start) -> Message:
