@@ -96,6 +96,24 @@ async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str
         assert seat.joins[0].machine == "machine-1"
 
 
+async def test_a_timer_whose_reason_is_over_takes_no_turn(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """The facts of a short job wait for its end, and leave with it: then there is nothing to do at their time."""
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        await w.leader.joined("w1")
+        await until(lambda: agent.members.session.phase == "live", what="a live session")
+        w.host._schedule(agent, w.host.now())
+        agent.scheduled_s = w.host._timers[0][0]
+        w.host._dirty.clear()
+        w.host._on_timer()
+        assert agent not in w.host._dirty
+        assert agent.scheduled_s == agent.next_deadline_s(), "it is woken for what is due next"
+        agent.members.session.renew_at_s = w.host.now()
+        w.host._schedule(agent, w.host.now())
+        w.host._on_timer()
+        assert agent in w.host._dirty
+
+
 class Careless(NoopDriver):
     """A newcomer's: its check takes for granted what a request holds."""
 

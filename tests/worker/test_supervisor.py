@@ -18,14 +18,19 @@ import pytest
 
 import moorage
 from moorage.worker.proctree import STATE_MARK, boottime_s, children, read_process
+from moorage.worker.supervisor import launcher
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorRefused, SupervisorUnavailable
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import (
     SOCKET_NAME,
+    Done,
     Ended,
     EndMember,
+    Message,
     Output,
+    Started,
     StartMember,
+    decode_messages,
 )
 from moorage.worker.supervisor.state_folder import EXIT_HELD, state_mark
 from tests.worker.supervisor_rig import (
@@ -89,6 +94,28 @@ def test_a_child_gets_exactly_the_environment_given(tmp_path: Path, arguments: t
         found = rig.text("t/j/0/1/7").split("\0")
         given = [f"{name}={value}" for name, value in env.items()]
         assert sorted(found) == sorted(["", f"{STATE_MARK}={state_mark(rig.state)}", *given])
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_that_a_start_is_accepted_is_told_with_the_news_of_it(
+    tmp_path: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the agent is woken for it just when the child needs a processor."""
+    frames: list[list[Message]] = []
+
+    def noted(body: bytes) -> list[Message]:
+        frames.append(decode_messages(body))
+        return frames[-1]
+
+    monkeypatch.setattr("moorage.worker.supervisor.client.decode_messages", noted)
+
+    async def scenario(rig: Rig) -> None:
+        await rig.client.ping()  # the connection's own is answered
+        frames.clear()
+        await rig.run(sh("a", "true"))
+        [frame] = [frame for frame in frames if any(isinstance(message, Done) for message in frame)]
+        assert any(isinstance(message, Started) for message in frame)
 
     with_rig(tmp_path, arguments, scenario)
 
@@ -334,7 +361,7 @@ def test_an_end_sent_right_behind_the_start_counts(tmp_path: Path, arguments: tu
         await asyncio.gather(rig.client.start(members), rig.client.end(orders))
         await rig.until(lambda: len(rig.ends()) == len(members))
         assert {ended.reason for ended in rig.ends().values()} == {"end"}
-        assert children(rig.client.identity.pid) == [launcher_of(rig)]
+        assert children(rig.client.identity.pid) == launchers(rig)
 
     with_rig(tmp_path, arguments, scenario)
 
@@ -450,8 +477,8 @@ def test_two_hundred_in_one_batch_leave_no_descriptor_behind(tmp_path: Path, arg
             assert rig.ends()[f"j{number}"].exit_code == number % 7
             assert rig.text(f"j{number}") == f"{number}\n"
         await rig.client.forget([member.key for member in members])
-        assert len(os.listdir(f"/proc/{pid}/fd")) == before
-        assert children(pid) == [launcher_of(rig)]
+        await poll(lambda: len(os.listdir(f"/proc/{pid}/fd")) == before)  # what the next ones need is made again
+        assert children(pid) == launchers(rig)
 
     with_rig(tmp_path, arguments, scenario)
 
@@ -505,11 +532,15 @@ def test_nothing_starts_behind_the_fence_until_it_is_moved(tmp_path: Path, argum
 # -- the supervisor itself
 
 
+def launchers(rig: Rig) -> list[int]:
+    """The launcher, and the spare that it has made of itself, if any."""
+    pid = rig.client.identity.pid
+    return [child for child in children(pid) if b"/launcher" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 def launcher_of(rig: Rig) -> int:
-    for pid in children(rig.client.identity.pid):
-        if b"/launcher" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
-    raise AssertionError("no launcher")
+    [found] = [pid for pid in launchers(rig) if os.path.lexists(f"/proc/{pid}/fd/{launcher.CHANNEL}")]
+    return found
 
 
 def test_a_killed_supervisor_takes_its_jobs_along_and_the_next_tells(

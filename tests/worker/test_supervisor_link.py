@@ -9,12 +9,13 @@ import resource
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.supervisor.client import Supervised
-from moorage.worker.supervisor.protocol import Event, StartMember
+from moorage.worker.supervisor.client import START_MEMBERS_MAX, Answer, Supervised, SupervisorRefused
+from moorage.worker.supervisor.protocol import Done, Event, StartMember
 from tests.waiting import until
 
 
@@ -82,6 +83,30 @@ async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_
             assert last is not None
             await last.shutdown(0.0)
             await link.close("w1")
+
+
+class Choosy:
+    """A supervisor that takes the first frame of a start and refuses the second one, later."""
+
+    def __init__(self) -> None:
+        self.begun: list[asyncio.Future[Answer]] = []
+
+    def begin_start(self, members: Sequence[StartMember]) -> list[asyncio.Future[Answer]]:
+        self.begun.append(asyncio.get_running_loop().create_future())
+        return self.begun[-1:]
+
+
+async def test_what_is_refused_of_a_long_start_is_told_and_nothing_else(tmp_path: Path) -> None:
+    link, told, choosy = SupervisorLink(tmp_path), Told(), Choosy()
+    link._supervised = cast(Supervised, choosy)
+    link._listeners["w1"] = told
+    link.start([StartMember(key=f"w1|{n}", argv=("true",), env={}) for n in range(START_MEMBERS_MAX + 1)])
+    first, second = choosy.begun
+    first.set_result(Done(n=1))
+    second.set_exception(SupervisorRefused("unproven", "not proven over yet"))
+    await until(lambda: told.events, what="the refusal")
+    assert told.events == [str(START_MEMBERS_MAX)]
+    assert not link._unanswered
 
 
 async def test_an_agent_without_a_free_descriptor_finds_a_supervisor_once_it_has_one(

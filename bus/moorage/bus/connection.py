@@ -19,7 +19,7 @@ import nats.errors
 
 from moorage.bus.contexts import Context, resolve
 from moorage.bus.dialing import DRAIN_TIMEOUT_S, Dialer, abandon, quietly
-from moorage.bus.direct import DirectClient
+from moorage.bus.direct import DirectClient, header_block
 from moorage.bus.errors import (
     BadSubject,
     BusError,
@@ -218,10 +218,12 @@ class Connection(Link):
         token, future = answers.open(subject, timeout_s, is_last)
         client, reply = self._client, answers.reply_subject(token)
         try:
-            if headers or not client.put(subject, payload, reply):
-                await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
-            else:
+            if headers and (block := header_block(headers)) and client.put(subject, payload, reply, block):
+                await client.write()  # who appends has one under way, so that none of this turn would join it
+            elif not headers and client.put(subject, payload, reply):
                 await client.write_soon()
+            else:
+                await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
             return await future
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             raise Disconnected(subject) from None

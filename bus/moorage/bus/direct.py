@@ -21,14 +21,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
-from nats.protocol.command import hpub_cmd
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from moorage.bus.transport import Delivery, Handler
@@ -50,6 +49,14 @@ def callback_of(handler: Handler) -> Callable[[Msg], Awaitable[None]]:
 
     on_message.handler = handler  # type: ignore[attr-defined]
     return on_message
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """Headers as they stand in a message; empty where one holds a line's end, which nats-py knows to deal with."""
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if not text or {text.count("\r"), text.count("\n")} != {len(headers)}:
+        return b""
+    return b"NATS/1.0\r\n%b\r\n" % text.encode()
 
 
 class NotEncrypted(nats.errors.Error):
@@ -128,14 +135,21 @@ class DirectClient(Client):
     async def _tell(self, error: Exception) -> None:
         await self._error_cb(error)
 
-    def put(self, subject: str, payload: bytes, reply: str) -> bool:
-        """Take a plain message for the next `write`; False where anything stands against it: `publish` knows what."""
-        size = len(payload)
+    def put(self, subject: str, payload: bytes, reply: str, headers: bytes = b"") -> bool:
+        """Take a message for the next `write`; False where anything stands against it: `publish` knows what.
+
+        `headers` are as `header_block` makes them.
+        """
+        size = len(headers) + len(payload)
         if self._status != Client.CONNECTED or size > self._max_payload or not subject:
             return False
         if _blank(subject) or _blank(reply) or self._pending_data_size + size > self._max_pending_size:
             return False
-        message = b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), size, payload)
+        if headers:
+            parts = (subject.encode(), reply.encode(), len(headers), size, headers, payload)
+            message = b"HPUB %b %b %d %d\r\n%b%b\r\n" % parts
+        else:
+            message = b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), size, payload)
         self._pending.append(message)
         self._pending_data_size += len(message)
         self.stats["out_msgs"] += 1
@@ -162,23 +176,6 @@ class DirectClient(Client):
         if self.gathers and not force_flush:
             return None
         return await super()._flush_pending(force_flush)
-
-    async def _send_publish(
-        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
-    ) -> None:
-        """With headers it leaves at once: who appends has one under way, so that none of this turn would join it."""
-        text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]) if headers else ""
-        if not text or {text.count("\r"), text.count("\n")} != {len(headers or ())}:  # nats-py knows what to do
-            await super()._send_publish(subject, reply, payload, payload_size, headers)
-            return
-        self.stats["out_msgs"] += 1
-        self.stats["out_bytes"] += payload_size
-        self.gathers = True
-        try:
-            await self._send_command(hpub_cmd(subject, reply, b"NATS/1.0\r\n%b\r\n" % text.encode(), payload))
-        finally:
-            self.gathers = False
-        await self.write()
 
     def handler_of(self, sid: int) -> Handler | None:
         """None where the subscription has ended, or is nats-py's own."""

@@ -215,8 +215,13 @@ class FleetHost:
             if deadline_s != agent.scheduled_s:
                 continue  # an earlier one took its place
             agent.scheduled_s = NEVER_S
-            if agent.worker in self.agents:
+            if agent.worker not in self.agents:
+                continue
+            deadline_s = agent.next_deadline_s()
+            if deadline_s <= now:
                 agent.on_timer()
+            elif deadline_s != NEVER_S:  # what it was set for has come meanwhile, as a short job's end does: no turn
+                self._schedule(agent, deadline_s)
         self._set_timer(timers[0][0] if timers else NEVER_S)
 
     # ------------------------------------------------------------------------------------------------- what comes in

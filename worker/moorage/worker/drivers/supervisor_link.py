@@ -10,14 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from moorage.schemas.errors import MoorageError, problem, refuse
 from moorage.worker.output_keeper import OutputBounds, OutputKeeper
-from moorage.worker.supervisor.client import Answer, Supervised, SupervisorError, SupervisorGone, SupervisorRefused
+from moorage.worker.supervisor.client import (
+    START_MEMBERS_MAX,
+    Answer,
+    Supervised,
+    SupervisorError,
+    SupervisorGone,
+    SupervisorRefused,
+)
 from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
     PROTOCOL,
@@ -83,7 +90,7 @@ class SupervisorLink:
         self._fences: dict[str, tuple[float, float]] = {}
         self._fence: tuple[float, float] | None = None
         self._pending: list[StartMember] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._unanswered: dict[asyncio.Future[Answer], Callable[[str], None]] = {}
         self._pump: asyncio.Task[None] | None = None
         self._sweeps: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
@@ -141,8 +148,8 @@ class SupervisorLink:
         self._fences.pop(worker, None)
         if self._listeners:
             return
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=RETRY_S)
+        if self._unanswered:
+            await asyncio.wait(self._unanswered, timeout=RETRY_S)
         for task in (self._pump, self._sweeps):
             if task is not None:
                 task.cancel()
@@ -164,15 +171,15 @@ class SupervisorLink:
             self._pending += members[:room]
             self._start_refused(members[room:], "the supervisor is away")
             return
-        begun: list[asyncio.Future[Answer]] = []
-        try:
-            begun = self._supervised.begin_start(members)
-        except FrameTooLarge as error:
-            self._start_refused(members, str(error))
-        except SupervisorGone:
-            pass  # the next one's list says what became of them
-        if begun:
-            self._spawn(self._started(begun, members))
+        for at in range(0, len(members), START_MEMBERS_MAX):
+            part = members[at : at + START_MEMBERS_MAX]
+            try:
+                for answer in self._supervised.begin_start(part):
+                    self._heed(answer, partial(self._start_refused, part))
+            except FrameTooLarge as error:
+                self._start_refused(part, str(error))
+            except SupervisorGone:
+                pass  # the next one's list says what became of them
 
     def end(self, key: str, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         self._pending = [member for member in self._pending if member.key != key]
@@ -220,14 +227,6 @@ class SupervisorLink:
         listed = await supervised.list()
         self.keeper.begin(scanned, listed.living)
 
-    async def _started(self, begun: list[asyncio.Future[Answer]], members: list[StartMember]) -> None:
-        try:
-            await asyncio.gather(*begun)
-        except SupervisorRefused as refused:
-            self._start_refused(members, str(refused))
-        except SupervisorGone:
-            pass  # the next one's list says what became of them
-
     def _start_refused(self, members: Sequence[StartMember], why: str) -> None:
         keys: dict[str, list[str]] = {}
         for member in members:
@@ -240,24 +239,22 @@ class SupervisorLink:
     def _begin(self, ask: Callable[[], asyncio.Future[Answer]]) -> None:
         """Ask now, in the order of the calls; what is answered matters to nobody but the log."""
         try:
-            self._spawn(self._quietly(ask()))
+            self._heed(ask(), partial(log.error, "the supervisor refused: %s"))
         except SupervisorGone:
             pass  # the next one's list says what became of it
         except FrameTooLarge as error:
             log.error("the supervisor cannot be asked: %s", error)
 
-    async def _quietly(self, answer: asyncio.Future[Answer]) -> None:
-        try:
-            await answer
-        except SupervisorGone:
-            pass  # the next one's list says what became of it
-        except SupervisorError as error:
-            log.error("the supervisor refused: %s", error)
+    def _heed(self, answer: asyncio.Future[Answer], refused: Callable[[str], None]) -> None:
+        """Have it told if the supervisor refuses: by a callback, as a task would take its turns beside a start."""
+        self._unanswered[answer] = refused
+        answer.add_done_callback(self._heard)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _heard(self, answer: asyncio.Future[Answer]) -> None:
+        refused = self._unanswered.pop(answer)
+        error = answer.exception()
+        if isinstance(error, SupervisorRefused):
+            refused(str(error))  # any other says that it is gone: the next one's list says what became of it
 
     async def _pump_events(self) -> None:
         while True:

@@ -450,4 +450,4 @@ class Jobs:
         if proof != "never-ran" or member.started_boottime_s is not None:
             self._record(Over(ended=ended))
         self._emit(ended)
-        self._loop.call_soon(self.launches.kits.add)  # behind what tells the end
+        self._loop.call_soon(self.launches.member_over)  # behind what tells the end

@@ -7,6 +7,9 @@
  * do not touch errno, and reads its batch, which is used again only once the kernel has told that all of its children
  * have left this memory (CLONE_CHILD_CLEARTID). A child that becomes another user gets a copy of the memory instead.
  *
+ * A spare is such a child that has no request yet: it waits on a socket of its own for one, so that a start which comes
+ * alone waits for neither this process nor a clone (docs/decisions/0092).
+ *
  * Packets, answers and the confirm pipe: see launcher_client.py. Both ends are one installation on one machine.
  */
 
@@ -30,6 +33,7 @@
 enum { CGROUP = 1, LIMITS, USER, CWD, EXEC };
 enum { PACKET_BYTES_MAX = 128 * 1024, DESCRIPTORS_MAX = 64, CHILDREN_MAX = 16, STACK_BYTES = 16 * 1024 };
 enum { CHANNEL = 3, CANNOT_START = 127, USAGE = 64 };
+enum { SPARE = -1, SPARE_BYTES_MAX = 16 * 1024, SPARE_STRINGS_MAX = 1024, SPARE_DESCRIPTORS = 5, SPARE_CGROUP = 4 };
 
 #if __SIZEOF_POINTER__ != 8
 #error "the system calls named here take other arguments on 32-bit machines: launcher.py serves there"
@@ -55,7 +59,7 @@ struct child {
     int is_here; /* cleared by the kernel once the child has left this memory */
     int in_cgroup;
     const struct request *request;
-    const struct batch *batch;
+    const int *descriptors;
     char **strings;
 };
 
@@ -67,6 +71,14 @@ struct batch {
     int descriptors[DESCRIPTORS_MAX];
     struct child children[CHILDREN_MAX];
     _Alignas(8) char body[PACKET_BYTES_MAX];
+};
+
+struct spare {
+    struct child child; /* the first, so that one is the other */
+    struct spare *next;
+    int descriptors[SPARE_DESCRIPTORS];
+    char *strings[SPARE_STRINGS_MAX];
+    _Alignas(8) char body[SPARE_BYTES_MAX];
 };
 
 static pid_t parent;
@@ -110,13 +122,19 @@ static const int shares_memory = 0; /* a stack of one's own takes a word of asse
 #endif
 
 static int descriptor(const struct child *child, int place) {
-    return child->batch->descriptors[place];
+    return child->descriptors[place];
 }
 
 static void fail(struct child *child, int32_t stage, long result) {
     int32_t said[3] = {child->request->slot, stage, (int32_t)-result};
     call(SYS_write, descriptor(child, 0), (long)said, sizeof said, 0, 0);
     call(SYS_exit_group, CANNOT_START, 0, 0, 0, 0);
+}
+
+/* In a child: end with the supervisor. It follows the death of the parent's spawning thread; the supervisor has one. */
+static void follow_parent(void) {
+    call(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (call(SYS_getppid, 0, 0, 0, 0, 0) != parent) call(SYS_exit_group, CANNOT_START, 0, 0, 0, 0);
 }
 
 /* In the child: put everything in place and exec. Bare system calls only; never returns. */
@@ -151,9 +169,7 @@ static void become(struct child *child) {
     }
     char **string = child->strings;
     if ((result = call(SYS_chdir, (long)*string++, 0, 0, 0, 0)) < 0) fail(child, CWD, result);
-    /* After setuid, which clears it. It follows the death of the parent's spawning thread; the supervisor has one. */
-    call(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    if (call(SYS_getppid, 0, 0, 0, 0, 0) != parent) call(SYS_exit_group, CANNOT_START, 0, 0, 0, 0);
+    follow_parent(); /* after setuid, which clears it */
 
     /* Each list in `strings` ends in a null pointer. */
     char **paths = string, **arguments = paths + request->paths + 1, **environment = arguments + request->arguments + 1;
@@ -253,6 +269,19 @@ static char *list(char ***strings, char *text, int count) {
     return text;
 }
 
+/* The strings of a child's request, each list with a null pointer behind it, from `free_string` on; what is behind them. */
+static char **find_strings(struct child *child, char **free_string) {
+    const struct request *request = child->request;
+    char *text = (char *)(request + 1) + request->limits * sizeof(struct limit) + request->groups * sizeof(gid_t);
+    child->strings = free_string;
+    *free_string++ = text; /* cwd */
+    text += strlen(text) + 1;
+    text = list(&free_string, text, request->paths);
+    text = list(&free_string, text, request->arguments);
+    list(&free_string, text, request->environment);
+    return free_string;
+}
+
 /* Find the requests of a body, one for each child; how many. Whoever wrote it is of one installation with us. */
 static int find_requests(struct batch *batch, char *body) {
     int count = *(int32_t *)body;
@@ -262,23 +291,13 @@ static int find_requests(struct batch *batch, char *body) {
     for (int number = 0; number < count; number++) {
         struct request *request = (struct request *)at;
         batch->children[number].request = request;
-        batch->children[number].batch = batch;
+        batch->children[number].descriptors = batch->descriptors;
         strings += request->paths + request->arguments + request->environment + 4;
         at += request->bytes;
     }
     char **free_string = batch->strings = malloc(strings * sizeof *free_string);
     if (!free_string) abort();
-    for (int number = 0; number < count; number++) {
-        struct child *child = &batch->children[number];
-        const struct request *request = child->request;
-        char *text = (char *)(request + 1) + request->limits * sizeof(struct limit) + request->groups * sizeof(gid_t);
-        child->strings = free_string;
-        *free_string++ = text; /* cwd */
-        text += strlen(text) + 1;
-        text = list(&free_string, text, request->paths);
-        text = list(&free_string, text, request->arguments);
-        list(&free_string, text, request->environment);
-    }
+    for (int number = 0; number < count; number++) free_string = find_strings(&batch->children[number], free_string);
     return count;
 }
 
@@ -290,6 +309,50 @@ static char *large_body(struct batch *batch) {
     batch->large = mmap(NULL, batch->large_bytes, PROT_READ, MAP_PRIVATE, batch->descriptors[1], 0);
     if (batch->large == MAP_FAILED) abort();
     return batch->large;
+}
+
+/* In a spare: wait for the request, then be its child. Bare system calls only; never returns. */
+static void wait_and_become(struct child *child) {
+    struct spare *spare = (struct spare *)child;
+    /* Who holds this open, too, would hide the launcher's end. */
+    call(SYS_close, CHANNEL, 0, 0, 0, 0);
+    follow_parent();
+    long size;
+    do size = call(SYS_read, descriptor(child, 0), (long)spare->body, sizeof spare->body, 0, 0);
+    while (size == -EINTR);
+    const struct request *request = child->request = (const struct request *)spare->body;
+    if (size <= 0 || request->paths + request->arguments + request->environment + 4 > SPARE_STRINGS_MAX)
+        call(SYS_exit_group, 0, 0, 0, 0, 0);
+    find_strings(child, spare->strings);
+    become(child);
+}
+
+/* A spare in the cgroup that the last of these descriptors is the folder of; its pid, or a negative error number. */
+static long start_spare(const int *descriptors) {
+    static struct spare *spares;
+    struct spare *spare = spares;
+    if (!shares_memory) return -ENOSYS;
+    while (spare && __atomic_load_n(&spare->child.is_here, __ATOMIC_ACQUIRE)) spare = spare->next;
+    if (!spare) {
+        if (!(spare = calloc(1, sizeof *spare))) abort();
+        spare->next = spares;
+        spares = spare;
+    }
+    memcpy(spare->descriptors, descriptors, sizeof spare->descriptors);
+    struct child *child = &spare->child;
+    child->descriptors = spare->descriptors;
+    child->in_cgroup = 1;
+    child->is_here = 1;
+    struct clone_args arguments = {
+        .flags = CLONE_PARENT | CLONE_INTO_CGROUP | CLONE_VM | CLONE_CHILD_CLEARTID,
+        .cgroup = descriptors[SPARE_CGROUP],
+        .child_tid = (uintptr_t)&child->is_here,
+        .stack = (uintptr_t)child->stack,
+        .stack_size = sizeof child->stack,
+    };
+    long pid = clone_and_run(&arguments, wait_and_become, child);
+    if (pid < 0) child->is_here = 0;
+    return pid;
 }
 
 /* What the children inherit: dispositions and mask as a fresh process has them, the usual umask, no input. */
@@ -317,9 +380,15 @@ int main(int count, char **words) {
         struct batch *batch = free_batch();
         int descriptors;
         if (!receive(batch, &descriptors)) return 0;
-        int children = find_requests(batch, *(int32_t *)batch->body ? batch->body : large_body(batch));
-        int32_t answers[CHILDREN_MAX];
-        for (int number = 0; number < children; number++) answers[number] = start(&batch->children[number]);
+        int32_t answers[CHILDREN_MAX], children = *(int32_t *)batch->body;
+        if (children == SPARE) {
+            if (descriptors != SPARE_DESCRIPTORS) abort();
+            answers[0] = start_spare(batch->descriptors);
+            children = 1;
+        } else {
+            children = find_requests(batch, children ? batch->body : large_body(batch));
+            for (int number = 0; number < children; number++) answers[number] = start(&batch->children[number]);
+        }
         send(CHANNEL, answers, children * sizeof *answers, MSG_NOSIGNAL);
         for (int number = 0; number < descriptors; number++) close(batch->descriptors[number]);
     }

@@ -5,8 +5,8 @@ The launcher, `launcher.c` or else `launcher.py`, is cheap to clone; its clones 
 
 A packet to it is a count of requests (4 bytes, and 4 of padding), then the requests (see `child.py`), each padded to
 8 bytes, together with descriptors: the confirm pipe's, a file in memory, and those whose places the requests name. A
-count of 0 says that the packet is in that file. The answer is as many pids, or negative error numbers, of 4 bytes. All
-numbers are in the order of this machine.
+count of 0 says that the packet is in that file, and one of -1 asks for a spare. The answer is as many pids, or negative
+error numbers, of 4 bytes. All numbers are in the order of this machine.
 """
 
 import array
@@ -21,6 +21,8 @@ from moorage.worker.proctree import STATE_MARK
 from moorage.worker.supervisor import launcher
 from moorage.worker.supervisor.child import Request
 
+SPARE: Final = -1
+"""In the place of a packet's count."""
 PACKET_BODY_BYTES_MAX: Final = 64 * 1024
 CONFIRMATION: Final = struct.Struct("=3i")
 """(slot, stage, error number) of a child that could not exec."""
@@ -86,14 +88,21 @@ class Launcher:
                 os.lseek(memory, 0, os.SEEK_SET)
                 body = struct.pack("=ii", 0, 0)
             # The second place is always the memory file's, so that the requests' places hold either way.
-            passed = [descriptors[0], memory if memory >= 0 else descriptors[0], *descriptors[1:]]
-            rights = array.array("i", passed)
-            self._channel.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        except (BrokenPipeError, ConnectionResetError):
-            raise LauncherGone from None
+            self._send(body, [descriptors[0], memory if memory >= 0 else descriptors[0], *descriptors[1:]])
         finally:
             if memory >= 0:
                 os.close(memory)
+
+    def send_for_spare(self, descriptors: list[int]) -> None:
+        """Ask for a spare (see `spare.py`), which only the compiled one makes. Raises `LauncherGone`, `OSError`."""
+        self._send(struct.pack("=ii", SPARE, 0), [descriptors[0], *descriptors])
+
+    def _send(self, body: bytes, descriptors: list[int]) -> None:
+        rights = array.array("i", descriptors)
+        try:
+            self._channel.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except (BrokenPipeError, ConnectionResetError):
+            raise LauncherGone from None
 
     def receive(self) -> list[int] | None:
         """The answer to the oldest packet: pids, or negative error numbers. None when there is none yet.

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import resource
+import select
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -21,11 +22,12 @@ from moorage.worker.disk_room import DiskRoom
 from moorage.worker.proctree import boottime_s
 from moorage.worker.supervisor.child import Child, Request, why_not
 from moorage.worker.supervisor.journal import Record, Starting
-from moorage.worker.supervisor.kit_pool import KitPool
+from moorage.worker.supervisor.kit_pool import Kit, KitPool
 from moorage.worker.supervisor.launcher_client import CONFIRMATION, STAGES, Launcher, LauncherGone
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State
 from moorage.worker.supervisor.output import OutputPump, output_paths
+from moorage.worker.supervisor.spare import ERR, OUT, Spare
 
 SLICE_MEMBERS_MAX: Final = 16
 CONFIRM_S: Final = 1.0
@@ -33,6 +35,8 @@ CONFIRM_S: Final = 1.0
 LAUNCHER_SILENT_MAX: Final = 10
 """So many times `CONFIRM_S` the launcher may take for its answer; it is then killed and replaced."""
 RETRY_S: Final = 0.1
+SPARE_AFTER_S: Final = 0.001
+"""A spare is made once no member has ended for so long."""
 
 Usage = resource.struct_rusage
 
@@ -68,6 +72,8 @@ class Slice:
     resolved: bool = False
     late: int = 0
     timer: asyncio.TimerHandle | None = None
+    spare: Spare | None = None
+    """Asked for by this packet, which has no member."""
 
 
 class Launches:
@@ -101,6 +107,15 @@ class Launches:
         self._launcher: Launcher | None = None
         self._outstanding: Slice | None = None
         self._late: set[Slice] = set()
+        self._unresolved: set[Slice] = set()
+        self._spare: Spare | None = None
+        self._spare_timer: asyncio.TimerHandle | None = None
+        self._makes_spares = cgroups is not None and program is not None
+
+    @property
+    def has_news_due(self) -> bool:
+        """Whether what becomes of a start will be told in a moment."""
+        return bool(self._unresolved or self._waiting)
 
     @property
     def busy(self) -> bool:
@@ -122,7 +137,10 @@ class Launches:
 
     def exited(self, pid: int, status: int, usage: Usage) -> None:
         """A child of unknown pid was reaped: perhaps one whose pid is about to be told."""
-        if self._outstanding is not None:
+        if self._spare is not None and pid == self._spare.pid:
+            self._spare.pid = 0
+            self._drop_spare()
+        elif self._outstanding is not None:
             self._early[pid] = status, usage
 
     def read_late(self) -> None:
@@ -133,6 +151,9 @@ class Launches:
     def go(self) -> None:
         """Send the next slice to the launcher, unless one is out."""
         while self._waiting and self._outstanding is None:
+            if len(self._waiting) == 1 and self._give_spare(self._waiting[0]):
+                self._waiting.popleft()
+                return
             members = [self._waiting.popleft() for _ in range(min(len(self._waiting), SLICE_MEMBERS_MAX))]
             try:
                 confirm, write_end = os.pipe2(os.O_CLOEXEC)
@@ -147,6 +168,7 @@ class Launches:
                     continue
                 launched = Slice([each[0] for each in ready], [each[1] for each in ready], confirm)
                 self._outstanding = launched
+                self._unresolved.add(launched)
                 self._send([request for _, _, request in ready], passed)
                 # what they wait for comes first: nothing is read before the loop's next turn
                 os.set_blocking(confirm, False)
@@ -197,7 +219,14 @@ class Launches:
         )
 
     def _open(self, member: Member, passed: list[int]) -> None:
-        start, kit = member.start, self.kits.take()
+        kit = self.kits.take()
+        self._fit(member, kit)
+        passed += (kit.stdout[1], kit.stderr[1])
+        if kit.cgroup is not None:
+            passed.append(kit.folder)
+
+    def _fit(self, member: Member, kit: Kit) -> None:
+        start = member.start
         member.cgroup = kit.cgroup
         if self._cgroups is None or kit.cgroup is None:
             member.ignored = tuple(name for name in ("cpu_milli", "memory_bytes") if getattr(start, name) is not None)
@@ -206,9 +235,98 @@ class Launches:
         stdout, stderr = output_paths(self._state, start.key)
         member.pumps.append(OutputPump(kit.stdout[0], stdout, start.output_cap_bytes, "stdout", self._room))
         member.pumps.append(OutputPump(kit.stderr[0], stderr, start.output_cap_bytes, "stderr", self._room))
-        passed += (kit.stdout[1], kit.stderr[1])
-        if kit.cgroup is not None:
-            passed.append(kit.folder)
+
+    # -- the spare
+
+    def member_over(self) -> None:
+        """A member has ended: make what the next one needs, behind what tells the end."""
+        self.kits.add()
+        self._make_spare_later()
+
+    def _make_spare_later(self) -> None:
+        """Once no member has ended for a moment: where many are started the launcher's ways cost less."""
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
+        if self._makes_spares and self._spare is None:
+            self._spare_timer = self._loop.call_later(SPARE_AFTER_S, self.make_spare)
+
+    def make_spare(self) -> None:
+        """Have a process wait for the next start, unless one does, or there is something else to do."""
+        if not self._makes_spares or self._spare is not None or self._waiting or self.busy:
+            return
+        try:
+            spare = Spare(self.kits.take())
+        except OSError:
+            return  # a start will say what there is no room for
+        launched = self._outstanding = Slice([], [], -1, spare=spare)
+        launched.timer = self._loop.call_later(CONFIRM_S, self._too_late, launched)
+        try:
+            self.start_launcher().send_for_spare(spare.descriptors())
+        except (LauncherGone, OSError) as error:
+            log(f"launcher: {error!r}")
+            self._gone()
+        finally:
+            spare.passed()
+
+    def _made(self, spare: Spare, pid: int) -> None:
+        if pid < 0 or pid in self._early:
+            self._makes_spares = pid >= 0
+            spare.close()
+            return
+        spare.pid = pid
+        self._spare = spare
+        self._loop.add_reader(spare.channel, self._hear_spare, spare)
+
+    def _hear_spare(self, spare: Spare) -> None:
+        if isinstance(spare.launched, Slice):
+            self._confirm(spare.launched)
+        else:  # it says nothing before it is asked: it is gone
+            self._drop_spare()
+
+    def _drop_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            self._loop.remove_reader(spare.channel)
+            spare.close()
+
+    def _give_spare(self, member: Member) -> bool:
+        """Have the spare become this member; False where it cannot."""
+        spare, child = self._spare, member.child
+        if spare is None or child is None:
+            return False
+        request = child.request(0, OUT, ERR, -1)
+        if not spare.takes(child, request):
+            return False
+        self._fit(member, spare.kit)
+        now_s = boottime_s()
+        try:
+            self._write_ahead([self._starting(member, now_s)])
+            try:
+                spare.become(request)
+            except OSError:
+                self._unfit(member)
+                self._drop_spare()
+                return False
+        except OSError as error:
+            self._unfit(member)
+            self._refuse([member], error, "journal")
+            return True
+        self._spare = None
+        spare.launched = launched = Slice([member], [child], spare.channel, answered=True)
+        self._unresolved.add(launched)
+        member.child = None
+        member.started_boottime_s = now_s
+        member.go(State.LAUNCHING)
+        member.pid = spare.pid
+        self._owner.known(member, spare.pid)
+        launched.timer = self._loop.call_later(CONFIRM_S, self._too_late, launched)
+        return True
+
+    @staticmethod
+    def _unfit(member: Member) -> None:
+        """What it was given stays the spare's."""
+        member.cgroup = None
+        member.pumps.clear()
 
     # -- the launcher
 
@@ -222,12 +340,20 @@ class Launches:
                     raise
                 # It ran when this process began: its file has gone since. The next starts cost a little more.
                 self._program = None
+                self._makes_spares = False
                 self._launcher = Launcher.start(*self._descriptors, self._state_mark)
             self._loop.add_reader(self._launcher.fileno(), self._answered)
         return self._launcher
 
     def close(self) -> None:
         """Let the launcher go, and what was made for members that will not come."""
+        self._makes_spares = False
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
+        if self._outstanding is not None and self._outstanding.spare is not None and self._launcher is not None:
+            select.select([self._launcher.fileno()], [], [], CONFIRM_S)  # a process whose pid nobody knows stays behind
+            self._answered()
+        self._drop_spare()
         self.kits.close()
         self._let_go()
 
@@ -256,6 +382,9 @@ class Launches:
             return
         self._outstanding = None
         launched.answered = True
+        if launched.spare is not None:
+            self._resolve(launched)
+            self._made(launched.spare, pids.pop())
         for member, pid in zip(launched.members, pids, strict=True):
             if pid < 0:
                 self._owner.refused(member, -pid, "clone", os.strerror(-pid))
@@ -276,6 +405,10 @@ class Launches:
         self._early.clear()
         if launched is not None:
             launched.answered = True
+            self._unresolved.discard(launched)
+            if launched.spare is not None:
+                self._resolve(launched)
+                launched.spare.close()
             for member in launched.members:
                 member.failure = (errno.ECHILD, "launcher", "the launcher process ended")
                 self._owner.lost(member)
@@ -291,6 +424,8 @@ class Launches:
                 data = os.read(launched.confirm, CONFIRMATION.size)
             except BlockingIOError:
                 return
+            except ConnectionResetError:  # a spare that was ended before it had read what to be
+                break
             if not data:
                 break
             slot, stage, number = CONFIRMATION.unpack(data)
@@ -319,6 +454,7 @@ class Launches:
         if launched.resolved:
             return
         launched.resolved = True
+        self._unresolved.discard(launched)
         if launched.timer is not None:
             launched.timer.cancel()
         for member in launched.members:

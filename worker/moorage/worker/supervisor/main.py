@@ -76,6 +76,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.shut_down, TERM_GRACE_S)
     supervisor.jobs.launches.start_launcher()
+    supervisor.jobs.launches.make_spare()
     supervisor.jobs.launches.kits.fill()
     # From 3.13 on asyncio would look up the bound name to remove it in the end: that led through a descriptor that is
     # closed by now, and the name is the next supervisor's to take over.

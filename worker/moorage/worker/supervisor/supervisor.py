@@ -206,7 +206,10 @@ class Supervisor:
                 self.shut_down(max(0.0, request.grace_s))
                 return
         connection.say(answer)
-        self._flush_soon()
+        # That a start is accepted is told with the news of it, which comes in a moment: telling it at once would wake
+        # the agent, and take this process's time, while the launcher needs a processor.
+        if not (isinstance(request, Start) and self.jobs.launches.has_news_due):
+            self._flush_soon()
 
     def _start(self, request: Start) -> Message:
         if self._shutting_down:
