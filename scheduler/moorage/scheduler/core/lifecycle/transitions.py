@@ -77,13 +77,16 @@ def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact
     for claimed, started, exited, freed in zip(
         facts[:count], facts[count : 2 * count], ends[::2], ends[1::2], strict=True
     ):
-        name = (claimed.tenant, claimed.job, claimed.replica, claimed.fence)
-        member = members.get(name)
+        job, tenant, fence = claimed.job, claimed.tenant, claimed.fence
+        member = members.get((tenant, job, claimed.replica, fence))
         if (
             member is None
-            or (started.tenant, started.job, started.replica, started.fence) != name
-            or (exited.tenant, exited.job, exited.replica, exited.fence) != name
-            or (freed.tenant, freed.job, freed.replica, freed.fence) != name
+            or started.job != job
+            or exited.job != job
+            or freed.job != job
+            or not fence == started.fence == exited.fence == freed.fence
+            or not claimed.replica == started.replica == exited.replica == freed.replica
+            or not tenant == started.tenant == exited.tenant == freed.tenant
             or (claimed.kind, started.kind, exited.kind, freed.kind) != _WHOLE_RUN
             or exited.code
             or exited.detail not in ("", "exit")
