@@ -17,7 +17,7 @@ from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import Outputs
-from moorage.scheduler.core.effects.story import Packing, is_plain
+from moorage.scheduler.core.effects.story import Packing
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import PartKept
 from moorage.scheduler.core.state import STORY_PART, STORY_PART_REPLICA, Job
@@ -75,10 +75,10 @@ class History:
         # whatever is in memory may not be written: the leader before knew, this one writes it again
         state = engine.state
         for num in state.ended:
-            self._add(state.jobs[num])
+            self._add([state.jobs[num]])
         for job in state.jobs.values():
             if not job.over and len(job.story) >= STORY_PART + STORY_PART_REPLICA * len(job.replicas):
-                self._add(job)
+                self._add([job])
 
     @property
     def waiting(self) -> int:
@@ -96,26 +96,27 @@ class History:
 
     def take(self, outputs: Outputs) -> None:
         """Note whose story is to be written; some 0.2 µs each."""
-        for job in outputs.ended:
-            self._add(job)
-        for job in outputs.long:
-            self._add(job)
+        if outputs.ended or outputs.long:
+            self._add([*outputs.ended, *outputs.long])
 
-    def _add(self, job: Job) -> None:
-        queue = self._waiting.get(job.tenant)
-        if queue is None:
-            queue = self._waiting[job.tenant] = deque()
-        jobs = self._engine.state.jobs
-        while queue and queue[0] not in jobs:
-            queue.popleft()  # it left memory without its history: the stream has taken nothing for long
-        if len(queue) > 2 * len(jobs) + QUEUE_SPARE:  # behind a long story that waits, too
-            waits = [num for num in dict.fromkeys(queue) if num in jobs]
-            queue.clear()
-            queue.extend(waits)
-        if not queue or queue[-1] != job.num:
-            queue.append(job.num)
-        if not self._some.is_set():
-            self._some.set()
+    def _add(self, some: list[Job]) -> None:
+        waiting, jobs = self._waiting, self._engine.state.jobs
+        touched: dict[str, deque[int]] = {}
+        for job in some:
+            tenant = job.tenant
+            queue = touched.get(tenant)
+            if queue is None:
+                queue = touched[tenant] = waiting.setdefault(tenant, deque())
+            if not queue or queue[-1] != job.num:
+                queue.append(job.num)
+        for queue in touched.values():
+            while queue and queue[0] not in jobs:
+                queue.popleft()  # it left memory without its history: the stream has taken nothing for long
+            if len(queue) > 2 * len(jobs) + QUEUE_SPARE:  # behind a long story that waits, too
+                waits = [num for num in dict.fromkeys(queue) if num in jobs]
+                queue.clear()
+                queue.extend(waits)
+        self._some.set()
 
     # ---------------------------------------------------------------------------------------------- writing
 
@@ -180,12 +181,10 @@ class History:
                 if job is not None and not job.kept:
                     some.append(job)
                     taken.append(num)
-            plain = [job for job in some if is_plain(job)]
-            if plain and packing.add_plain(plain, with_request=with_request):
-                some = [job for job in some if not is_plain(job)] if len(plain) < len(some) else []
-            for at, job in enumerate(some):
+            left = packing.add_plain(some, with_request=with_request)
+            for at, job in enumerate(left):
                 if not packing.add(job, with_request=with_request):
-                    rest = dict.fromkeys(job.num for job in some[at:])
+                    rest = dict.fromkeys(job.num for job in left[at:])
                     taken[:] = [num for num in taken if num not in rest]
                     queue.extendleft(reversed(rest))
                     return

@@ -230,14 +230,13 @@ class Intake:
 
     def _submit(self, tenant: str, delivery: Delivery) -> None:
         self.counters["api.submit"] += 1
-        data, headers = delivery.data, delivery.headers
-        is_object = data[:1] == b"{"  # nearly all are one request in JSON
-        json = is_object or is_json(data)
+        data, headers, engine, json = delivery.data, delivery.headers, self._engine, True
         trace = headers.get("traceparent", "") if headers else ""
-        if not is_object and is_array(data):
-            self._array = _Array(tenant, delivery, trace)
-            return
-        engine = self._engine
+        if data[:1] != b"{":  # nearly all are one request in JSON
+            json = is_json(data)
+            if is_array(data):
+                self._array = _Array(tenant, delivery, trace)
+                return
         name, asked = engine.requests.read(data)
         if name is None:
             name = named_by_header(headers) or fresh_job_id()

@@ -19,6 +19,8 @@ KNOWN_MAX: Final = 1024
 BYTES_MAX: Final = 4096
 _NAMED: Final = re.compile(rb'\{\s*"job"\s*:\s*"([A-Za-z0-9_-]{1,64})"\s*,').match
 
+_FIXSTR: Final = tuple(bytes((0xA0 | size,)) for size in range(32))
+
 
 class CachedRequest:
     """A decoded request without its job's name. `request.job` is None where several jobs share it."""
@@ -33,16 +35,17 @@ class CachedRequest:
 
     def identity(self, name: str | None) -> bytes:
         """The canonical form (see `codec.identity`) of this request under a job's name; None for no name."""
-        if name is None or self.request.job == name:
-            return identity(self.request)
-        if not self._before:
+        if not self._before or name is None:
+            if name is None or self.request.job == name:
+                return identity(self.request)
             # under the names a and b the forms differ in the name's one byte; the byte before it is the name's length
             a, b = (identity(msgspec.structs.replace(self.request, job=job)) for job in "ab")
             at = next(at for at, (one, other) in enumerate(zip(a, b, strict=True)) if one != other)
             self._before, self._behind = a[: at - 1], a[at + 1 :]
         raw = name.encode()
-        head = bytes((0xA0 | len(raw),)) if len(raw) < 32 else bytes((0xD9, len(raw)))  # msgpack fixstr, str 8
-        return self._before + head + raw + self._behind
+        size = len(raw)
+        head = _FIXSTR[size] if size < 32 else bytes((0xD9, size))  # msgpack fixstr, str 8
+        return b"".join((self._before, head, raw, self._behind))
 
 
 class RequestCache:

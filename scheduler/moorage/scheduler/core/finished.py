@@ -97,15 +97,18 @@ class FinishedTable:
         """`add` each of these, in order: jobs leave memory by the hundred."""
         segments, filled, number, sums = self._segments, self._filled, self._end, self.row
         pack_into, full = _ROW.pack_into, self._first + self.rows_max
+        chunk, start = bytearray(), 0
         for key, digest, time_ms, state, seq in rows:
             if number >= full:
                 self._end, self.row = number, sums
                 self.drop_oldest()
                 full, sums = full + 1, self.row
-            at = number - self._base
-            if at == len(self._chunks) * _CHUNK_ROWS:
-                self._chunks.append(bytearray(_CHUNK_ROWS * ROW_BYTES))
-            chunk, start = self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * ROW_BYTES
+            start += ROW_BYTES
+            if start >= len(chunk):  # the next one: this row is in the last
+                at, row = divmod(number - self._base, _CHUNK_ROWS)
+                if at == len(self._chunks):
+                    self._chunks.append(bytearray(_CHUNK_ROWS * ROW_BYTES))
+                chunk, start = self._chunks[at], row * ROW_BYTES
             if seq > _SEQ_MAX:
                 seq = 0
             pack_into(chunk, start, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32)
@@ -121,8 +124,8 @@ class FinishedTable:
                     segment[slot] = entry
                     continue
             segment[slot] = entry
-            filled[which] += 1
-            if filled[which] > len(segment) * _GROW_AT:
+            count = filled[which] = filled[which] + 1
+            if count > len(segment) * _GROW_AT:
                 self._grow(which)
         self._end, self.row = number, sums
 

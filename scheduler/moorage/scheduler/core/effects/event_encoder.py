@@ -118,8 +118,10 @@ class EventEncoder:
 
     def _ran(self, job: Job, row: Transition) -> bytes:
         """What most jobs come to: claimed, started and ended in one record, which differ in little."""
-        worker, simulated = self._workers.get(row[5]) or self._worker(row[5])
-        claimed, running, ended, end = self._last.get(key := (*row[:5], row[7], row[9])) or self._ended(key)
+        rev, ms, index, attempt, to, num, _, code, _, fence, _ = row
+        worker, simulated = self._workers.get(num) or self._worker(num)
+        key = rev, ms, index, attempt, to, code, fence
+        claimed, running, ended, end = self._last.get(key) or self._ended(key)
         return (
             f'{{"kind":"event","tenant":"{job.tenant}","job":"{job.name}{claimed}{worker}{running}{worker}{ended}'
             f"{worker}{end}{_SIMULATED if simulated else '}'}"

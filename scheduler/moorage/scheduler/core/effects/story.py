@@ -44,14 +44,6 @@ def unwritten(job: Job) -> list[Transition]:
 Packed = tuple[Job, int, int, bool]
 
 
-def is_plain(job: Job) -> bool:
-    """What nearly all are: over, of one replica and one attempt, and never so long that it has to go in parts."""
-    if not job.over or job.parts or len(job.replicas) != 1 or job.replicas[0].attempt != 1:
-        return False
-    story = job.story
-    return 0 < len(story) <= CHANGES_SURE and story[0][5] >= 0
-
-
 class Packing:
     """One frame while it is filled."""
 
@@ -66,8 +58,6 @@ class Packing:
 
     def add(self, job: Job, *, with_request: bool) -> bool:
         """Put in what is not written of a job's story; False when the frame has no room for it."""
-        if is_plain(job):
-            return self.add_plain([job], with_request=with_request)
         moves, over = unwritten(job), job.over
         request = _request(job) if over and with_request else None
         while True:
@@ -87,41 +77,44 @@ class Packing:
         self.packed.append((job, first, last, over))
         return True
 
-    def add_plain(self, jobs: list[Job], *, with_request: bool) -> bool:
-        """Put in several stories that are all `is_plain`, at half the cost of `add` for each.
+    def add_plain(self, jobs: list[Job], *, with_request: bool) -> list[Job]:
+        """Put in the stories that are plain, as nearly all are: over, of one replica, of one attempt or none, and never
+        so long that they have to go in parts.
 
-        False, and nothing was put in, when the frame may have no room for all of them.
+        Returns those that are left for `add`: the others, or all where the frame may have no room for the plain ones.
         """
+        rows: list[tuple[object, ...]] = []
         fresh: dict[int, int] = {}
+        packed: list[Packed] = []
+        left: list[Job] = []
         for job in jobs:
-            _, _, _, _, _, num, mask, _, _, _, _ = job.story[0]
-            fresh[num] = fresh.get(num, 0) | mask
+            story, replica = job.story, job.replicas[0]
+            if not job.over or job.parts or len(job.replicas) > 1 or not 0 < len(story) <= CHANGES_SURE:
+                left.append(job)
+                continue
+            first = story[0]
+            num, attempt = first[5], replica.attempt
+            if num >= 0 and attempt == 1:  # of one worker and its slots
+                fresh[num] = fresh.get(num, 0) | first[6]
+            elif attempt:
+                left.append(job)
+                continue
+            request = _request(job) if with_request else None
+            rows.append(
+                (job.name, job.rev, STATES[replica.state], True, job.accepted_ms, job.ledger, (), story, request)
+            )
+            packed.append((job, first[0], story[-1][0], True))
+        if not rows:
+            return left
         slots = self._slots
         fresh = {num: mask for num, mask in fresh.items() if num not in slots or mask & ~slots[num]}
-        states = STATES
-        rows = _encode(
-            [
-                (
-                    job.name,
-                    job.rev,
-                    states[job.replicas[0].state],
-                    True,
-                    job.accepted_ms,
-                    job.ledger,
-                    (),
-                    job.story,
-                    _request(job) if with_request else None,
-                )
-                for job in jobs
-            ]
-        )
-        size = len(rows) + sum(map(self._cost, fresh, fresh.values()))
-        if len(jobs) > 1 and self._bytes + size > PACKED_BYTES_MAX:  # one alone always goes into an empty frame
-            return False
-        if not self._put(rows[1:-1], size, fresh):
-            return False
-        self.packed += [(job, job.story[0][0], job.story[-1][0], True) for job in jobs]
-        return True
+        text = _encode(rows)
+        size = len(text) + sum(map(self._cost, fresh, fresh.values()))
+        if self._bytes + size > PACKED_BYTES_MAX:
+            return jobs
+        self._put(text[1:-1], size, fresh)
+        self.packed += packed
+        return left
 
     def _put(self, row: bytes, size: int, fresh: dict[int, int]) -> bool:
         if self._rows and self._bytes + size > PACKED_BYTES_MAX:

@@ -68,7 +68,7 @@ class _Folding(FoldingActs, FoldingSteps):
     def _renew_digest(self) -> None:
         """Each touched row once: the rows' own `digest_row`, written out here where there are thousands of them."""
         state, out = self.state, self.out
-        digest, ended = state.digest, state.ended
+        digest, ended, preempting = state.digest, state.ended, bool(state.preempting)
         for replica in self.replicas:
             new = hash(
                 (
@@ -87,7 +87,7 @@ class _Folding(FoldingActs, FoldingSteps):
             digest += new - replica.row
             replica.row = new
         for job in out.jobs.values():
-            if job.preempts is not None and job.live == 0:
+            if preempting and job.preempts is not None and job.live == 0:
                 job.preempts = None
                 state.preempting.pop(job.num, None)
             new = hash((job.num, job.rev, job.gang, job.after, job.started, crc32(job.name.encode())))
