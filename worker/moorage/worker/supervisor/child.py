@@ -77,11 +77,13 @@ class Child:
         return launcher.REQUEST.pack(*head) + body + bytes(padding)
 
 
-def judge(member: StartMember, environ: Mapping[str, str]) -> Child:
-    """Check one request and look up what it names; `environ` is taken for its own.
+def judge(member: StartMember, environ: Mapping[str, str] | None = None) -> Child:
+    """Check one request and look up what it names; `environ` is what it gets in the place of its own.
 
     Raises `StartRefused`; the file system is not touched.
     """
+    if environ is None:
+        environ = member.env
     _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", _KEY_CHARS)
     _check(bool(member.argv) and bool(member.argv[0]), "exec", "argv must begin with the name of a program")
     _check(_is_duration(member.grace_s), "request", "grace_s must be a duration in seconds")
