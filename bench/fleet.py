@@ -7,7 +7,6 @@ The name of a measured job ends in the monotonic microseconds at which it was su
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ import msgspec
 import uvloop
 
 from moorage.bus.transport import Delivery
+from moorage.worker.collector import leave_what_stays
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
@@ -42,9 +42,7 @@ async def main() -> None:
     sending: list[asyncio.Future[int]] = []
     await worker.connection.subscribe(STARTS, on_ask)
     print(len(worker.agents), flush=True)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200_000, 50, 100)
+    leave_what_stays()
     await stop.wait()
     await worker.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +43,21 @@ def test_what_is_not_needed_is_not_imported(line: str, heavy: set[str], nats_url
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_worker_runs_on_the_loop_and_with_the_collector_that_are_measured(nats_url: str, tmp_path: Path) -> None:
+    """`moorage worker` ran on asyncio's own loop, and its collector walked over all that it had started with."""
+    script = (
+        "import asyncio, gc, os, signal, sys\n"
+        "from moorage.cli import main\n"
+        "from moorage.worker.fleet_host import FleetHost\n"
+        "async def serve(host, stop):\n"
+        "    loop = type(asyncio.get_running_loop()).__module__\n"
+        "    print(loop, gc.get_freeze_count() > 10_000, gc.get_threshold()[0] > 700, file=sys.stderr)\n"
+        "FleetHost.serve = serve\n"
+        f"sys.argv = ['moorage', 'worker', '--nats', {nats_url!r}, '--simulate', '1xH100', '--drivers', 'noop',\n"
+        f"            '--state', {str(tmp_path)!r}]\n"
+        "main.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == "uvloop True True", done.stderr

@@ -99,6 +99,7 @@ def test_a_spare_that_was_killed_costs_no_start(tmp_path: Path, asked: str) -> N
         starting = rig.client.begin_start([sh("a", "echo ran")])
         if asked == "before":
             os.kill(spare, signal.SIGKILL)
+        await poll(lambda: not lives(spare))
         os.kill(supervisor, signal.SIGCONT)
         await starting[0]
         assert (await rig.ended("a")).exit_code == 0

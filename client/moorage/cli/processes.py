@@ -93,6 +93,7 @@ def worker(
     """
 
     def act() -> int:
+        from moorage.bus.loops import loop_factory
         from moorage.bus.target import WORKERS_FOLDER, find_context, home
         from moorage.schemas.settings import told
         from moorage.worker.run import run
@@ -113,7 +114,8 @@ def worker(
         log.info("settings: %s", told(found) or "defaults")
         for name in unknown_variables(SECTION, found):
             log.warning("%s is no setting: it does nothing", name)
-        asyncio.run(serve())
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve())
         return 0
 
     gc.enable()

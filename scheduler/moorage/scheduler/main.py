@@ -20,6 +20,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.logged import begin_log
+from moorage.bus.loops import loop_factory
 from moorage.scheduler.ledger import LedgerBroken
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.service import Scheduler
@@ -120,16 +121,6 @@ def follower_of(settings: SchedulerSettings, target: str | None) -> list[str]:
     return [sys.executable, "-m", "moorage.scheduler.snapshots", *at]
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is there: half the processor time at low rates, nothing at saturation."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
 def print_problem(told: Problem) -> None:
     """What ended a scheduler, to stderr."""
     print(f"error[{told.code}]: {told.message}", file=sys.stderr)
@@ -140,7 +131,7 @@ def print_problem(told: Problem) -> None:
 def run(settings: SchedulerSettings, target: str | None = None, tell: Callable[[Problem], None] = print_problem) -> int:
     """`serve` on uvloop where it is there; one clear line and an exit code for what an operator can mend."""
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings, target or settings.nats))
     except BusError as error:
         tell(error.problem)

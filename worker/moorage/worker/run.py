@@ -18,6 +18,7 @@ from moorage.bus.contexts import Context
 from moorage.schemas.errors import refuse
 from moorage.schemas.own_class import is_own, own_class
 from moorage.worker.agent import Agent
+from moorage.worker.collector import leave_what_stays
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.process import ProcessDriver
@@ -139,6 +140,7 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
 async def run(settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event) -> None:
     """`start`, then serve until `stop` is set. Raises what an agent that broke raised."""
     worker = await start(settings, target)
+    leave_what_stays()
     try:
         await worker.host.serve(stop)
     finally:

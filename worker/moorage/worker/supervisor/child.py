@@ -7,6 +7,7 @@ import resource
 import signal
 import struct
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -21,6 +22,8 @@ UID_NONE: Final = (1 << 32) - 1
 """What the kernel takes for no uid at all."""
 TOLD_CHARS_MAX: Final = 60
 """Of a program, a folder or a PATH in the words for people; all of them together fit a fact's detail."""
+_KEY_CHARS: Final = f"key must have 1..{KEY_CHARS_MAX} characters"
+_NULL: Final = "argv, env and cwd may not hold a null character"
 _ENCODING: Final = sys.getfilesystemencoding()
 _ENCODING_ERRORS: Final = sys.getfilesystemencodeerrors()
 _LIMITS: Final = {
@@ -47,7 +50,11 @@ class Child:
 
     paths: list[bytes]
     argv: list[bytes]
-    environ: dict[bytes, bytes]
+    environ: bytes
+    """Its `variables` in one, with a null between two."""
+    variables: int
+    search: str
+    """Its PATH."""
     cwd: bytes
     ids: Ids | None
     limits: list[tuple[int, tuple[int, int]]]
@@ -55,12 +62,13 @@ class Child:
     def request(self, slot: int, stdout: int, stderr: int, cgroup: int) -> Request:
         """What the launcher reads; the last three are places in the packet's list of descriptors, -1 for none."""
         uid, gid, groups = self.ids or (0, 0, [])
-        counts = (len(groups), len(self.limits), len(self.paths), len(self.argv), len(self.environ), 0)
+        counts = (len(groups), len(self.limits), len(self.paths), len(self.argv), self.variables, 0)
+        environ = (self.environ,) if self.variables else ()
         body = b"".join(
             (
                 *(launcher.LIMIT.pack(number, *pair) for number, pair in self.limits),
                 struct.pack(f"={len(groups)}I", *groups),
-                b"\0".join((self.cwd, *self.paths, *self.argv, *map(b"=".join, self.environ.items()), b"")),
+                b"\0".join((self.cwd, *self.paths, *self.argv, *environ, b"")),
             )
         )
         padding = -len(body) % 8
@@ -69,9 +77,14 @@ class Child:
         return launcher.REQUEST.pack(*head) + body + bytes(padding)
 
 
-def judge(member: StartMember) -> Child:
-    """Check one request and look up what it names. Raises `StartRefused`; the file system is not touched."""
-    _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", f"key must have 1..{KEY_CHARS_MAX} characters")
+def judge(member: StartMember, environ: Mapping[str, str] | None = None) -> Child:
+    """Check one request and look up what it names; `environ` is what it gets in the place of its own.
+
+    Raises `StartRefused`; the file system is not touched.
+    """
+    if environ is None:
+        environ = member.env
+    _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", _KEY_CHARS)
     _check(bool(member.argv) and bool(member.argv[0]), "exec", "argv must begin with the name of a program")
     _check(_is_duration(member.grace_s), "request", "grace_s must be a duration in seconds")
     _check(member.timeout_s is None or _is_duration(member.timeout_s), "request", "timeout_s must be a duration")
@@ -84,19 +97,22 @@ def judge(member: StartMember) -> Child:
         before_s = member.checkpoint_before_s
         fine = before_s is not None and _is_duration(before_s)
         _check(fine, "request", "checkpoint_signal needs checkpoint_before_s")
-    for name in member.env:
+    for name in environ:
         if not name or "=" in name:
             raise StartRefused(errno.EINVAL, "request", f"not a name of a variable: {name!r}")
     try:
         argv = [_bytes(argument) for argument in member.argv]
-        environ = {_bytes(name): _bytes(value) for name, value in member.env.items()}
+        variables = _block(environ)
         cwd = _bytes(member.cwd) if member.cwd is not None else b"/"
     except ValueError as error:
         raise StartRefused(errno.EINVAL, "request", str(error)) from None
+    search = environ.get("PATH", SEARCH_PATH_DEFAULT)
     return Child(
-        paths=_paths(argv[0], member.env.get("PATH", SEARCH_PATH_DEFAULT)),
+        paths=_paths(argv[0], search),
         argv=argv,
-        environ=environ,
+        environ=variables,
+        variables=len(environ),
+        search=search,
         cwd=cwd,
         ids=None if member.user is None else _resolve_user(member.user),
         limits=[_limit(name, pair) for name, pair in member.limits.items()],
@@ -120,7 +136,7 @@ def why_not(child: Child, stage: str, number: int) -> str:
         where = "on the worker" if child.argv[0].startswith(b"/") else f"in {cwd} (--cwd names the folder)"
         why = f"no {program} {where}, or not what its first line names"
     else:
-        why = f"no program {program} in PATH {_told(child.environ.get(b'PATH', SEARCH_PATH_DEFAULT.encode()))}"
+        why = f"no program {program} in PATH {_told(child.search.encode(_ENCODING, _ENCODING_ERRORS))}"
     if len(child.argv) == 1 and b" " in child.argv[0]:
         why += "; it is one word: leave the quotes out, or use sh -c"
     return why
@@ -152,9 +168,16 @@ def _is_duration(seconds: float) -> bool:
     return 0 <= seconds <= SECONDS_MAX
 
 
+def _block(environ: Mapping[str, str]) -> bytes:
+    text = "\0".join([f"{name}={value}" for name, value in environ.items()])
+    if text.count("\0") > max(0, len(environ) - 1):
+        raise ValueError(_NULL)
+    return text.encode(_ENCODING, _ENCODING_ERRORS)
+
+
 def _bytes(text: str) -> bytes:
     if "\0" in text:
-        raise ValueError("argv, env and cwd may not hold a null character")
+        raise ValueError(_NULL)
     return text.encode(_ENCODING, _ENCODING_ERRORS)  # os.fsencode, which takes thrice as long over its arguments' types
 
 

@@ -101,8 +101,9 @@ class Jobs:
         self.launches.go()
 
     def _accept(self, start: StartMember) -> None:
-        start = msgspec.structs.replace(start, env={**start.env, STATE_MARK: self._state_mark})
-        member = Member(start=start, child=None, marks=marks_of(start.env))
+        environ = {**start.env, STATE_MARK: self._state_mark}
+        # Its arguments and environment are in `child` until the launch, and needed no longer.
+        member = Member(start=msgspec.structs.replace(start, argv=(), env={}), child=None, marks=marks_of(environ))
         self.members[start.key] = member
         try:
             if len(self.members) > RUNNING_MAX:
@@ -113,12 +114,10 @@ class Jobs:
                 member.cause = "fence"
                 self._finish(member, "never-ran")
                 return
-            member.child = judge(start)
+            member.child = judge(start, environ)
         except StartRefused as refused:
             self.refused(member, refused.errno, refused.stage, refused.message)
             return
-        # Its arguments and environment are in `child` until the launch, and needed no longer.
-        member.start = msgspec.structs.replace(start, argv=(), env={})
         self.launches.add(member)
 
     def refused(self, member: Member, number: int, stage: str, message: str) -> None:

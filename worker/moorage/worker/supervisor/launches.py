@@ -220,18 +220,24 @@ class Launches:
 
     def _open(self, member: Member, passed: list[int]) -> None:
         kit = self.kits.take()
-        self._fit(member, kit)
+        self._limit(member, kit)
+        self._take_output(member, kit)
         passed += (kit.stdout[1], kit.stderr[1])
         if kit.cgroup is not None:
             passed.append(kit.folder)
 
-    def _fit(self, member: Member, kit: Kit) -> None:
+    def _limit(self, member: Member, kit: Kit) -> None:
+        """Its cgroup is the member's."""
         start = member.start
         member.cgroup = kit.cgroup
         if self._cgroups is None or kit.cgroup is None:
             member.ignored = tuple(name for name in ("cpu_milli", "memory_bytes") if getattr(start, name) is not None)
         else:
             member.ignored = tuple(self._cgroups.limit(kit.cgroup, start.cpu_milli, start.memory_bytes))
+
+    def _take_output(self, member: Member, kit: Kit) -> None:
+        """Its pipes' read ends are the member's."""
+        start = member.start
         stdout, stderr = output_paths(self._state, start.key)
         member.pumps.append(OutputPump(kit.stdout[0], stdout, start.output_cap_bytes, "stdout", self._room))
         member.pumps.append(OutputPump(kit.stderr[0], stderr, start.output_cap_bytes, "stderr", self._room))
@@ -297,21 +303,22 @@ class Launches:
         request = child.request(0, OUT, ERR, -1)
         if not spare.takes(child, request):
             return False
-        self._fit(member, spare.kit)
+        self._limit(member, spare.kit)
         now_s = boottime_s()
         try:
             self._write_ahead([self._starting(member, now_s)])
-            try:
-                spare.become(request)
-            except OSError:
-                self._unfit(member)
-                self._drop_spare()
-                return False
         except OSError as error:
-            self._unfit(member)
+            member.cgroup = None  # the spare's still
             self._refuse([member], error, "journal")
             return True
+        try:
+            spare.become(request)
+        except OSError:
+            member.cgroup = None
+            self._drop_spare()
+            return False
         self._spare = None
+        self._take_output(member, spare.kit)
         spare.launched = launched = Slice([member], [child], spare.channel, answered=True)
         self._unresolved.add(launched)
         member.child = None
@@ -321,12 +328,6 @@ class Launches:
         self._owner.known(member, spare.pid)
         launched.timer = self._loop.call_later(CONFIRM_S, self._too_late, launched)
         return True
-
-    @staticmethod
-    def _unfit(member: Member) -> None:
-        """What it was given stays the spare's."""
-        member.cgroup = None
-        member.pumps.clear()
 
     # -- the launcher
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorage.worker.cgroup import CgroupBase
+from moorage.worker.collector import leave_what_stays
 from moorage.worker.proctree import become_subreaper
 from moorage.worker.supervisor.compiled_launcher import compiled_launcher
 from moorage.worker.supervisor.log import log
@@ -78,6 +79,7 @@ async def serve(
     supervisor.jobs.launches.start_launcher()
     supervisor.jobs.launches.make_spare()
     supervisor.jobs.launches.kits.fill()
+    leave_what_stays()
     # From 3.13 on asyncio would look up the bound name to remove it in the end: that led through a descriptor that is
     # closed by now, and the name is the next supervisor's to take over.
     keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}

@@ -53,7 +53,7 @@ class Spare:
 
     def takes(self, child: Child, request: Request) -> bool:
         """Whether it can become this child: another user's gets a copy of the launcher's memory, not a share of it."""
-        strings = len(child.paths) + len(child.argv) + len(child.environ) + 4
+        strings = len(child.paths) + len(child.argv) + child.variables + 4
         return child.ids is None and len(request) <= BYTES_MAX and strings <= STRINGS_MAX
 
     def become(self, request: Request) -> None:
