@@ -59,8 +59,8 @@ class Callers:
     async def _call(self) -> None:
         tenant, body = self.next()
         answer = await self.mux.request(SUBJECTS.api(tenant, "submit"), body, 60.0)
-        if b'"accepted"' not in answer.data:
-            raise RuntimeError(answer.data)
+        if b'"accepted"' not in answer:
+            raise RuntimeError(answer)
 
     async def closed_loop(self, jobs: int, in_flight: int) -> None:
         """`jobs` submits, each caller sending its next once the one before is answered."""

@@ -70,8 +70,8 @@ async def _arrays(callers: Callers, jobs: int) -> None:
                 bodies.append(body)
             array = b"[" + b",".join(bodies) + b"]"
             answer = await callers.mux.request(SUBJECTS.api(tenant, "submit"), array, 60.0)
-            if answer.data.count(b'"accepted"') != ARRAY:
-                raise RuntimeError(answer.data[:500])
+            if answer.count(b'"accepted"') != ARRAY:
+                raise RuntimeError(answer[:500])
 
     await asyncio.gather(*(caller() for _ in range(ARRAYS_IN_FLIGHT)))
 

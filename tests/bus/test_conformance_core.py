@@ -142,7 +142,7 @@ async def test_the_sdks_inbox(connect: Connect, unique: str) -> None:
     await b.subscribe(unique, answering(b))
     mux = await Mux.open(a)
     answers = await asyncio.gather(*(mux.request(unique, b"%d" % n, 5) for n in range(20)))
-    assert [answer.data for answer in answers] == [b"%d" % n for n in range(20)]
+    assert answers == [b"%d" % n for n in range(20)]
     with pytest.raises(NoResponders):
         await mux.request(f"{unique}.none", b"", 5)
     await mux.close()

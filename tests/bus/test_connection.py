@@ -204,6 +204,7 @@ async def test_without_the_hook_into_nats_py_messages_come_by_its_queue_and_task
 ) -> None:
     monkeypatch.setattr(DirectClient, "_process_msg", Client._process_msg)
     monkeypatch.setattr(DirectClient, "handler_of", lambda client, sid: None)
+    monkeypatch.setattr("moorage.bus.direct._HANDS_OVER", False)
     async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
         heard: list[int] = []
         await a.subscribe(unique, lambda delivery: heard.append(int(delivery.data)))

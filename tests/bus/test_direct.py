@@ -14,7 +14,9 @@ from nats.protocol.parser import Parser
 
 from moorage.bus.connection import connect
 from moorage.bus.direct import DirectClient, DirectParser, callback_of
+from moorage.bus.errors import NoResponders
 from moorage.bus.transport import Delivery
+from tests.waiting import until
 
 HEADERS = b"NATS/1.0\r\nStatus: 503\r\n\r\n"
 
@@ -118,7 +120,7 @@ class Read:
     async def end(self) -> list[Any]:
         self.reader.feed_eof()
         await self.task
-        await asyncio.gather(*self.client._telling)
+        await asyncio.gather(*self.client._tasks)
         return self.client.heard
 
 
@@ -222,6 +224,52 @@ async def test_requests_of_one_turn_leave_in_one_write(
         answers = await asyncio.gather(*(a.request(unique, b"%d" % number, 5) for number in range(100)))
         assert [answer.data for answer in answers] == [b"%d" % number for number in range(100)]
         assert writes == [100]
+
+
+async def test_a_subscription_of_ours_has_no_task_and_leaves_nothing(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a:
+        tasks = len(asyncio.all_tasks())
+        heard: list[str] = []
+        many = [await a.subscribe_ahead(f"{unique}.{at}", lambda each: heard.append(each.subject)) for at in range(100)]
+        assert len(asyncio.all_tasks()) == tasks
+        await a.send([(f"{unique}.{at}", b"", "") for at in range(100)])
+        await a.flush()
+        assert heard == [each.subject for each in many]
+        for each in many[1:]:
+            await each.unsubscribe()
+        await a.send([(f"{unique}.{at}", b"", "") for at in range(100)])
+        await a.flush()
+        assert heard[100:] == [many[0].subject]
+        with pytest.raises(NoResponders):
+            await a.request(f"{unique}.99", b"", 5)
+        assert (len(a._client._subs), len(a._subscriptions)) == (2, 2)  # and the inbox
+
+
+async def test_what_the_socket_has_no_room_for_follows(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By nats-py's task, and at once: the next ping would take it, too."""
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
+        heard: list[bytes] = []
+        await b.subscribe(unique, lambda delivery: heard.append(delivery.data))
+        client, rests = a._client, 0
+        flush = client._flush_pending
+        stream = client._transport._io_writer.transport  # type: ignore[union-attr]
+
+        async def noted(force_flush: bool = False) -> None:
+            nonlocal rests
+            rests += 1
+            await flush(force_flush)
+
+        monkeypatch.setattr(client, "_flush_pending", noted)
+        monkeypatch.setattr(stream, "get_write_buffer_size", lambda: 1)
+        asking = [asyncio.create_task(a.request(unique, b"%d" % number, 60)) for number in range(3)]
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert rests == 1
+        await until(lambda: heard == [b"0", b"1", b"2"])
+        for each in asking:
+            each.cancel()
 
 
 async def test_the_hooks_are_where_they_are_looked_for() -> None:

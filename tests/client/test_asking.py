@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moorage.bus.embedded import EmbeddedServer
 from moorage.client import (
     AsyncClient,
     BadContext,
@@ -36,6 +37,34 @@ async def test_a_request_waits_for_a_scheduler_and_keeps_its_id(nats_url: str, u
             assert job.accepted == Accepted("x", 5, "QUEUED")
             assert len({body["job"] for _, body in scheduler.asked}) == 1
             assert len(scheduler.asked) == 3
+
+
+async def test_a_submit_that_is_cancelled_is_awaited_no_more(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will("submit", None)
+        submitting = asyncio.create_task(client.submit(["x"]))
+        await until(lambda: scheduler.asked, what="it was sent")
+        mux: Any = client._mux
+        assert mux.waiting == 1
+        submitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+        assert mux.waiting == 0
+
+
+async def test_a_submit_while_the_connection_is_lost_waits_for_it(fresh_server: EmbeddedServer, unique: str) -> None:
+    async with AsyncClient(fresh_server.url, tenant=unique, timeout="60s") as client:
+        await fresh_server.kill()
+        await until(lambda: not client.link.is_connected)
+        submitting = asyncio.create_task(client.submit(["x"], key="x"))
+        await asyncio.sleep(0)
+        again = await EmbeddedServer.start(fresh_server.data_dir, port=fresh_server.port)
+        try:
+            async with ScriptedScheduler(again.url, unique) as scheduler:
+                scheduler.will("submit", Accepted("x", 5, "QUEUED"))
+                assert (await submitting).accepted == Accepted("x", 5, "QUEUED")
+        finally:
+            await again.stop()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from moorage.schemas.frames import Accepted, Answer, Change, LogPage
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.waiting import until
 
+NO_OUTPUT = [LogPage(1, "out", over=True), LogPage(1, "err", over=True)]
 STORY = [change(1, "ACCEPTED"), change(2, "PLACED"), change(3, "SUCCEEDED", code=0)]
 
 
@@ -74,7 +75,7 @@ async def test_the_next_jobs_results_need_no_question_and_no_subscription(nats_u
             result = await loop.result(f"j{number}")
             assert (result.state, result.code, [each.rev for each in result.changes]) == ("SUCCEEDED", 0, [1, 2, 3])
             assert loop.verbs() == ["submit"]
-            assert link._subscriptions == before
+            assert list(link._subscriptions) == before
 
 
 async def test_what_was_said_before_the_result_is_awaited_and_what_comes_later_is_one_story(
@@ -90,6 +91,98 @@ async def test_what_was_said_before_the_result_is_awaited_and_what_comes_later_i
         await loop.say("j", *STORY[1:])
         assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit", "show"]  # the test's own
+
+
+async def test_what_is_run_is_heard_by_the_frames_and_its_only_replica_by_name(nats_url: str, unique: str) -> None:
+    """A wildcard for each job would cost the server more than all the rest of it."""
+    async with standing(nats_url, unique) as loop:
+        link: Any = loop.client.link
+        before = list(link._subscriptions)
+        loop.scheduler.will("submit", Accepted("j", 9, "QUEUED"))
+        running = asyncio.create_task(loop.client.run(["x"], key="j", driver="noop", timeout="20s"))
+        await until(lambda: loop.scheduler.asked, what="it is submitted")
+        new = [each.subject for each in link._subscriptions if each not in before]
+        assert new == [loop.scheduler.subjects.log(unique, "j", 0)]
+        await loop.say("j", *STORY)
+        assert [each.rev for each in (await running).changes] == [1, 2, 3]
+        assert loop.verbs() == ["submit"]
+        assert list(link._subscriptions) == before
+
+
+async def test_the_handle_knows_the_state_while_the_result_is_awaited(nats_url: str, unique: str) -> None:
+    async with standing(nats_url, unique) as loop:
+        job = await loop.submit("j")
+        waiting = asyncio.create_task(job.result("20s"))
+        await loop.say("j", STORY[0])
+        await loop.say("j", change(2, "PLACED", worker="w7"))
+        await until(lambda: (job.state, job.worker) == ("PLACED", "w7"), what="it was placed")
+        await loop.say("j", STORY[2])
+        assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
+        assert loop.verbs() == ["submit"]
+
+
+async def test_a_silence_makes_it_ask_and_go_on(nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last event may have been lost; what was heard before is not told twice."""
+    async with standing(nats_url, unique) as loop:
+        monkeypatch.setattr("moorage.client.watch.REPAIR_S_FIRST", 0.05)
+        job = await loop.submit("j")
+        await loop.say("j", STORY[0])
+        assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
+        assert loop.verbs() == ["submit", "show"]
+
+
+async def test_more_than_is_held_while_its_result_is_awaited_is_heard_without_a_question(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with standing(nats_url, unique) as loop:
+        monkeypatch.setattr("moorage.client.beginning.HELD_MAX", 1)
+        job = await loop.submit("j")
+        waiting = asyncio.create_task(job.result("20s"))
+        await until(lambda: loop.client.watches, what="it is awaited")
+        for each in STORY[:2]:
+            await loop.say("j", each)
+        await until(lambda: job.state == "PLACED")
+        await loop.say("j", STORY[2])
+        assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
+        assert loop.verbs() == ["submit"]
+
+
+async def test_what_comes_late_or_twice_is_told_once(nats_url: str, unique: str) -> None:
+    """And a job that is tried again after its end is not over yet."""
+    async with standing(nats_url, unique) as loop:
+        job = await loop.submit("j")
+        first, failed, again, over = change(1, "ACCEPTED"), change(2, "FAILED"), change(3, "QUEUED"), STORY[2]
+        for each in ([first], [first, failed], [failed], [failed, again], [first]):
+            await loop.say("j", *each)
+        await loop.say("j", msgspec.structs.replace(over, rev=4))
+        await loop.say("j", first)
+        await loop.client.link.request(loop.scheduler.subjects.api(loop.scheduler.tenant, "show"), b"{}", 10)
+        assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3, 4]
+        assert loop.verbs() == ["submit", "show"]  # the test's own
+
+
+async def test_a_wait_that_is_over_says_how_long_it_was(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it went on after a silence."""
+    async with standing(nats_url, unique) as loop:
+        for silence_s in (60.0, 0.02):
+            monkeypatch.setattr("moorage.client.watch.REPAIR_S_FIRST", silence_s)
+            job = await loop.submit(f"j-{silence_s:.0f}")
+            loop.scheduler.will_show(shown(job.id, "QUEUED", STORY[0]))
+            with pytest.raises(TimedOut, match=r"after 0\.2 s; it goes on"):
+                await job.result(0.2)
+            assert loop.verbs() == ["submit", "show"][: 1 if silence_s == 60.0 else 2]
+        assert not loop.client.watches
+
+
+async def test_a_client_that_is_closed_is_not_stood_for(nats_url: str, unique: str) -> None:
+    async with standing(nats_url, unique) as loop:
+        job = await loop.submit("j")
+        await loop.client.close()
+        with pytest.raises(RuntimeError, match="not open"):
+            await job.result("20s")
+        assert loop.client._feed is None
 
 
 async def test_a_frame_that_was_lost_is_asked_for(nats_url: str, unique: str) -> None:
@@ -113,7 +206,7 @@ async def test_more_than_is_held_of_one_job_is_asked_for(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with standing(nats_url, unique) as loop:
-        monkeypatch.setattr("moorage.client.feed.HELD_MAX", 2)
+        monkeypatch.setattr("moorage.client.beginning.HELD_MAX", 2)
         job = await loop.submit("j")
         for each in STORY:
             await loop.say("j", each)
@@ -222,7 +315,7 @@ async def test_a_failure_is_told_where_nobody_hands_out_its_tail(nats_url: str, 
 async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path / "nats")
     config = tmp_path / "nats" / "nats.conf"
-    may = '{ publish: "moorage.api.t.>", subscribe: ["moorage.event.t.>", "_INBOX.>"] }'
+    may = '{ publish: "moorage.api.t.>", subscribe: ["moorage.event.t.>", "moorage.log.t.>", "_INBOX.>"] }'
     user = f'{{ user: "alone", password: "p", permissions: {may} }}'
     config.write_text(config.read_text().replace("users: [ { user: moorage", f"users: [ {user}, {{ user: moorage", 1))
     os.kill(server.pid, signal.SIGHUP)
@@ -236,6 +329,16 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                     assert (await loop.result(f"j{number}")).state == "SUCCEEDED"
                     assert loop.verbs() == ["submit", "show"]
                 assert client.feed.is_refused
+                running = asyncio.create_task(client.run(["x"], key="j2", driver="noop", timeout="20s"))
+                await until(lambda: loop.verbs() == ["submit"], what="it is submitted")
+                await scheduler.say("j2", "SUCCEEDED", *STORY)
+                assert (await running).state == "SUCCEEDED"
+            async with AsyncClient(context, tenant="t") as client:  # whose first question it is
+                scheduler.will("submit", Accepted("r", 9, "QUEUED"))
+                scheduler.will_show(shown("r", "SUCCEEDED", *STORY))
+                scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in NO_OUTPUT))
+                assert (await client.run(["x"], key="r", driver="noop", timeout="20s")).state == "SUCCEEDED"
+                assert loop.verbs()[:2] == ["submit", "show"]
     finally:
         await server.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from fractions import Fraction
@@ -17,7 +18,7 @@ from moorage.client.job_ids import fresh_job_id
 from moorage.client.request_builder import RequestBuilder, build_request
 from moorage.schemas.codec import encode
 from moorage.schemas.gpu import parse_token
-from moorage.schemas.names import is_job
+from moorage.schemas.names import JOB_ID_DIGITS, is_job
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,16 @@ def test_job_ids_sort_by_time_and_are_names() -> None:
     assert ids == sorted(ids)
     assert len(set(ids)) == len(ids)
     assert all(is_job(each) and len(each) == 15 for each in ids)
+
+
+def test_ids_of_one_millisecond_count_up_over_every_digit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.client.job_ids.time.time", lambda: 1_800_000_000.0)
+    monkeypatch.setattr(job_ids, "_last", (1_800_000_000_000 << 25) + 2**20 - 1500)
+    ids = [fresh_job_id() for _ in range(4000)]
+    digits = {digit: value for value, digit in enumerate(JOB_ID_DIGITS)}
+    numbers = [functools.reduce(lambda number, digit: 32 * number + digits[digit], each[1:], 0) for each in ids]
+    assert numbers == [job_ids._last - 3999 + at for at in range(4000)]
+    assert numbers[0] >> 25 == 1_800_000_000_000
 
 
 def test_a_request_from_its_parts() -> None:
@@ -208,11 +219,18 @@ def test_a_variable_that_is_no_text_is_named_and_its_value_is_not_told() -> None
 
 
 def test_ids_of_a_forked_child_are_its_own() -> None:
+    """Also those of the millisecond in which it began: it does not count on where its parent does."""
     reader, writer = os.pipe()
-    if not (child := os.fork()):
-        os.write(writer, job_ids._chance.randbytes(16))
-        os._exit(0)
-    os.waitpid(child, 0)
-    with os.fdopen(reader, "rb") as drawn:
-        os.close(writer)
-        assert drawn.read() != job_ids._chance.randbytes(16)
+    job_ids._last = 2**69  # as if it were made in a time to come, so that this process counts up
+    try:
+        if not (child := os.fork()):
+            os.write(writer, fresh_job_id().encode() + job_ids._chance.randbytes(16))
+            os._exit(0)
+        os.waitpid(child, 0)
+        with os.fdopen(reader, "rb") as drawn:
+            os.close(writer)
+            told = drawn.read()
+        assert fresh_job_id() > told[:15].decode()
+        assert told[15:] != job_ids._chance.randbytes(16)
+    finally:
+        job_ids._last = 0

@@ -65,7 +65,7 @@ class Connection(Link):
         self._redialing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._round_trips: set[asyncio.Task[None]] = set()
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: dict[Subscription, None] = {}  # in their order; one of thousands ends at once
 
     def __repr__(self) -> str:
         return f"<Connection {self.name!r} {self.context.safe_url} {self.state.value}>"
@@ -147,7 +147,7 @@ class Connection(Link):
             raise ConnectionClosed(self.name)
         check_filter(subject)
         subscription = Subscription(self._forget, subject, handler, queue)
-        self._subscriptions.append(subscription)
+        self._subscriptions[subscription] = None
         try:
             if self._connected.is_set():
                 await quietly(subscription.start(self._client))
@@ -199,6 +199,18 @@ class Connection(Link):
         self._move(State.CLOSED)
         self.closed.set()
 
+    def ask(
+        self, answers: Answers, subject: str, payload: bytes, timeout_s: float
+    ) -> tuple[int, asyncio.Future[bytes]] | None:
+        if self._closing or len(payload) > self.max_payload_bytes or not self._connected.is_set():
+            return None
+        token, future = answers.open_payload(subject, timeout_s)
+        if not self._client.put(subject, payload, answers.reply_subject(token)):
+            answers.abandon(token)
+            return None
+        self._client.write_soon()
+        return token, future
+
     async def exchange(
         self,
         answers: Answers,
@@ -224,6 +236,10 @@ class Connection(Link):
                 await client.write_soon()
             else:
                 await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
+            if headers or not client.put(subject, payload, reply):
+                await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
+            else:
+                client.write_soon()
             return await future
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             raise Disconnected(subject) from None
@@ -233,8 +249,7 @@ class Connection(Link):
             answers.abandon(token)
 
     async def _forget(self, subscription: Subscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
+        self._subscriptions.pop(subscription, None)
         await subscription.stop()
 
     # -- connecting ---------------------------------------------------------------------------------------------
@@ -263,7 +278,7 @@ class Connection(Link):
 
     async def _drop(self, client: DirectClient) -> None:
         # Each subscription by itself: closing on a dead socket raises before nats-py has ended their tasks.
-        for subscription in self._subscriptions:
+        for subscription in list(self._subscriptions):
             if subscription.client is client:
                 await subscription.stop()
         await abandon(client)

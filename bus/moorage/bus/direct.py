@@ -22,12 +22,15 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
+from nats.protocol.command import hpub_cmd, sub_cmd, unsub_cmd
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from moorage.bus.transport import Delivery, Handler
@@ -57,6 +60,23 @@ def header_block(headers: Mapping[str, str]) -> bytes:
     if not text or {text.count("\r"), text.count("\n")} != {len(headers)}:
         return b""
     return b"NATS/1.0\r\n%b\r\n" % text.encode()
+class DirectSubscription(Subscription):
+    """What nats-py knows of a subscription by `DirectClient.listen`."""
+
+    def __init__(self, client: DirectClient, sid: int, subject: str, handler: Handler) -> None:
+        # not nats-py's own, which makes a queue; what reads one asks whether there is any
+        self._conn, self._id, self._subject, self._queue = client, sid, subject, ""
+        self._cb = callback_of(handler)
+        self._max_msgs = self._received = 0
+        self._closed = False
+        self._pending_queue = self._pending_next_msgs_calls = None  # type: ignore[assignment]
+        self._wait_for_msgs_task = self._message_iterator = None
+
+    def end(self) -> None:
+        """As `unsubscribe`, at once."""
+        client: DirectClient = self._conn
+        if client._subs.pop(self._id, None) is not None and client._status == Client.CONNECTED:
+            client.command(unsub_cmd(self._id, 0))
 
 
 class NotEncrypted(nats.errors.Error):
@@ -70,9 +90,10 @@ class DirectClient(Client):
     def __init__(self, *, encrypted: bool = False) -> None:
         super().__init__()
         self._ps = DirectParser(self)
-        self._telling: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         #: whoever publishes calls `write` in this turn: nats-py's task need not wake
         self.gathers = False
+        self._writes_soon = False
         self._encrypted = encrypted
         #: whether anything took a connection where the context says
         self.was_heard = False
@@ -128,9 +149,7 @@ class DirectClient(Client):
 
     def tell(self, error: Exception) -> None:
         """As nats-py tells of a callback that fails, but from outside of any task."""
-        task = asyncio.get_running_loop().create_task(self._tell(error))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._in_background(self._tell(error))
 
     async def _tell(self, error: Exception) -> None:
         await self._error_cb(error)
@@ -141,6 +160,32 @@ class DirectClient(Client):
         `headers` are as `header_block` makes them.
         """
         size = len(headers) + len(payload)
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def listen(self, subject: str, handler: Handler) -> DirectSubscription | None:
+        """Subscribe a handler of ours, without the queue and the task by which nats-py would hand over its messages.
+
+        None where anything stands against it: nats-py's `subscribe` knows what.
+        """
+        if self._status != Client.CONNECTED or not _HANDS_OVER:
+            return None
+        self._sid += 1
+        subscription = self._subs[self._sid] = DirectSubscription(self, self._sid, subject, handler)
+        self.command(sub_cmd(subject, "", self._sid))
+        return subscription
+
+    def command(self, line: bytes) -> None:
+        """Have a line of the protocol written in the next turn of the loop, behind what was put until now."""
+        self._pending.append(line)
+        self._pending_data_size += len(line)
+        self.write_soon()
+
+    def put(self, subject: str, payload: bytes, reply: str) -> bool:
+        """Take a plain message for the next `write`; False where anything stands against it: `publish` knows what."""
+        size = len(payload)
         if self._status != Client.CONNECTED or size > self._max_payload or not subject:
             return False
         if _blank(subject) or _blank(reply) or self._pending_data_size + size > self._max_pending_size:
@@ -156,21 +201,41 @@ class DirectClient(Client):
         self.stats["out_bytes"] += size
         return True
 
-    async def write_soon(self) -> None:
+    def write_soon(self) -> None:
         """Have what was put written in the next turn of the loop, with all that others put until then."""
-        if self._flush_queue is not None and self._flush_queue.empty():
+        if not self._writes_soon:
+            self._writes_soon = True
+            asyncio.get_running_loop().call_soon(self._write_now)
+
+    def _write_now(self) -> None:
+        self._writes_soon = False
+        try:
+            self._hand_over()
+        except (OSError, RuntimeError):
+            return  # the socket is dead, as its reader will tell
+        if self._pending and not self.is_closed:
+            self._in_background(self._flush_rest())
+
+    async def _flush_rest(self) -> None:
+        try:
             await self._flush_pending()
+        except (nats.errors.Error, OSError, RuntimeError):
+            pass  # the same
 
     async def write(self) -> None:
         """Hand to the socket what was published so far; what the socket has no room for follows as ever."""
+        self._hand_over()
+        if self._pending:
+            await self._flush_pending()
+
+    def _hand_over(self) -> None:
+        """What stays pending is for nats-py, which knows how: the socket has no room, or it is a web socket."""
         transport = self._transport
-        if isinstance(transport, TcpTransport) and transport._io_writer is not None:
+        if self._pending and isinstance(transport, TcpTransport) and transport._io_writer is not None:
             stream = transport._io_writer.transport
-            if self._pending and not stream.is_closing() and not stream.get_write_buffer_size():
+            if not stream.is_closing() and not stream.get_write_buffer_size():
                 pending, self._pending, self._pending_data_size = self._pending, [], 0
                 stream.writelines(pending)
-        if self._pending:  # or it is a web socket: nats-py knows how
-            await self._flush_pending()
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         if self.gathers and not force_flush:
@@ -192,6 +257,10 @@ class DirectClient(Client):
             handler(Delivery(subject.decode(), reply.decode(), data, found))
         except Exception as error:  # as nats-py tells of a callback that fails
             await self._error_cb(error)
+
+
+#: otherwise, in another release of nats-py, its queues and tasks do
+_HANDS_OVER: Final = hasattr(Client, "_process_msg")
 
 
 class DirectParser(Parser):

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -47,15 +47,17 @@ _decode_pairs = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
 
 
 class _Waiting(msgspec.Struct, eq=False, gc=False):
-    """One awaited answer. `is_last` is None for a single reply, else says after each whether more are to come.
+    """One awaited answer. Where `future` is for a list, `is_last` says after each reply whether it was the last; None
+    is for a single one.
 
     Nothing that it names knows it, so that the garbage collector need not look at a thousand of them.
     """
 
     subject: str
     timeout_s: float
-    future: asyncio.Future[list[Delivery]]
-    is_last: Callable[[Delivery], bool] | None
+    future: asyncio.Future[Any]
+    is_payload: bool = True  # the future is for the payload of a single reply
+    is_last: Callable[[Delivery], bool] | None = None
     gathered: list[Delivery] | None = None  # so far, where more are to come
 
 
@@ -75,6 +77,7 @@ class Answers:
         self.late = 0
         self.bad_frames = 0
         self._prefix_chars = len(base) + 1
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._next_token = 0
         self._waiting: dict[int, _Waiting] = {}
         self._due: list[tuple[float, int]] = []  # a heap of times and tokens, of which most were answered long ago
@@ -92,14 +95,26 @@ class Answers:
         Returns the token and the future of the replies: one, or with `is_last` all up to the one for which it is
         true (`timeout_s` then is the longest silence between two). Raises `TooManyWaiting`.
         """
-        if len(self._waiting) >= self.waiting_max:
+        token, entry = self._open(subject, timeout_s)
+        entry.is_payload, entry.is_last = False, is_last
+        return token, entry.future
+
+    def open_payload(self, subject: str, timeout_s: float) -> tuple[int, asyncio.Future[bytes]]:
+        """As `open`, for a single reply of which nothing but its payload is asked for."""
+        token, entry = self._open(subject, timeout_s)
+        return token, entry.future
+
+    def _open(self, subject: str, timeout_s: float) -> tuple[int, _Waiting]:
+        waiting = self._waiting
+        if len(waiting) >= self.waiting_max:
             raise TooManyWaiting(self.waiting_max)
         self._next_token = token = self._next_token + 1
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Delivery]] = loop.create_future()
-        self._waiting[token] = _Waiting(subject, timeout_s, future, is_last)
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        waiting[token] = entry = _Waiting(subject, timeout_s, loop.create_future())
         self._look_at(loop, loop.time() + timeout_s, token)
-        return token, future
+        return token, entry
 
     def reply_subject(self, token: int) -> str:
         return f"{self.base}.{token}"
@@ -145,8 +160,10 @@ class Answers:
             del self._waiting[token]
             self._fail(entry, NoResponders(entry.subject))
             return
-        found = [delivery]
-        if entry.is_last is not None:
+        found: Any = [delivery]
+        if entry.is_payload:
+            found = delivery.data
+        elif entry.is_last is not None:
             if entry.gathered is not None:
                 entry.gathered.append(delivery)
                 found = entry.gathered
@@ -163,9 +180,15 @@ class Answers:
         except UNREADABLE:
             self.bad_frames += 1
             return
-        received = frame.received_monotonic_s
+        received, waiting = frame.received_monotonic_s, self._waiting
         for token, payload in pairs:
-            self._answer(token, Delivery(f"{self.base}.{token}", "", payload, None, received))
+            entry = waiting.get(token)
+            if entry is not None and entry.is_payload:
+                del waiting[token]
+                if not entry.future.done():
+                    entry.future.set_result(payload)
+            else:
+                self._answer(token, Delivery(f"{self.base}.{token}", "", payload, None, received))
 
     def _look_at(self, loop: asyncio.AbstractEventLoop, at_s: float, token: int) -> None:
         """Look at that time of the loop's clock whether this token waits still."""
@@ -222,6 +245,10 @@ class InboxTransport(Protocol):
 
     async def close_inbox(self, answers: Answers, subscription: Subscribed) -> None: ...
 
+    def ask(
+        self, answers: Answers, subject: str, payload: bytes, timeout_s: float
+    ) -> tuple[int, asyncio.Future[bytes]] | None: ...
+
     async def exchange(
         self,
         answers: Answers,
@@ -239,7 +266,7 @@ class Mux:
         mux = await Mux.open(connection)
         answer = await mux.request("moorage.api.team-a.submit", body, timeout_s=5)
 
-    The answers are plain payloads: a coalesced one has no headers.
+    The answers are payloads alone: a coalesced one has no headers.
     """
 
     def __init__(self, connection: InboxTransport, answers: Answers) -> None:
@@ -263,13 +290,33 @@ class Mux:
     def waiting(self) -> int:
         return len(self._answers)
 
-    async def request(self, subject: str, payload: bytes, timeout_s: float) -> Delivery:
-        """Send one request and wait for its answer.
+    def ask(self, subject: str, payload: bytes, timeout_s: float) -> tuple[int, Awaitable[bytes]]:
+        """Begin a `request`: sent at once, where nothing stands against that. For who asks so often that a coroutine
+        more for each question counts.
+
+        Returns a token and what to await, now. Where that raises anything, `abandon` the token.
+        """
+        asked = self._connection.ask(self._answers, subject, payload, timeout_s)
+        return (0, self._exchange(subject, payload, timeout_s)) if asked is None else asked
+
+    async def _exchange(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        return (await self._connection.exchange(self._answers, subject, payload, timeout_s, None, None))[0].data
+
+    def abandon(self, token: int) -> None:
+        self._answers.abandon(token)
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        """Send one request and wait for the payload of its answer.
 
         Raises `RequestTimeout`, `NoResponders`, `Disconnected` (answer unknown: send the same id again),
         `TooManyWaiting`, `PermissionRefused`, `PayloadTooLarge`, `ConnectionClosed`.
         """
-        return (await self._connection.exchange(self._answers, subject, payload, timeout_s, None, None))[0]
+        token, answer = self.ask(subject, payload, timeout_s)
+        try:
+            return await answer
+        except BaseException:
+            self.abandon(token)
+            raise
 
     async def close(self) -> None:
         if self._subscription is not None:

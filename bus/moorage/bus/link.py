@@ -93,6 +93,16 @@ class Link:
     async def subscribe_ahead(self, subject: str, handler: Handler, queue: str = "") -> Subscribed:
         raise NotImplementedError
 
+    def ask(
+        self, answers: Answers, subject: str, payload: bytes, timeout_s: float
+    ) -> tuple[int, asyncio.Future[bytes]] | None:
+        """Publish at once, for one answer of which the payload is asked for; returns its token and its future.
+
+        None where it would have to wait first, or where anything stands against it: `exchange` waits, and knows what.
+        Whoever ends to wait abandons the token. Raises `TooManyWaiting`.
+        """
+        return None
+
     async def exchange(
         self,
         answers: Answers,

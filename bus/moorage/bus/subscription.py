@@ -8,7 +8,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from moorage.bus.dialing import quietly
-from moorage.bus.direct import callback_of
+from moorage.bus.direct import DirectClient, DirectSubscription, callback_of
 from moorage.bus.errors import PermissionRefused
 from moorage.bus.transport import Handler
 
@@ -38,9 +38,15 @@ class Subscription:
 
     async def start(self, client: Client) -> None:
         self.client, self.refused = client, None
+        if not self.queue and isinstance(client, DirectClient):
+            self._nats = client.listen(self.subject, self.handler)
+            if self._nats is not None:
+                return
         self._nats = await client.subscribe(self.subject, queue=self.queue, cb=callback_of(self.handler))
 
     async def stop(self) -> None:
         inner, self._nats, self.client = self._nats, None, None
-        if inner is not None:
+        if isinstance(inner, DirectSubscription):
+            inner.end()
+        elif inner is not None:
             await quietly(inner.unsubscribe())

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 import tenacity
 
 from moorage.bus.errors import BusError, Disconnected, NoResponders, RequestTimeout, StreamGap
-from moorage.bus.transport import Delivery
 from moorage.client.errors import error_of, not_now, unanswered
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem
@@ -48,7 +47,7 @@ def decode_flag(answer: bytes) -> dict[str, Any] | Problem:
 
 
 class Asker(Protocol):
-    async def request(self, subject: str, payload: bytes, timeout_s: float) -> Delivery: ...
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes: ...
 
 
 class _NotNow(Exception):
@@ -60,6 +59,8 @@ class _NotNow(Exception):
 
 
 _RETRIED: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap, _NotNow)
+#: how a try may fail that `Asking.go_on` knows what to do about
+TRIED: Final = (BusError, _NotNow)
 
 
 class Asking:
@@ -88,13 +89,28 @@ class Asking:
         bus's errors for what the caller did wrong.
         """
         ends_s = time.monotonic() + deadline_s
-        try:  # nearly every answer comes at once, and tenacity's machine costs ten times what asking does
-            delivery = await asker.request(subject, payload, min(TRY_S, deadline_s))
-            return _answered(decode(delivery.data))
-        except _RETRIED as error:
+        try:
+            return answered(decode(await asker.request(subject, payload, min(TRY_S, deadline_s))))
+        except TRIED as error:
             failed = error
-        except BusError as error:
-            raise unanswered(self.refused or error, self.where, deadline_s) from None
+        return await self.go_on(failed, asker, subject, payload, decode, deadline_s, ends_s)
+
+    async def go_on(
+        self,
+        failed: Exception,
+        asker: Asker,
+        subject: str,
+        payload: bytes,
+        decode: Callable[[bytes], T | Problem],
+        deadline_s: float,
+        ends_s: float,
+    ) -> T:
+        """What `ask` does once a first try has `failed`, by one of TRIED.
+
+        Nearly every answer comes at the first try, and tenacity's machine costs ten times what asking does.
+        """
+        if isinstance(failed, BusError) and not isinstance(failed, _RETRIED):
+            raise unanswered(self.refused or failed, self.where, deadline_s) from None
         once = partial(_once, asker, subject, payload, decode, ends_s)
         return await self._try_on(_Tries(once, failed), deadline_s, ends_s)
 
@@ -144,10 +160,11 @@ class _Tries(Generic[T]):
 
 async def _once(asker: Asker, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem], ends_s: float) -> T:
     left_s = max(ends_s - time.monotonic(), 0.01)
-    return _answered(decode((await asker.request(subject, payload, min(TRY_S, left_s))).data))
+    return answered(decode(await asker.request(subject, payload, min(TRY_S, left_s))))
 
 
-def _answered(answer: T | Problem) -> T:
+def answered(answer: T | Problem) -> T:
+    """The answer, if it is none but a problem. Raises the `ClientError` that says it, or one of TRIED."""
     if isinstance(answer, Problem):
         if answer.code in _NOT_NOW:
             raise _NotNow(answer)

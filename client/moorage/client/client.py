@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
-from moorage.client.asking import decode_accepted, decode_act, decode_batch, decode_flag
+from moorage.client.asking import TRIED, TRY_S, answered, decode_accepted, decode_act, decode_batch, decode_flag
 from moorage.client.batches import frames_of
 from moorage.client.connected import Connected, data_of
 from moorage.client.durations import Duration, seconds
@@ -46,6 +48,14 @@ def _job_class() -> type[Job]:
     return Job
 
 
+@functools.cache
+def _run() -> Callable[..., Coroutine[Any, Any, Result]]:
+    """The same."""
+    from moorage.client.running import run
+
+    return run
+
+
 def _says_events(what: What) -> bool:
     """Whether a request says by itself who is told of it; the words of a command do not."""
     if isinstance(what, COMMAND):
@@ -77,9 +87,21 @@ class AsyncClient(Connected):
         """
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # an event of its own for each of its states, which nobody may hear
-        request, body = self._requests.encoded(what, gpu, key, fields)
-        beginning = self.expect(request.job)
-        accepted = await self._ask("submit", body, decode_accepted)
+        job, request, body = self._requests.prepared(what, gpu, key, fields)
+        beginning = None if self._feed is None else self._feed.expect(job)
+        # as `_ask`, but for its coroutines: a fifth of what a submit costs who has a thousand under way
+        mux, subject, timeout_s, token = self._opened(), self._submit_subject, self.timeout_s, 0
+        ends_s, failed = time.monotonic() + timeout_s, None
+        try:
+            token, answer = mux.ask(subject, body, min(TRY_S, timeout_s))
+            accepted = answered(decode_accepted(await answer))
+        except TRIED as error:
+            failed = error
+        except BaseException:  # it is cancelled
+            mux.abandon(token)
+            raise
+        if failed is not None:
+            accepted = await self._asking.go_on(failed, mux, subject, body, decode_accepted, timeout_s, ends_s)
         return _job_class()(self, accepted.job, accepted, request, beginning)
 
     async def submit_handler(
@@ -116,16 +138,19 @@ class AsyncClient(Connected):
 
         Output that is lost on the way is asked for again, as long as its worker keeps it; `lost_bytes` tells how much
         is still missing. Of each stream the last 16 Mi characters are held. `timeout` defaults to `wait_timeout`; when
-        it is over, or when this call is cancelled, the job goes on. Unless `events` says otherwise, a client with many
-        such calls listens to the tenant's frames (see `feed`). Raises `JobFailed` (its `result` has the output, too)
-        unless the job SUCCEEDED, `TimedOut`, and what `submit` raises.
+        it is over, or when this call is cancelled, the job goes on. Unless `events` says otherwise, the client listens
+        to the tenant's frames meanwhile, as for `Job.result` (see `feed`). Raises `JobFailed` (its `result` has the
+        output, too) unless the job SUCCEEDED, `TimedOut`, and what `submit` raises.
         """
-        from moorage.client.running import run
-
-        if self.crowded and not _says_events(what):
-            fields.setdefault("events", "tenant")
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
-        return await run(self, self.request(what, gpu, key, fields), timeout_s)
+        feed = self.feed
+        if not feed.stands_on():
+            await feed.stand()
+        if (feed.stands or (self.crowded and not feed.is_refused)) and not _says_events(what):
+            fields.setdefault("events", "tenant")
+        job, request, body = self._requests.prepared(what, gpu, key, fields)
+        submit = functools.partial(self._ask, "submit", body, decode_accepted)
+        return await _run()(self, job, request, submit, timeout_s)
 
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
@@ -239,8 +264,9 @@ class AsyncClient(Connected):
         """
         from moorage.client.listening import tenant_events
 
-        async for event in tenant_events(self):
-            yield event
+        async with contextlib.aclosing(tenant_events(self)) as events:
+            async for event in events:
+                yield event
 
     async def plan(
         self,
@@ -366,5 +392,6 @@ class AsyncClient(Connected):
         """The leader's summary of the fleet, twice a second, without end; who reads slowly gets only the newest."""
         from moorage.client.listening import fleet_frames
 
-        async for frame in fleet_frames(self):
-            yield frame
+        async with contextlib.aclosing(fleet_frames(self)) as frames:
+            async for frame in frames:
+                yield frame

@@ -10,9 +10,9 @@ import msgspec
 
 from moorage.bus import errors as bus
 from moorage.bus.contexts import Context
-from moorage.bus.errors import BusError, CannotConnect, NotAuthorized, PermissionRefused
+from moorage.bus.errors import BusError, CannotConnect, ConnectionClosed, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
-from moorage.bus.inbox import Mux
+from moorage.bus.inbox import Answers, Mux
 from moorage.bus.target import find_context
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import Asking, decode_answer
@@ -27,7 +27,8 @@ from moorage.schemas.names import TENANT, is_tenant
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
-    from moorage.client.feed import Beginning, Feed
+    from moorage.client.beginning import Beginning
+    from moorage.client.feed import Feed
     from moorage.client.transport import ClientTransport, Link
 
 TIMEOUT_S_DEFAULT: Final = 30.0
@@ -71,9 +72,12 @@ class Connected:
                 next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
             )
         self.subjects = Subjects(prefix)
+        self._submit_subject = self.subjects.api(self.tenant, "submit")
         self.timeout_s = seconds(timeout)
         self.wait_timeout_s = seconds(wait_timeout)
         self.watches: set[_Follower] = set()
+        #: for who waits for what may come: as answers are awaited, so that one timer serves all
+        self.waits = Answers("")
         self.endless: set[asyncio.Event] = set()  # set at the end, for who waits for nothing else
         self._feed: Feed | None = None
         self._requests = RequestBuilder()
@@ -104,7 +108,7 @@ class Connected:
         """Connect. Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError where it is open."""
         if self._loop is not None:
             raise RuntimeError("the client is open already")
-        self._loop = asyncio.get_running_loop()
+        self._loop, self.waits = asyncio.get_running_loop(), Answers("")
         try:
             self._connection = await self._connect()
             self._mux = await Mux.open(self._connection)
@@ -144,6 +148,7 @@ class Connected:
             watch.refresh()
         for told in self.endless:
             told.set()
+        self.waits.fail_all(ConnectionClosed)
         try:
             if mux is not None:
                 await mux.close()
@@ -164,6 +169,7 @@ class Connected:
         if self._feed is None:
             from moorage.client.feed import Feed
 
+            self._opened()  # raises where it is not
             self._feed = Feed(self)
         return self._feed
 
@@ -210,11 +216,15 @@ class Connected:
         return self._request(self.subjects.api(self.tenant, verb), payload, decode)
 
     def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
+        return self._asking.ask(self._opened(), subject, payload, decode, self.timeout_s)
+
+    def _opened(self) -> Mux:
+        """Where to ask. Raises RuntimeError where this client is not open, or not here."""
         if self._mux is None:
             raise RuntimeError(NOT_OPEN)
         if self._loop is not asyncio.get_running_loop():
             raise RuntimeError("this client was opened in another event loop: open one in each")
-        return self._asking.ask(self._mux, subject, payload, decode, self.timeout_s)
+        return self._mux
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:
         """Call `once` until it is answered, for `timeout`; errors of the bus are raised as the SDK's."""

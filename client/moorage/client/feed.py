@@ -4,7 +4,7 @@ A job's own subject costs the leader and the server a message for every change, 
 question for what was before. The tenant's frame of each tick is sent anyway. So a client listens to that
 
 - while it follows many jobs (`CROWD`), or
-- while it stands: for some seconds after it awaited the result of a job that it had submitted itself. It then hears its
+- while it stands: for some seconds after it ran a job, or awaited the result of one of its own. It then hears its
   next jobs from their beginning (`Beginning`), so that their results need no question. It does not stand where nearly
   all that it would hear is of others' jobs.
 """
@@ -18,10 +18,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from moorage.bus.transport import Delivery, Subscribed
+from moorage.client.beginning import Beginning, Hear
 from moorage.client.errors import NotPermitted
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Event, Events
+from moorage.schemas.frames import Events
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
@@ -35,12 +36,9 @@ OTHERS_PER_OWN: Final = 32
 OTHERS_FREE: Final = 5_000
 #: it does not stand for so long after it heard more than that
 CROWDED_OUT_S: Final = 60.0
-#: events that are kept of a job that nobody follows yet
-HELD_MAX: Final = 64
 
 decode_events: Final[Decoder[Events]] = Decoder(Events)
 
-Hear = Callable[[Event], None]
 Refresh = Callable[[], None]
 
 
@@ -48,33 +46,6 @@ def check_permitted(subscription: Subscribed) -> None:
     """Raises `NotPermitted` where the server has refused it, as far as is known from what was answered."""
     if subscription.refused is not None:
         raise NotPermitted(subscription.refused.problem)
-
-
-class Beginning:
-    """What the frames have said of one job since before it was submitted. Its handle holds it until it is followed."""
-
-    __slots__ = ("__weakref__", "_events", "is_whole")
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
-        self.is_whole = True
-
-    def hear(self, event: Event) -> None:
-        if len(self._events) >= HELD_MAX:
-            self.miss()
-        elif self.is_whole:
-            self._events.append(event)
-
-    def miss(self) -> None:
-        """Something of it may be lost, so all of it has to be asked for."""
-        self.is_whole = False
-        self._events.clear()
-
-    def tell(self, hear: Hear) -> None:
-        """Give all of it to `hear`, which hears the rest by itself."""
-        events, self._events, self.is_whole = self._events, [], False
-        for event in events:
-            hear(event)
 
 
 class Feed:
@@ -101,6 +72,8 @@ class Feed:
         Both run in the read path and may only enqueue. Raises `NotPermitted`, also in `check_permitted` later.
         """
         self._listeners.setdefault(job, []).append((hear, refresh))
+        if self._subscription is not None:
+            return
         try:
             async with self._changing:
                 if self._subscription is None:
@@ -115,11 +88,26 @@ class Feed:
         if not self._listeners and not self._stands_until_s:
             await self._end()
 
+    def attend(self, job: str, beginning: Beginning) -> None:
+        """As `join`, for what is heard already."""
+        self._listeners.setdefault(job, []).append((beginning.hear, beginning.refresh))
+
+    def dismiss(self, job: str, beginning: Beginning) -> None:
+        """Undo `attend`."""
+        self._remove(job, beginning.hear, beginning.refresh)
+        if not self._listeners and not self._stands_until_s:
+            self._ending = self._loop.create_task(self._end())
+
     def _remove(self, job: str, hear: Hear, refresh: Refresh) -> None:
         of_job = self._listeners[job]
         of_job.remove((hear, refresh))
         if not of_job:
             del self._listeners[job]
+
+    @property
+    def stands(self) -> bool:
+        """Whether jobs that are submitted now are heard from their beginning."""
+        return bool(self._stands_until_s) and self._subscription is not None and not self.is_refused
 
     @property
     def is_refused(self) -> bool:
@@ -132,6 +120,13 @@ class Feed:
             check_permitted(self._subscription)
 
     # -- standing
+
+    def stands_on(self) -> bool:
+        """As `stand`, where there is nothing to do for that; else False."""
+        if self._timer is None or self._subscription is None or self._subscription.refused is not None:
+            return False
+        self._stands_until_s = self._loop.time() + STANDS_S
+        return True
 
     async def stand(self) -> None:
         """Stand from now on for STANDS_S; the server knows before whatever is sent next."""
@@ -154,7 +149,7 @@ class Feed:
 
         None where this does not stand.
         """
-        if not self._stands_until_s or self._subscription is None or self.is_refused:
+        if not self.stands:
             return None
         beginning = self._beginnings[job] = Beginning()
         return beginning
@@ -162,7 +157,7 @@ class Feed:
     def refresh(self) -> None:
         """The connection was lost and is back."""
         for beginning in self._beginnings.values():
-            beginning.miss()
+            beginning.refresh()
 
     def close(self) -> None:
         """The client is closed, and its subscriptions with it."""
@@ -177,7 +172,8 @@ class Feed:
             self._timer = self._loop.call_at(self._stands_until_s, self._look)
             return
         self._stands_until_s = 0.0
-        self.refresh()
+        for beginning in self._beginnings.values():
+            beginning.drop()
         if not self._listeners:
             self._ending = self._loop.create_task(self._end())
 

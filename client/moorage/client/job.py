@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from moorage.client import watch as watching
 from moorage.client.durations import Duration, age, seconds
 from moorage.client.errors import JobFailed
 from moorage.client.steps import Step, step_of
 from moorage.client.stored_output import Joiner, Piece, newest_attempts, tail_of
-from moorage.client.watch import HANDLER, Watch, driver_of
+from moorage.client.watch import HANDLER, Watch, behind, driver_of, too_late
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import Accepted, Change, Event
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 
 if TYPE_CHECKING:
+    from moorage.client.beginning import Beginning
     from moorage.client.client import AsyncClient
-    from moorage.client.feed import Beginning
     from moorage.client.handlers import Heard, OnProgress
     from moorage.schemas.job import Request
 
@@ -183,11 +185,53 @@ class Job:
         return self._result
 
     async def _watched_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
-        watching = Outcome(self.id)
+        """Who awaits the result of a job of its own is likely to await the next one's as well: so the client stands."""
+        beginning, self._beginning = self._beginning, None
+        if self._request is None:
+            watch = Watch(self._client, self.id, output=True, ahead=True)
+            return await self._watched(watch, timeout_s, on_progress)
+        feed = self._client.feed
+        if not feed.stands_on():
+            await feed.stand()
+        began_s = asyncio.get_running_loop().time()
+        driver = self._request.workload.driver
+        if beginning is not None and beginning.is_whole and driver in KEEP_OUTPUT and not feed.is_refused:
+            outcome = Outcome(self.id)
+            if await self._heard_to_its_end(beginning, timeout_s) and outcome.take_all(beginning.events):
+                return await self._over(outcome, {}, None)
+        # output that its worker keeps is only asked for, by those that failed
+        watch = Watch(
+            self._client,
+            self.id,
+            output=driver not in KEEP_OUTPUT,
+            beginning=beginning,
+            driver=driver,
+            ahead=True,
+            began_s=began_s,
+        )
+        if beginning is not None and beginning.is_stale:
+            watch.refresh()
+        return await self._watched(watch, timeout_s, on_progress)
+
+    async def _heard_to_its_end(self, beginning: Beginning, timeout_s: float) -> bool:
+        """Nothing but the tenant's frames is needed for it, as far as they are whole."""
+        feed, watches = self._client.feed, self._client.watches
+        feed.attend(self.id, beginning)
+        watches.add(beginning)
+        try:
+            return await beginning.ended(self._client.waits, self.saw, watching.REPAIR_S_FIRST, timeout_s)
+        except TimeoutError:
+            raise too_late(self.id, self.state, timeout_s) from None
+        finally:
+            watches.discard(beginning)
+            feed.dismiss(self.id, beginning)
+
+    async def _watched(self, watch: Watch, timeout_s: float, on_progress: OnProgress | None) -> Result:
+        outcome = Outcome(self.id)
         heard: Heard | None = None
-        async with await self._watch_for_result() as watch:
+        async with watch:
             async for item in watch.follow(timeout_s):
-                watching.take(item)
+                outcome.take(item)
                 if isinstance(item, Event):
                     self.saw(item)
                 elif watch.driver == HANDLER:
@@ -198,25 +242,14 @@ class Job:
                     heard.take(item)
                 if watch.state == SUCCEEDED:
                     break  # the end of its output is for those that failed
-        self._result = watching.result(watch.shown)
+        return await self._over(outcome, watch.shown, heard)
+
+    async def _over(self, outcome: Outcome, shown: dict[str, Any], heard: Heard | None) -> Result:
+        self._result = outcome.result(shown)
         if self._result.state != SUCCEEDED:
-            raise JobFailed(self._result, await watching.tail_or_kept(self._client))
-        await self._add_value(watch.shown, heard)
+            raise JobFailed(self._result, await outcome.tail_or_kept(self._client))
+        await self._add_value(shown, heard)
         return self._result
-
-    async def _watch_for_result(self) -> Watch:
-        """Who awaits the result of a job of its own is likely to await the next one's as well: so it stands.
-
-        Output that its worker keeps is only asked for, by those that failed.
-        """
-        beginning, self._beginning = self._beginning, None
-        driver = ""
-        if self._request is not None:
-            driver = self._request.workload.driver
-            await self._client.feed.stand()
-        return Watch(
-            self._client, self.id, output=driver not in KEEP_OUTPUT, beginning=beginning, driver=driver, ahead=True
-        )
 
     async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
         """`shown` is what `show` said of a job whose request is not known here."""
@@ -296,6 +329,21 @@ class Outcome:
         self._tail_chars += len(item.text)
         while self._tail_chars > TAIL_CHARS_MAX and len(self._tail) > 1:
             self._tail_chars -= len(self._tail.popleft())
+
+    def take_all(self, events: Sequence[Event]) -> bool:
+        """Take what was said of a job from its first transition on; False where some of that is missing."""
+        rev = 0
+        for event in events:
+            if event.rev > rev:
+                changes = event.changes if event.rev - rev == len(event.changes) else behind(rev, event.changes)
+                if len(changes) != event.rev - rev:
+                    return False
+                rev = event.rev
+                self._changes += changes
+            elif event.rev < rev or event.waiting is None:
+                continue  # said twice
+            self._state, self._why = event.state, event.why or self._why
+        return True
 
     @property
     def tail(self) -> str:

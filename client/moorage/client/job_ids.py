@@ -18,16 +18,30 @@ def fresh_job_id() -> str:
 
     Those of one process sort in the order in which they were made: within a millisecond the chance counts up.
     """
+    global _last, _head, _head_of
+    time_ms = int(time.time() * 1000)
+    _last = number = (
+        time_ms << _CHANCE_BITS | _chance.getrandbits(_CHANCE_BITS) if time_ms > _last >> _CHANCE_BITS else _last + 1
+    )
+    above = number >> _PAIR_BITS
+    if above != _head_of:
+        _head, _head_of = "j" + "".join([_PAIRS[above >> shift & 1023] for shift in _SHIFTS]), above
+    return _head + _PAIRS[number & 1023]
+
+
+def _forget() -> None:
+    """Of a fork's child: its ids are its own, also those of the millisecond in which it began."""
     global _last
-    drawn = int(time.time() * 1000) << _CHANCE_BITS | _chance.getrandbits(_CHANCE_BITS)
-    _last = number = drawn if drawn >> _CHANCE_BITS > _last >> _CHANCE_BITS else _last + 1
-    pairs = [_PAIRS[number >> shift & 1023] for shift in _SHIFTS]
-    return "j" + "".join(pairs)
+    _last = 0
+    _chance.seed()
 
 
 _last = 0
+_PAIR_BITS: Final = 10
 _PAIRS: Final = [one + two for one in JOB_ID_DIGITS for two in JOB_ID_DIGITS]
-_SHIFTS: Final = range(5 * (_DIGITS - 2), -1, -10)
+#: of all pairs but the last; many ids of one millisecond have these in common
+_SHIFTS: Final = range(5 * _DIGITS - 2 * _PAIR_BITS, -1, -_PAIR_BITS)
+_head, _head_of = "", -1
 #: of our own, so that nobody's seed makes two processes draw the same; a fork's child draws anew
 _chance: Final = random.Random()
-os.register_at_fork(after_in_child=_chance.seed)
+os.register_at_fork(after_in_child=_forget)

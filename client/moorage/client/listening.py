@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from moorage.bus.transport import Delivery
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _decode_fleet: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 
-async def fleet_frames(client: AsyncClient) -> AsyncIterator[FleetFrame]:
+async def fleet_frames(client: AsyncClient) -> AsyncGenerator[FleetFrame, None]:
     """See `AsyncClient.fleet_frames`."""
     async with contextlib.aclosing(
         _listen(client, client.subjects.fleet_frame, _decode_fleet, FLEET_FRAMES_MAX)
@@ -35,7 +35,7 @@ async def fleet_frames(client: AsyncClient) -> AsyncIterator[FleetFrame]:
             yield frame
 
 
-async def tenant_events(client: AsyncClient) -> AsyncIterator[Event]:
+async def tenant_events(client: AsyncClient) -> AsyncGenerator[Event, None]:
     """See `AsyncClient.events`."""
     subject = client.subjects.events(client.tenant)
     async with contextlib.aclosing(_listen(client, subject, decode_events, EVENTS_FRAMES_MAX)) as frames:

@@ -233,14 +233,30 @@ class RequestBuilder:
         fields: Mapping[str, Any] | None = None,
     ) -> tuple[Request, bytes]:
         """As `build_request`, and the body that says it."""
+        job, asked, body = self.prepared(what, gpu, key, fields)
+        if asked.job != job:
+            asked = copy.copy(asked)
+            msgspec.structs.force_setattr(asked, "job", job)
+        return asked, body
+
+    def prepared(
+        self,
+        what: What,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> tuple[str, Request, bytes]:
+        """The job's id, what it asks for, and the body that says both. Raises as `build_request`.
+
+        Jobs that ask for the same share the request, so that its own `job` may be another one's.
+        """
         checked = self._checked_before(what, gpu, fields or {}) if isinstance(what, COMMAND) else None
+        if checked is None or not (key is None or (isinstance(key, str) and is_job(key))):
+            request = build_request(what, gpu, key, fields)  # it says what is wrong
+            assert request.job is not None
+            return request.job, request, body_of(request)
         job = fresh_job_id() if key is None else key
-        if checked is None or not isinstance(job, str) or not is_job(job):  # `build_request` says what is wrong
-            request = build_request(what, gpu, key, fields)
-            return request, body_of(request)
-        request = copy.copy(checked)
-        msgspec.structs.force_setattr(request, "job", job)
-        return request, b'{"job":"%b"%b' % (job.encode(), self._body_after_id)
+        return job, checked, b'{"job":"%b"%b' % (job.encode(), self._body_after_id)
 
     def _checked_before(
         self, words: Sequence[str], gpu: GpuSpec | str | int | None, fields: Mapping[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,22 +12,32 @@ from moorage.client.job import Outcome, Result
 from moorage.client.output import Captured
 from moorage.client.stored_output import Piece
 from moorage.client.watch import Watch
+from moorage.schemas.frames import Accepted
 from moorage.schemas.job import SUCCEEDED, Request
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
 
-async def run(client: AsyncClient, request: Request, timeout_s: float) -> Result:
+async def run(
+    client: AsyncClient, job: str, asked: Request, submit: Callable[[], Awaitable[Accepted]], timeout_s: float
+) -> Result:
     """Watch first, then submit, so that nothing of the output is missed. Raises as `AsyncClient.run`."""
-    assert request.job is not None
-    outcome, captured = Outcome(request.job), Captured()
-    async with Watch(client, request.job, past=True, request=request, ahead=True) as watch:
-        await client.submit(request)
+    outcome, captured = Outcome(job), Captured()
+    watch = Watch(client, job, past=True, request=asked, ahead=True, at_end=True)
+    await watch.open()
+    try:
+        await submit()
+        if asked.events == "tenant" and client.feed.is_refused:  # its own subject may be heard, once it was asked for
+            await watch.close()
+            watch = Watch(client, job, past=True, ahead=True)
+            await watch.open()
         async for item in watch.follow(timeout_s):
             outcome.take(item)
             if isinstance(item, Piece):
                 captured.take(item)
+    finally:
+        await watch.close()
     result = msgspec.structs.replace(
         outcome.result(watch.shown),
         stdout=captured.text("out"),

@@ -11,13 +11,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from moorage.bus.errors import RequestTimeout
 from moorage.bus.transport import Delivery, Subscribed
+from moorage.client.beginning import Beginning
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, timed_out
-from moorage.client.feed import Beginning, Feed, check_permitted
+from moorage.client.feed import Feed, check_permitted
 from moorage.client.stored_output import STREAMS, Joiner, Piece, newest_attempts
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 #: items that wait to be taken; beyond it events are dropped and asked for later, and output is lost (and counted)
 PENDING_MAX: Final = 10_000
+#: who needs nothing before the job is over is woken once so many items wait
+TOGETHER_MAX: Final = 64
 #: after a silence of this length the job is asked for, as the last event may have been lost
 REPAIR_S: Final = 10.0
 #: the first time sooner, since most jobs that are watched to their end end soon
@@ -60,7 +64,9 @@ class Watch:
     its `events` say on which subject. Without it, the job's own subject is heard, or, if `CROWD` others are open on
     this client, the tenant's frames, once for all of them. `beginning` is what these have said of it so far: where it
     is whole, they are listened to on, and nothing needs to be asked either. `driver` is the job's where it is known.
-    `ahead` is for who asks or submits next on this client: it then waits for no round trip of its own.
+    `ahead` is for who asks or submits next on this client: it then waits for no round trip of its own. `at_end` is for
+    who needs nothing before the job is over: what comes may be yielded together then. `began_s` is when the wait began,
+    by the loop's clock, for who has waited already.
     """
 
     def __init__(
@@ -76,6 +82,8 @@ class Watch:
         beginning: Beginning | None = None,
         driver: str = "",
         ahead: bool = False,
+        at_end: bool = False,
+        began_s: float | None = None,
     ) -> None:
         if tail is not None and not past:
             raise TypeError("tail is of the output that is kept: it goes with past=True")
@@ -94,7 +102,9 @@ class Watch:
         self._replica = replica
         self.joiner = Joiner(client, job, tail) if past else None
         self._pending: deque[Event | Piece] = deque()
-        self._some = asyncio.Event()
+        self._at_end = at_end
+        self._began_s = began_s
+        self._waiting: asyncio.Future[bytes] | None = None
         self._stale = False
         self._open_streams: set[tuple[int, int, StreamName]] = set()
         self._ended_streams: set[tuple[int, int, StreamName]] = set()
@@ -114,6 +124,8 @@ class Watch:
         if self._beginning is not None and client.feed.is_refused:
             self._beginning = None
         together = client.crowded if self._request is None else self._request.events == "tenant"
+        if together and client.feed.is_refused:  # its own subject may be heard, once it was asked for
+            together = False
         subscribe = client.subscribe_ahead if self._ahead else client.subscribe
         client.watches.add(self)
         try:
@@ -125,11 +137,18 @@ class Watch:
                 subject = subjects.event(client.tenant, self.job)
                 self._subscriptions.append(await subscribe(subject, self._on_event))
             if self._output:
-                subject = subjects.log(client.tenant, self.job, "*" if self._replica is None else self._replica)
+                subject = subjects.log(client.tenant, self.job, self._heard_replica)
                 self._subscriptions.append(await subscribe(subject, self._on_output))
         except BaseException:  # if it is cancelled here, `__aexit__` is never called
             await self.close()
             raise
+
+    @property
+    def _heard_replica(self) -> int | Literal["*"]:
+        """A wildcard costs the server a look at all subjects that it keeps in mind, so the only one is named."""
+        if self._replica is None and self._request is not None and self._request.replicas == 1:
+            return 0
+        return "*" if self._replica is None else self._replica
 
     async def close(self) -> None:
         """Stop listening; the job goes on."""
@@ -144,7 +163,7 @@ class Watch:
     def refresh(self) -> None:
         """Ask for the job again, as something may have been missed."""
         self._stale = True
-        self._some.set()
+        self._wake()
 
     @property
     def driver(self) -> str:
@@ -164,7 +183,13 @@ class Watch:
             self._stale = True
         else:
             self._pending.append(event)
-        self._some.set()
+            if self._at_end and event.state not in TERMINAL and len(self._pending) < TOGETHER_MAX:
+                return
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(b"")
 
     def _on_output(self, delivery: Delivery) -> None:
         try:
@@ -191,7 +216,9 @@ class Watch:
                 output.data,
             )
             self._pending.append(piece)
-        self._some.set()
+            if self._at_end and self.state not in TERMINAL and len(self._pending) < TOGETHER_MAX:
+                return
+        self._wake()
 
     # -- what goes out
 
@@ -201,8 +228,9 @@ class Watch:
     async def follow(self, timeout_s: float | None = None) -> AsyncIterator[Event | Piece]:
         """Iterate for at most `timeout_s` seconds in all. Raises `TimedOut`, `NotFound`, `NoScheduler`."""
         loop = asyncio.get_running_loop()
-        ends_s = None if timeout_s is None else loop.time() + timeout_s
-        repair_s = REPAIR_S_FIRST
+        began_s = loop.time() if self._began_s is None else self._began_s
+        ends_s = None if timeout_s is None else began_s + timeout_s
+        repair_s = REPAIR_S if self._stale else REPAIR_S_FIRST
         grace_s = OUTPUT_GRACE_S
         is_new = self._request is not None or self._beginning is not None
         shown = [] if is_new else await self._show(first=True)
@@ -228,10 +256,9 @@ class Watch:
                 for news in await self._show():
                     yield news
                 continue
-            self._some.clear()
-            if not await self._wait(repair_s, ends_s):
+            if not await self._wait(repair_s, ends_s) and not self._pending:
                 if ends_s is not None and loop.time() >= ends_s:
-                    raise self._too_late(timeout_s or 0.0)
+                    raise too_late(self.job, self.state, timeout_s or 0.0)
                 self._stale = True
                 repair_s = REPAIR_S
         async for piece in self._rest(grace_s):
@@ -277,7 +304,6 @@ class Watch:
                         yield piece
             if not self._open_streams:
                 return
-            self._some.clear()
             if not await self._wait(OUTPUT_GRACE_S, ends_s):
                 break
         if self.joiner is not None:
@@ -287,14 +313,18 @@ class Watch:
                         yield piece
 
     async def _wait(self, at_most_s: float, ends_s: float | None) -> bool:
-        """Wait until something has arrived; False if nothing did."""
+        """Wait until something arrives; False if nothing did."""
         if ends_s is not None:
             at_most_s = min(at_most_s, ends_s - asyncio.get_running_loop().time())
+        waits = self._client.waits
+        token, self._waiting = waits.open_payload(self.job, max(at_most_s, 0.0))
         try:
-            async with asyncio.timeout(max(at_most_s, 0)):
-                await self._some.wait()
-        except TimeoutError:
+            await self._waiting
+        except RequestTimeout:
             return False
+        finally:
+            waits.abandon(token)
+            self._waiting = None
         return True
 
     async def _merge(self, event: Event) -> list[Event]:
@@ -303,7 +333,7 @@ class Watch:
             return [event]  # no transition; only the reason why it waits has changed
         if event.rev <= self.rev:
             return []
-        fresh = [change for change in event.changes if change.rev > self.rev]
+        fresh = behind(self.rev, event.changes)
         if len(fresh) != event.rev - self.rev:
             return await self._show()
         return [self._take(msgspec.structs.replace(event, changes=fresh))]
@@ -330,7 +360,7 @@ class Watch:
             # a scheduler of an older release sends its events in the tenant's frames only: listen there, and ask again
             self._stale = True
             await self._hear_tenant()
-        changes = _behind(self.rev, data.get("changes", []))
+        changes = behind(self.rev, msgspec.convert(data.get("changes", []), list[Change]))
         rev = data.get("rev", self.rev)
         if len(changes) != rev - self.rev or "rev" not in data:
             try:
@@ -361,7 +391,7 @@ class Watch:
                 page = await self._client.read("history", {"job": self.job, "after_rev": after})
             except (Rejected, NotFound):  # expired, or a scheduler without history: `show` has all there is
                 break
-            told = _behind(after, page["changes"])
+            told = behind(after, msgspec.convert(page["changes"], list[Change]))
             found |= {change.rev: change for change in told}
             rev, more = max(rev, page["rev"]), page["more"] and bool(told)
             after = told[-1].rev if told else after
@@ -376,12 +406,13 @@ class Watch:
                     self._open_streams |= both - self._ended_streams
         return event
 
-    def _too_late(self, timeout_s: float) -> TimedOut:
-        return timed_out(
-            f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
-            job=self.job,
-            next_step=f"moorage explain {self.job}",
-        )
+
+def too_late(job: str, state: str, timeout_s: float) -> TimedOut:
+    return timed_out(
+        f"job {job} is {state or 'not heard of'} after {timeout_s:g} s; it goes on",
+        job=job,
+        next_step=f"moorage explain {job}",
+    )
 
 
 def driver_of(shown: dict[str, Any]) -> str:
@@ -390,5 +421,6 @@ def driver_of(shown: dict[str, Any]) -> str:
     return "" if run is None else run.get("driver", "process")
 
 
-def _behind(rev: int, changes: list[Any]) -> list[Change]:
-    return [change for change in msgspec.convert(changes, list[Change]) if change.rev > rev]
+def behind(rev: int, changes: list[Change]) -> list[Change]:
+    """Those that come after that revision."""
+    return [change for change in changes if change.rev > rev]
