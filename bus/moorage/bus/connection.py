@@ -233,13 +233,9 @@ class Connection(Link):
             if headers and (block := header_block(headers)) and client.put(subject, payload, reply, block):
                 await client.write()  # who appends has one under way, so that none of this turn would join it
             elif not headers and client.put(subject, payload, reply):
-                await client.write_soon()
-            else:
-                await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
-            if headers or not client.put(subject, payload, reply):
-                await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
-            else:
                 client.write_soon()
+            else:
+                await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
             return await future
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             raise Disconnected(subject) from None

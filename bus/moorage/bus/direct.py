@@ -21,8 +21,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import nats.errors
@@ -30,7 +29,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
-from nats.protocol.command import hpub_cmd, sub_cmd, unsub_cmd
+from nats.protocol.command import sub_cmd, unsub_cmd
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from moorage.bus.transport import Delivery, Handler
@@ -60,6 +59,8 @@ def header_block(headers: Mapping[str, str]) -> bytes:
     if not text or {text.count("\r"), text.count("\n")} != {len(headers)}:
         return b""
     return b"NATS/1.0\r\n%b\r\n" % text.encode()
+
+
 class DirectSubscription(Subscription):
     """What nats-py knows of a subscription by `DirectClient.listen`."""
 
@@ -154,12 +155,6 @@ class DirectClient(Client):
     async def _tell(self, error: Exception) -> None:
         await self._error_cb(error)
 
-    def put(self, subject: str, payload: bytes, reply: str, headers: bytes = b"") -> bool:
-        """Take a message for the next `write`; False where anything stands against it: `publish` knows what.
-
-        `headers` are as `header_block` makes them.
-        """
-        size = len(headers) + len(payload)
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -183,9 +178,12 @@ class DirectClient(Client):
         self._pending_data_size += len(line)
         self.write_soon()
 
-    def put(self, subject: str, payload: bytes, reply: str) -> bool:
-        """Take a plain message for the next `write`; False where anything stands against it: `publish` knows what."""
-        size = len(payload)
+    def put(self, subject: str, payload: bytes, reply: str, headers: bytes = b"") -> bool:
+        """Take a message for the next `write`; False where anything stands against it: `publish` knows what.
+
+        `headers` are as `header_block` makes them.
+        """
+        size = len(headers) + len(payload)
         if self._status != Client.CONNECTED or size > self._max_payload or not subject:
             return False
         if _blank(subject) or _blank(reply) or self._pending_data_size + size > self._max_pending_size:
