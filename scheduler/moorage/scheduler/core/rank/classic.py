@@ -16,7 +16,7 @@ import numpy as np
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Host
-from moorage.scheduler.core.rank.fragments import gains, gains_by_device
+from moorage.scheduler.core.rank.gains import gains, gains_by_device
 from moorage.scheduler.core.rank.mix import Mix, most_frequent
 from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
 from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
@@ -50,7 +50,8 @@ class Classic(Pack):
             self._asks.clear()
         table.look()
         ask = self._ask(table, shape)
-        rows, cells = ask.able(table, np.arange(len(table)))
+        rows = ask.able(table)
+        cells = table.cells.take(rows, 1)
         if shape.mode > EXCLUSIVE:
             fits = _least_room(ask, table, rows, cells) != NO_ROOM
             rows, cells = rows[fits], cells[:, fits]
@@ -267,12 +268,11 @@ class Fgd(Classic):
             self._stamp = stamp
             self._waste = Waste(table, most_frequent(but_for_memory(self.mix.all())))
             self._steps: Ints = np.array([step * self._waste.weight // 10_000 for step in _SIGMOID], np.int64)
-        fits, gain, _ = gains(table, self._waste, ask, rows, cells)
-        steps = np.searchsorted(self._steps, gain, side="right")
-        return steps if fits is None else np.where(fits, steps, -1)
+        gain = gains(table, self._waste, ask, rows, cells)
+        return np.where(gain < -HUGE >> 1, -1, np.searchsorted(self._steps, gain, side="right"))
 
     def slot_of(self, table: HostTable, ask: Ask, row: int) -> int:
-        gain = gains_by_device(table, self._waste, ask, np.array([row], np.int64), table.cells[:, row : row + 1])[:, 0]
+        gain = gains_by_device(table, self._waste, ask, row)
         # below every step is -1 for a device that does not suffice, so that one that does wins over it
         return int(np.where(gain < -HUGE >> 1, -1, np.searchsorted(self._steps, gain, side="right")).argmax())
 

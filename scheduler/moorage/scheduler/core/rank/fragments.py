@@ -6,8 +6,8 @@ coarse step and the fixed order are not for speed: they act as first fit and kee
 really arrives (`mix.py`), counted from the ledger's accepted jobs.
 
 Scores are kept by shape and written anew only for hosts that changed since the shape was last asked for, so that a
-popular shape costs a few rows and the search for the least. `Scan` does the same with all hosts each time: a test
-compares the two.
+popular shape costs a few rows and the search for the least: one by one where they are few (`few.py`), else with arrays
+(`gains.py`). `Scan` does the same with all hosts each time, with arrays: a test compares the two.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
+from moorage.scheduler.core.rank import few
+from moorage.scheduler.core.rank.gains import gains, gains_by_device
 from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
 from moorage.scheduler.core.rank.prices import ALL, Prices, gpu_percent
@@ -28,52 +31,51 @@ from moorage.scheduler.core.rank.table import (
     CLASS,
     CPU,
     FREE,
-    KIND,
     NO_ROOM,
     NOTE,
     ROOM,
-    ROOMS,
     TYPE,
     Ask,
-    Bools,
     HostTable,
     Ints,
 )
-from moorage.scheduler.core.rank.waste import HUGE, SLOT_BITS, Waste
+from moorage.scheduler.core.rank.waste import Waste
 from moorage.scheduler.core.shape import DeviceAsked, Shape
 
-#: the score of a host where the request does not fit
-NOWHERE: Final = 1 << 62
+Keys = npt.NDArray[np.int32 | np.int64]
+
+#: the score of a host where the request does not fit; of one where it does, the steps are fewer than 2^24
+NOWHERE: Final = (1 << 31) - 1
+#: the same beside replicas of a job
+FAR: Final = 1 << 62
 #: one step of the score, in thousandths of a GPU
 STEP_MILLI: Final = 40
 #: arrivals that a device is looked ahead for; with none (FGD) 0.6 points more are left idle where all ask for shares
 AHEAD: Final = 4
 #: replicas of the same job on a host weigh more than any score, a model named in whole words more than one inside one
 AVOID_BITS: Final = 44
-WORDS_BITS: Final = 40
+WORDS_BITS: Final = 28
 #: prices are found anew when the fleet has become larger or smaller by this part of it
 GREW_PART: Final = 16
-SLOT_MASK: Final = (1 << SLOT_BITS) - 1
 #: a mix is large with so many shapes, or demands for processors, times kinds of devices: some 15 ms to take into use
 LARGE_SHAPES: Final = 4_096
 LARGE_LEVELS: Final = 512
-#: cells of a table for a share that take as long as a host that is scored
-CELLS_A_ROW: Final = 24
 #: parts of that which are made while nobody is placed; then it is made in one go
 PARTS_MAX: Final = 16
-#: shapes whose scores are kept: 16 bytes a host and shape
-KEPT_BYTES_MAX: Final = 48 << 20
+#: hosts up to which they are scored one by one
+FEW_MAX: Final = 12
+#: shapes whose scores are kept, times hosts: 4 bytes each
+KEPT_MAX: Final = 3 << 20
 
 
 class Scores:
     """The scores of every host for one shape, as of the table's change number `seen`; the slot a sharer would get."""
 
-    __slots__ = ("ask", "charges", "keys", "made", "seen", "slots")
+    __slots__ = ("ask", "charges", "keys", "made", "seen")
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
-        self.keys: Ints = np.zeros(0, np.int64)
-        self.slots: Ints = np.zeros(0, np.int64)
+        self.keys: Keys = np.zeros(0, np.int32)
         self.charges: Ints = np.zeros(0, np.int64)
         self.seen = -1
         self.made = -1  # which tables of waste and prices it was scored by
@@ -83,6 +85,7 @@ class Fragments(Pack):
     """Least fragmentation over the request mix; `spread` counts this job's replicas first."""
 
     name = "fragments"
+    _one_by_one = True  # where few hosts are scored
 
     def __init__(self) -> None:
         self.mix = Mix()
@@ -114,18 +117,11 @@ class Fragments(Pack):
         self._pressure.decided(1)
         found = self._scores_of(table, shape)
         keys = found.keys
+        nowhere = NOWHERE
         if avoid or barred:
-            keys = keys.copy()
-            for num in barred:
-                row = table.row_of.get(num)
-                if row is not None:
-                    keys[row] = NOWHERE
-            for num, count in avoid.items():
-                row = table.row_of.get(num)
-                if row is not None and keys[row] != NOWHERE:
-                    keys[row] += count << AVOID_BITS
+            keys, nowhere = _beside(table, keys, avoid, barred), FAR
         row = int(keys.argmin()) if len(keys) else -1
-        if row < 0 or keys[row] == NOWHERE:
+        if row < 0 or keys.item(row) == nowhere:
             if found.ask.is_exact(table):
                 return None
             return super().choose(fleet, shape, avoid, barred)  # what one number a device could not say
@@ -251,6 +247,8 @@ class Fragments(Pack):
                 self._made += 1
                 self._charged = self._made
             self._weighs_next = True
+        elif self._pressure is not None and self._pressure.is_to_catch_up():
+            self._pressure.catch_up(table)
         elif self._weighs_next:  # not with the pressure: no decision pays for both
             self._weighs_next = False
             if self._look_at_scarcity(table):
@@ -271,12 +269,14 @@ class Fragments(Pack):
     def _note_waste(self, table: HostTable) -> None:
         cells = table.cells[:, : len(table)]
         cells[NOTE] = self._waste.of(table, cells)
+        for line, note in zip(table.lines, cells[NOTE].tolist(), strict=True):
+            line[NOTE] = note
         table.note = None if table.mixed else self._waste.of_one
 
     def _scores_of(self, table: HostTable, shape: Shape) -> Scores:
         found = self._scores.get(shape)
         if found is None:
-            if len(self._scores) * len(table) * 16 >= KEPT_BYTES_MAX:
+            if len(self._scores) * len(table) >= KEPT_MAX:
                 del self._scores[next(iter(self._scores))]  # the one that was asked for the longest time ago
             found = Scores(Ask(shape, table))
         else:
@@ -296,22 +296,17 @@ class Fragments(Pack):
                 found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
             found.made = self._made
             every = True
+        rows: Ints | None = None
         if every or len(found.keys) != len(table):
-            found.keys = np.full(len(table), NOWHERE, np.int64)
-            found.slots = np.zeros(len(table), np.int64)
-            rows = np.arange(len(table))
+            found.keys = np.full(len(table), NOWHERE, np.int32)
         elif found.seen == table.changes:
             return
         else:
             rows = table.written_since(found.seen)
             found.keys[rows] = NOWHERE
         found.seen = table.changes
-        self.work += len(rows)
-        rows, cells = ask.able(table, rows)
-        if len(rows):
-            made = self._waste.cells_made
-            self._score(table, found, rows, cells)
-            self.work += (self._waste.cells_made - made) // CELLS_A_ROW
+        self.work += len(table) if rows is None else len(rows)
+        self._score(table, found, rows)
 
     # ------------------------------------------------------------------------------------ scoring
 
@@ -321,33 +316,53 @@ class Fragments(Pack):
         pressed = self._pressure.charges(gpu_percent(table, shape)) * self._prices.gpus_run_out // ALL
         return self._prices.charges(table, shape, pressed)
 
-    def _score(self, table: HostTable, found: Scores, rows: Ints, cells: Ints) -> None:
-        """Write the scores of some rows that have the processors, memory and devices."""
-        fits, gain, slots = gains(table, self._waste, found.ask, rows, cells)
-        keys = self._keys(found, cells, gain)
-        if fits is not None:
-            keys[~fits] = NOWHERE
-        found.keys[rows] = keys
-        if slots is not None:
-            found.slots[rows] = slots
+    def _score(self, table: HostTable, found: Scores, rows: Ints | None) -> None:
+        """Write the scores of those of some rows, or of all, on which it may fit."""
+        ask = found.ask
+        if self._one_by_one and few.is_simple(table, ask):
+            able = few.able(table, ask, rows)
+            if len(able) <= FEW_MAX:
+                self._score_few(table, found, able)
+                return
+            rows = np.array(able)
+        else:
+            rows = ask.able(table, rows)
+        cells = table.cells.take(rows, 1)
+        found.keys[rows] = self._keys(found, cells, gains(table, self._waste, ask, rows, cells))
+
+    def _score_few(self, table: HostTable, found: Scores, rows: list[int]) -> None:
+        ask = found.ask
+        for row in rows:
+            line = table.lines[row]
+            gain, slot = few.gain(self._waste, ask, line)
+            if slot is None:
+                continue
+            key = (found.charges.item(line[TYPE]) - gain * 10) // self._step
+            if ask.ranked:
+                key += ask.ranks.item(line[CLASS]) << WORDS_BITS
+            found.keys[row] = key
 
     def _keys(self, found: Scores, cells: Ints, gain: Ints) -> Ints:
         # less its charge, in thousandths of a GPU, and that in steps, by one division: rounded down as by two
         loss = found.charges.take(cells[TYPE])
         loss -= gain * 10
-        keys: Ints = loss // self._step
+        loss //= self._step
         if found.ask.ranked:
-            keys += found.ask.ranks.take(cells[CLASS]) << WORDS_BITS
+            loss += found.ask.ranks.take(cells[CLASS]) << WORDS_BITS
+        keys: Ints = np.minimum(loss, NOWHERE)  # what is huge is where it does not fit
         return keys
 
     def _shared(
         self, table: HostTable, found: Scores, row: int, avoid: dict[int, int], barred: frozenset[int]
     ) -> Choice | None:
         """The device of the best host that the score was for; where one number said too much, Pack's exact look."""
-        host, shape = table.hosts[row], found.ask.shape
+        host, ask, shape = table.hosts[row], found.ask, found.ask.shape
         assert host is not None
         if shape.count == 1:
-            slot = int(found.slots[row])
+            if self._one_by_one and few.is_simple(table, ask):
+                slot = few.gain(self._waste, ask, table.lines[row])[1] or 0
+            else:
+                slot = int(gains_by_device(table, self._waste, ask, row).argmax())
             device = host.shared.get(slot)
             if host.open >> slot & 1 if device is None else host.room_beside(slot, device, shape):
                 return Choice(host, 1 << slot, host.open.bit_count())
@@ -358,9 +373,9 @@ class Fragments(Pack):
         table = self._table
         if table is None:
             return 0
-        arrays = [table.cells, table.mode, table.changed]
-        arrays += [array for found in self._scores.values() for array in (found.keys, found.slots, found.charges)]
-        return sum(int(array.nbytes) for array in arrays) + self._waste.held_bytes() + 200 * len(table)
+        rows = table.cells.nbytes + table.mode.nbytes + table.changed.nbytes + 500 * len(table)
+        scores = sum(found.keys.nbytes + found.charges.nbytes for found in self._scores.values())
+        return rows + scores + self._waste.held_bytes()
 
     # ---------------------------------------------------------------------------------- many at once
 
@@ -396,7 +411,7 @@ class Fragments(Pack):
         cells[CPU] -= before * (shape.cpu_milli if host.cpu_milli else 0)
         cells[FREE] -= before * count
         cells[NOTE] = self._waste.of(table, cells)
-        _, gain, _ = gains(table, self._waste, found.ask, np.full(len(masks), row, np.int64), cells)
+        gain = gains(table, self._waste, found.ask, np.full(len(masks), row, np.int64), cells)
         for number, key in enumerate(self._keys(found, cells, gain).tolist()):
             if (key, row) > rival:
                 masks = masks[:number]
@@ -406,71 +421,26 @@ class Fragments(Pack):
 
 
 class Scan(Fragments):
-    """The same, and scores every host for every request: what `Fragments` must come to."""
+    """The same, and scores every host for every request, with arrays alone: what `Fragments` must come to."""
 
     name = "fragments-scan"
+    _one_by_one = False
 
     def _catch_up(self, table: HostTable, found: Scores) -> None:
         found.made = -1
         super()._catch_up(table, found)
 
 
-def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Bools | None, Ints, Ints | None]:
-    """What one replica takes off the waste of some hosts, in percent of a device times the mix's weight.
-
-    `cells` is what the rows have left, or would have; in `NOTE` stands the waste of that, where the table has it noted.
-    Returns which of them it fits (None: all), the gain (says nothing where it does not fit), and for sharers the slot
-    that gains most (the lowest of those alike).
-    """
-    gain, change = _before_devices(table, waste, ask, rows, cells)
-    if change is None:
-        return None, gain, None
-    if ask.count == 1:
-        change += table.slots
-        best = change.min(0)
-        slots = best & SLOT_MASK
-        best >>= SLOT_BITS
-    elif ask.count <= len(change):  # the sum of the best: what they do to each other is left out
-        change.partition(ask.count - 1, axis=0)
-        best, slots = (change[: ask.count] >> SLOT_BITS).sum(0), None
-    else:
-        best, slots = np.full(len(rows), HUGE), None
-    fits: Bools = best < HUGE >> 1
-    return fits, gain - best, slots
-
-
-def gains_by_device(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> Ints:
-    """As `gains`, what one sharer takes off the waste on each device: far below 0 where it does not fit."""
-    gain, change = _before_devices(table, waste, ask, rows, cells)
-    assert change is not None, "only a sharer chooses a device"
-    found: Ints = gain - (change >> SLOT_BITS)
+def _beside(table: HostTable, keys: Keys, avoid: dict[int, int], barred: frozenset[int]) -> Keys:
+    """Scores where some hosts are barred and others have replicas of the job."""
+    found = keys.astype(np.int64)
+    found[keys == NOWHERE] = FAR
+    for num in barred:
+        row = table.row_of.get(num)
+        if row is not None:
+            found[row] = FAR
+    for num, count in avoid.items():
+        row = table.row_of.get(num)
+        if row is not None and found[row] != FAR:
+            found[row] += count << AVOID_BITS
     return found
-
-
-def _before_devices(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Ints, Ints | None]:
-    """What a replica takes off the waste apart from the device that a sharer gets; and what each such device adds.
-
-    The second is shifted left by `SLOT_BITS`, huge where a device does not suffice, and None for who shares nothing.
-    """
-    room = cells[ROOM:]
-    at = cells[KIND] * waste.stride
-    at += waste.level(cells[CPU] - ask.cpu) * ROOMS
-    each = waste.by_device(table, cells, at) + room
-    now = cells[NOTE] if table.note is not None else waste.of(table, cells)
-    gain: Ints = now - waste.flat.take(each).sum(0)
-    free = at + cells[FREE]
-    if ask.mode == EXCLUSIVE:
-        asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride if table.mixed else at
-        gain += ask.count * waste.of_whole.take(asked)
-        if waste.shortens:
-            gain -= waste.short_flat.take(free - ask.count)
-        return gain, None
-    if waste.shortens:
-        gain -= waste.short_flat.take(free)
-    if ask.mode == NO_GPU:
-        return gain, None
-    rooms = ask.rooms(table, rows, cells, room)
-    change = waste.after_share(ask.needs).take(each if rooms is room else each - room + rooms)
-    if waste.shortens:
-        change += (rooms == 100) * waste.taken.take(free)
-    return gain, change

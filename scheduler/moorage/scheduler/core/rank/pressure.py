@@ -52,6 +52,8 @@ MOVED: Final = ONE // 16
 #: decisions between two looks: so many for each host, at least
 LOOK_HOSTS: Final = 8
 LOOK_MIN: Final = 32
+#: this part of them before a look, what is left is caught up with
+CAUGHT_UP_PART: Final = 4
 #: what counts as left of a fleet in 64ths: so much always, and so much more where all that is taken is given back
 LEFT_ALWAYS: Final = 2
 LEFT_BACK: Final = 32
@@ -93,10 +95,10 @@ class Pressure:
         self._demands: Ints = np.array([[each.demand] for each in classes[1:]], np.int64)
         self._room: Ints = np.zeros(0, np.int64) if before is None else before._room
         self._generation: int = -1 if before is None else before._generation
+        self._learned: int = -1 if before is None else before._learned
         self._given: int = 0 if before is None else before._given
         self._taken: int = 0 if before is None else before._taken
-        self._decided = 0
-        self._look_after = max(LOOK_MIN, len(table) // LOOK_HOSTS)
+        self._look_later(table)
         self.back = 0  # 64ths of the empty fleet that count as left
         self.left = 0  # what is left for all, hundredths of a GPU
         self.of_type: Ints = self._found(table)
@@ -109,10 +111,23 @@ class Pressure:
         """How many more replicas are decided on before the next look; 0 when it is due."""
         return max(0, self._look_after - self._decided)
 
-    def look(self, table: HostTable) -> bool:
-        """Find it anew; whether it moved so far that it is in use now."""
+    def is_to_catch_up(self) -> bool:
+        """Whether the next look is near: most of what it counts is counted before, so that no decision pays for all."""
+        return self._decided >= self._catch_up_after
+
+    def catch_up(self, table: HostTable) -> None:
+        """Count what is left by now."""
+        self._catch_up_after = self._look_after
+        self._left.look(table)
+
+    def _look_later(self, table: HostTable) -> None:
         self._decided = 0
         self._look_after = max(LOOK_MIN, len(table) // LOOK_HOSTS)
+        self._catch_up_after = self._look_after - self._look_after // CAUGHT_UP_PART
+
+    def look(self, table: HostTable) -> bool:
+        """Find it anew; whether it moved so far that it is in use now."""
+        self._look_later(table)
         found = self._found(table)
         if int(np.abs(found - self.of_type).max(initial=0)) <= MOVED:
             return False
@@ -124,8 +139,8 @@ class Pressure:
         return self.of_type * (gpus_percent * 10) // (ONE * CHARGED_PART)
 
     def _found(self, table: HostTable) -> Ints:
-        changed, room = self._left.look(table)
-        self._learn(table, changed, room)
+        self._left.look(table)
+        self._learn(table)
         self.back = LEFT_ALWAYS + (min(LEFT_BACK, LEFT_BACK * self._given // self._taken) if self._taken else 0)
         left = self._left.by_type + (self._empty * self.back >> 6)
         every, left = left[0], left[1:]
@@ -135,12 +150,14 @@ class Pressure:
         found: Ints = np.minimum(PRESSURE_MAX, pressure)
         return found
 
-    def _learn(self, table: HostTable, changed: Ints, room: Ints) -> None:
-        """What was taken and given back since the last look, older looks counting less.
-
-        `room` is what the rows that changed since have left, of all devices.
-        """
+    def _learn(self, table: HostTable) -> None:
+        """What was taken and given back since the last look, older looks counting less."""
         known = self._generation == table.generation
+        if known and len(self._room) == len(table):
+            changed = table.changed_since(self._learned)
+        else:
+            changed = np.arange(len(table))
+        room = _room_of(table.cells[ROOM:].take(changed, 1))
         if known:
             before = changed < len(self._room)
             change = room[before] - self._room[changed[before]]
@@ -152,8 +169,14 @@ class Pressure:
             if known:
                 rooms[: len(self._room)] = self._room
             self._room = rooms
-        self._generation = table.generation
+        self._generation, self._learned = table.generation, table.changes
         self._room[changed] = room
+
+
+def _room_of(rooms: Ints) -> Ints:
+    """What all devices of some hosts have left together."""
+    found: Ints = np.where(rooms == NO_ROOM, 0, rooms).sum(0)
+    return found
 
 
 class Left:
@@ -176,7 +199,7 @@ class Left:
         self._free_of_cpus: Ints = np.flatnonzero(cpus == 0)
         self._runs_on: Floats = np.array([each.runs_on for each in ordered], np.float64)
         self._starts: Ints = (np.arange(len(ordered)) * len(table.types))[:, None]
-        self._seen = -1
+        self.seen = -1
         self._types: Ints = np.zeros(0, np.int64)
         self._by_row: Floats = np.zeros((len(ordered), 0))
         self._sums: Ints = np.zeros((len(ordered), len(table.types)), np.int64)
@@ -186,20 +209,19 @@ class Left:
         """A row a class, as they were told."""
         return self._sums.take(self._place, 0)
 
-    def look(self, table: HostTable) -> tuple[Ints, Ints]:
-        """Catch up; the rows that changed since the last look, and what all their devices have left."""
+    def look(self, table: HostTable) -> None:
+        """Catch up with the rows that changed since the last look."""
         if len(self._types) != len(table):
             changed = np.arange(len(table))
             self._types = table.cells[TYPE, : len(table)].copy()
             self._by_row = np.zeros((len(self._by_row), len(table)))
             self._sums[:] = 0
         else:
-            changed = table.changed_since(self._seen)
-        self._seen = table.changes
+            changed = table.changed_since(self.seen)
+        self.seen = table.changes
         cells = table.cells.take(changed, 1)
-        rooms, types, before = cells[ROOM:], cells[TYPE], self._types.take(changed)
-        room: Ints = np.where(rooms == NO_ROOM, 0, rooms).sum(0)
-        left = self._of(cells, room)
+        types, before = cells[TYPE], self._types.take(changed)
+        left = self._of(cells, _room_of(cells[ROOM:]))
         left *= self._runs_on.take(types, 1)
         more = left - self._by_row.take(changed, 1)
         if not np.array_equal(types, before):  # a worker that joined anew with other devices
@@ -207,7 +229,6 @@ class Left:
             self._types[changed], more = types, left
         self._by_row[:, changed] = left
         self._add(types, more, 1)
-        return changed, room
 
     def _of(self, cells: Ints, room: Ints) -> Floats:
         """What some hosts have left for each class, a row a class, on whatever type of host."""

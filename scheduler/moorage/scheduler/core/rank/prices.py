@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
-from moorage.scheduler.core.rank.table import TYPE, HostTable, HostType, Ints
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.rank.table import RANKS_MAX, TYPE, HostTable, HostType, Ints
+from moorage.scheduler.core.shape import DeviceAsked, Shape
 
 #: the value of one idle GPU
 ONE: Final = 1 << 16
@@ -97,6 +97,7 @@ class Prices:
         total = int(self.gpus.sum())
         # GPUs for each unit of a host's resource, in 2^-32
         self.worth = np.where(self.stock > 0, (self.gpus << 32) // np.maximum(self.stock, 1), 0)
+        self._runs_on: dict[tuple[bool, DeviceAsked, int], Ints] = {}
         self.priced = 0 < count <= MARKETS_MAX and total > 0
         self._unit: Ints = self.worth >> 8
         self._over: Ints = np.zeros((3, count), np.int64)  # GPUs', processors' and memory's prices
@@ -217,15 +218,26 @@ class Prices:
 
         `pressed` is what it is charged there besides, by type of host.
         """
-        least = self.allowed(table, shape).take(self.types) > 0
-        if not self.priced or not least.any():
+        runs_on = self._types_for(table, shape)
+        if not self.priced or not len(runs_on):
             return np.zeros(len(table.types), np.int64)
         # thousandths of a GPU
         worth = np.minimum(np.array([[shape.cpu_milli], [shape.memory_mib]]) * 1000 * self._unit >> 24, 1 << 24)
         cost = gpu_percent(table, shape) * 10 * self._over[0] + (worth * self._over[1:]).sum(0)
         total = (PRICE_HALVES * cost >> 17).take(self.types) + pressed
-        above: Ints = np.maximum(0, total - total[least].min())
+        total -= np.minimum.reduce(total.take(runs_on))
+        above: Ints = np.maximum(0, total)
         return above
+
+    def _types_for(self, table: HostTable, shape: Shape) -> Ints:
+        """The types of hosts in whose market a shape may run; those who ask for devices alike have the same."""
+        key = shape.mode == NO_GPU, shape.device_asked, shape.count
+        found = self._runs_on.get(key)
+        if found is None:
+            if len(self._runs_on) >= RANKS_MAX:
+                self._runs_on.clear()
+            found = self._runs_on[key] = self.allowed(table, shape).take(self.types).nonzero()[0]
+        return found
 
 
 def gpu_percent(table: HostTable, shape: Shape) -> int:

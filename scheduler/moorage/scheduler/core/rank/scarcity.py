@@ -147,7 +147,7 @@ class Several:
         self._parts: Ints = np.array([weight for _, weight in asked], np.int64)
         demands = np.unique(self.cpus)
         self._demands: Ints = demands[:: -(-len(demands) // LEVELS_MAX)]
-        self._levels: Ints = self._demands.searchsorted(self.cpus, side="right")
+        levels = self._demands.searchsorted(self.cpus, side="right")
         most = max((kind.gpus for kind in table.types), default=0)
         self._shape = (kinds, len(self._demands) + 1, max(most, int(self.counts.max())) + 1)
         empty = np.zeros(self._shape, np.int64)
@@ -157,6 +157,9 @@ class Several:
                 level = self._demands.searchsorted(kind.cpu_milli or UNCOUNTED, side="right")
                 empty[kind.kinds[0], level, kind.gpus] += hosts[kind.index]
         self._empty = _summed(empty)
+        # where in the sums each stands, by kind, and where those of any processors do
+        kind_at = np.arange(kinds)[:, None] * (self._shape[1] * self._shape[2]) + self.counts
+        self._at: Ints = np.stack((kind_at + levels * self._shape[2], kind_at))
 
     def more(self, table: HostTable, cells: Ints, every: int, back: int) -> Ints:
         """As of one device; what is left are the free devices of hosts with enough of them."""
@@ -166,10 +169,7 @@ class Several:
         at = (cells[KIND] * levels + self._demands.searchsorted(cells[CPU], side="right")) * sizes + cells[FREE]
         hosts = np.bincount(at, minlength=kinds * levels * sizes).reshape(self._shape)
         left = _left(hosts, self._empty, back)
-        now, ever = (
-            np.maximum(1, 100 * (left[:, levels, self.counts] * self._answers).sum(0))
-            for levels in (self._levels, np.zeros_like(self._levels))
-        )
+        now, ever = np.maximum(1, 100 * (left.take(self._at) * self._answers).sum(1))
         return _beyond(self._parts, every, now, ever)
 
 

@@ -34,8 +34,8 @@ RANKS_MAX: Final = 4_096
 #: rows written last that are known in their order, and the part of all rows up to which they are looked up there
 WRITTEN_KEPT: Final = 4_096
 WRITTEN_PART: Final = 8
-#: first index of `HostTable.cells`; from ROOM on, what each device has left
-CPU, MEMORY, FREE, CLASS, TYPE, KIND, NOTE, ROOM = range(8)
+#: first index of `HostTable.cells`; from ROOM on, what each device has left, and in MOST the most of those
+CPU, MEMORY, FREE, MOST, CLASS, TYPE, KIND, NOTE, ROOM = range(9)
 
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
@@ -117,7 +117,7 @@ class HostTable:
         nums = sorted(fleet.hosts)
         self.nums: list[int] = []
         self.hosts: list[Host | None] = []
-        self._is: dict[int, tuple[int, int, int]] = {}  # class, type and first kind by row
+        self.lines: list[list[int]] = []  # the cells of each row once more, for whoever looks at a few rows
         self.row_of: dict[int, int] = {}
         self.dead = 0
         self.width = max((len(cls.devices) for cls in fleet.classes.values()), default=1) or 1
@@ -159,7 +159,7 @@ class HostTable:
     def _reserve(self, rows: int) -> None:
         self.cells = np.full((ROOM + self.width, rows), NO_ROOM, np.int64)
         self.mode = np.zeros((self.width, rows), np.int64)
-        self.slots: Ints = np.arange(self.width)[:, None]
+        self._no_rooms = [NO_ROOM] * self.width
         self.changed = np.zeros(rows, np.int64)  # the number of each row's last change
 
     def _append(self, num: int, host: Host) -> None:
@@ -168,6 +168,7 @@ class HostTable:
             self._grow()
         self.nums.append(num)
         self.hosts.append(None)
+        self.lines.append([])
         self.row_of[num] = row
         self._describe(row, host)
 
@@ -181,7 +182,8 @@ class HostTable:
         """A host that is new, or joined anew."""
         self.hosts[row] = host
         kind = self._index_type(host)
-        self._is[row] = (self._index_class(host.cls), kind.index, kind.kinds[0] if kind.kinds else 0)
+        of = (self._index_class(host.cls), kind.index, kind.kinds[0] if kind.kinds else 0)
+        self.lines[row] = [-1, -1, 0, 0, *of, 0, *self._no_rooms]
         self._write(row, host)
 
     def _index_class(self, cls: HostClass) -> int:
@@ -314,7 +316,7 @@ class HostTable:
                     new.append((num, host))
             elif host is None:
                 self._bury(row)
-            elif self.hosts[row] is host and self.classes[self._is[row][0]] is host.cls:
+            elif self.hosts[row] is host and self.classes[self.lines[row][CLASS]] is host.cls:
                 self._write(row, host)
             elif len(host.cls.devices) > self.width:  # it came back with more devices than any host had
                 self._build()
@@ -343,10 +345,14 @@ class HostTable:
 
     def _close(self, row: int) -> None:
         """Nobody fits on this row."""
-        self.cells[:, row] = [-1, -1, 0, *self._is[row], 0, *[NO_ROOM] * self.width]
-        self._mark(row)
+        line = self.lines[row]
+        line[CPU] = line[MEMORY] = -1
+        line[FREE] = line[MOST] = line[NOTE] = 0
+        line[ROOM:] = self._no_rooms
+        self._put(row, line)
 
-    def _mark(self, row: int) -> None:
+    def _put(self, row: int, line: list[int]) -> None:
+        self.cells[:, row] = line
         self._written[self.changes % WRITTEN_KEPT] = row
         self.changes += 1
         self.changed[row] = self.changes
@@ -356,59 +362,56 @@ class HostTable:
         if host.bucket < 0 or host.held >= MEMBERS_MAX:  # filed nowhere: not usable
             self._close(row)
             return
-        rooms, modes, free = rooms_of(host, self.width)
-        cells = [
-            host.cpu_free if host.cpu_milli else UNCOUNTED,
-            host.memory_free if host.memory_mib else UNCOUNTED,
-            free,
-            *self._is[row],
-            0,
-            *rooms,
-        ]
+        line = self.lines[row]
+        line[CPU] = host.cpu_free if host.cpu_milli else UNCOUNTED
+        line[MEMORY] = host.memory_free if host.memory_mib else UNCOUNTED
+        line[ROOM:] = self._no_rooms
+        self._write_rooms(line, host)
         if self.note is not None:
-            cells[NOTE] = self.note(cells)
-        self.cells[:, row] = cells
-        self._mark(row)
-        if modes is not None:
-            for slot, device in host.shared.items():
-                self.modes |= 1 << device.mode
-                if rooms[slot] != NO_ROOM and rooms[slot] < 100 - device.percent:
-                    self.hidden = True
+            line[NOTE] = self.note(line)
+        self._put(row, line)
         if self.modes & self.modes - 1:
-            self.mode[:, row] = modes or 0
+            self.mode[:, row] = 0
+            for slot, device in host.shared.items():
+                self.mode[slot, row] = device.mode
 
-
-def nearly(memory_mib: int) -> int:
-    """Less by under a hundredth: machines of one kind tell some MiB more or less, and are still of one type."""
-    step = max(0, memory_mib.bit_length() - 7)
-    return memory_mib >> step << step
-
-
-def rooms_of(host: Host, width: int) -> tuple[list[int], list[int] | None, int]:
-    """What each device of a host has left, the mode it is shared in, and how many are free; modes None: all 0."""
-    shut = host.shut
-    open_ = 0 if host.waiting else host.free & ~shut  # `Host.open`
-    count, every = open_.bit_count(), len(host.cls.devices)
-    rooms = [100] * every if count == every else [100 if open_ >> slot & 1 else NO_ROOM for slot in range(every)]
-    rooms += [NO_ROOM] * (width - every)
-    if not host.shared:
-        return rooms, None, count
-    modes = [0] * width
-    mode = most = 0
-    for slot, device in host.shared.items():
-        modes[slot] = device.mode
-        if not host.waiting and not shut >> slot & 1:
+    def _write_rooms(self, line: list[int], host: Host) -> None:
+        """What each device of a host has left, how many are free, and the most that any has left."""
+        shut, waiting = host.shut, host.waiting
+        free = 0 if waiting else host.free & ~shut  # `Host.open`
+        line[FREE] = free.bit_count()
+        most = 100 if free else 0
+        while free:
+            low = free & -free
+            line[ROOM - 1 + low.bit_length()] = 100
+            free ^= low
+        mode = sharers = 0
+        for slot, device in host.shared.items():
             if device.mode != mode:
-                mode, most = device.mode, host.cls.sharers(device.mode)
-            room, by_number = 100 - device.percent, 100 * (most - device.users) // most
+                mode, sharers = device.mode, host.cls.sharers(device.mode)
+                self.modes |= 1 << mode
+            if waiting or shut >> slot & 1:
+                continue
+            left = room = 100 - device.percent
+            by_number = 100 * (sharers - device.users) // sharers
             if by_number < room:
                 room = by_number
             if device.memory_mib:
                 memory = host.cls.devices[slot][3]
                 if memory:
                     room = min(room, 100 * (memory - device.memory_mib) // memory)
-            rooms[slot] = room
-    return rooms, modes, count
+            line[ROOM + slot] = room
+            if room < left:
+                self.hidden = True
+            if room > most:
+                most = room
+        line[MOST] = most
+
+
+def nearly(memory_mib: int) -> int:
+    """Less by under a hundredth: machines of one kind tell some MiB more or less, and are still of one type."""
+    step = max(0, memory_mib.bit_length() - 7)
+    return memory_mib >> step << step
 
 
 class Ask:
@@ -418,7 +421,9 @@ class Ask:
         "all_fit",
         "count",
         "cpu",
+        "enough",
         "fits",
+        "fits_class",
         "generation",
         "kinds",
         "kinds_asked",
@@ -437,8 +442,6 @@ class Ask:
         self.count = shape.count
         self.cpu = shape.cpu_milli
         self.mode = shape.mode
-        devices = shape.count if shape.mode == EXCLUSIVE else 0
-        self.least: Ints = np.array([[shape.cpu_milli], [shape.memory_mib or -UNCOUNTED], [devices]], np.int64)
         self.needs: tuple[int, ...] = ()
         self.renew(table)
 
@@ -446,7 +449,8 @@ class Ask:
         """Answer for the classes and kinds that came since."""
         shape = self.shape
         found: list[Fit] = [cls.fit(shape) for cls in table.classes]
-        self.fits: Bools = np.array([not fit.reason for fit in found], np.bool_)
+        self.fits_class = [not fit.reason for fit in found]
+        self.fits: Bools = np.array(self.fits_class, np.bool_)
         self.all_fit = bool(self.fits.all())
         self.ranks: Ints = np.array([2 - fit.rank if not fit.reason else 0 for fit in found], np.int64)
         self.ranked = bool(self.ranks.any())
@@ -458,6 +462,11 @@ class Ask:
             width = range(table.width)
             self.masks = np.array([[bool(fit.mask >> slot & 1) for fit in found] for slot in width], np.bool_)
         self.needs = tuple(table.needs(shape).tolist())
+        devices = shape.count if shape.mode == EXCLUSIVE else 0
+        room = min(self.needs, default=0) if shape.mode > EXCLUSIVE else 0
+        #: what a host must have of CPU, MEMORY, FREE and MOST
+        self.enough = (shape.cpu_milli, shape.memory_mib or -UNCOUNTED, devices, room)
+        self.least: Ints = np.array(self.enough, np.int64)[:, None]
         self.kinds = len(table.kinds)
         # the kind of the first slot that answers, by class
         self.kinds_asked: Ints = np.array(
@@ -471,17 +480,19 @@ class Ask:
             return True
         return not table.hidden and all(need == self.shape.compute_percent for need in self.needs)
 
-    def able(self, table: HostTable, rows: Ints) -> tuple[Ints, Ints]:
-        """Those of some rows that have the class, processors, memory and devices now, and their cells."""
-        cells = table.cells
-        ok: Bools = np.logical_and.reduce(cells[:CLASS].take(rows, 1) >= self.least)
+    def able(self, table: HostTable, rows: Ints | None = None) -> Ints:
+        """Those of some rows, or of all, that have the class, processors, memory and devices now, as far as one number
+        a host says: a sharer may still not fit."""
+        cells = table.cells[:, : len(table)]
+        heads = cells[: CLASS + 1] if rows is None else cells[: CLASS + 1].take(rows, 1)
+        ok: Bools = np.logical_and.reduce(heads[:CLASS] >= self.least)
         if not self.all_fit:
-            ok &= self.fits.take(cells[CLASS].take(rows))
+            ok &= self.fits.take(heads[CLASS])
         if self.mode == EXCLUSIVE and self.masks is not None:
-            whole = (cells[ROOM:].take(rows, 1) == 100) & self.masks.take(cells[CLASS].take(rows), 1)
+            whole = (cells[ROOM:] if rows is None else cells[ROOM:].take(rows, 1)) == 100
+            whole &= self.masks.take(heads[CLASS], 1)
             ok &= whole.sum(0) >= self.count
-        rows = rows[ok]
-        return rows, cells.take(rows, 1)
+        return ok.nonzero()[0] if rows is None else rows[ok]
 
     def rooms(self, table: HostTable, rows: Ints, cells: Ints, room: Ints) -> Ints:
         """What the devices of some rows have left for this shape; `room` with `NO_ROOM` where it may not go."""
@@ -491,3 +502,11 @@ class Ask:
             mode = table.modes_of(rows)
             room = np.where((mode == 0) | (mode == self.mode), room, NO_ROOM)
         return room
+
+    def need(self, table: HostTable, cells: Ints) -> int | Ints:
+        """What a replica takes of the devices of some rows, by device and row where kinds differ."""
+        if len(set(self.needs)) == 1:
+            return self.needs[0]
+        needs = np.array(self.needs, np.int64)
+        found: Ints = needs.take(table.kinds_of_type.take(cells[TYPE], 1) if table.mixed else cells[KIND])
+        return found

@@ -29,18 +29,10 @@ from moorage.scheduler.core.shape import Shape
 #: the weights of a mix add up to about so much
 WEIGHTS: Final = 1 << 14
 FREE_MAX: Final = 64
-#: more than any sum of waste
-HUGE: Final = 1 << 40
-#: bits below a share's change of waste, for the slot: the least of both is the best slot, the lowest of those alike
-SLOT_BITS: Final = 6
-#: tables for so many different shares are kept
-SHARES_MAX: Final = 128
-#: that take no more than so many bytes
-SHARES_BYTES_MAX: Final = 128 << 20
+#: more than any sum of waste, by so much that no step of a score hides it
+HUGE: Final = 1 << 50
 #: kinds times levels times rooms; beyond it only every second, third … of the demands for processors is told apart
 CELLS_MAX: Final = 1 << 19
-#: so many parts of the tables as lists, 6 KiB each
-LINES_MAX: Final = 1_024
 
 
 class Waste:
@@ -82,11 +74,8 @@ class Waste:
         self._short_of_mix = _short_of(several, self._free)
         self._lack(self._short_of_mix)
         self.stride = levels * ROOMS
-        self._shares: dict[tuple[int, ...], Ints] = {}
         self._weighed: Ints | None = None
-        self.cells_made = 0  # of tables for shares, so far
-        self._lines: dict[int, tuple[list[int], list[int]]] = {}
-        self._demands: list[int] = self.thresholds.tolist()
+        self.demands: list[int] = self.thresholds.tolist()
         self._use(self._of_mix)
 
     def weigh(self, cpus: Ints, needs: Ints, weights: Ints, counts: Ints) -> None:
@@ -120,18 +109,18 @@ class Waste:
         self.short: Ints = short
         self.shortens = bool(short.any())  # whether anybody asks for several devices
         self.short_flat = short.ravel()
-        # by what the lack of free devices changes when a sharer takes one of them, shifted as in `after_share`
+        self.short_view = self.short_flat.data  # for whoever looks up single numbers
+        # by what the lack of free devices changes when a sharer takes one of them
         taken = np.zeros_like(short)
         among = short[:, :, : self._free]
-        taken[:, :, 1 : self._free] = among[:, :, :-1] - among[:, :, 1:] << SLOT_BITS
+        taken[:, :, 1 : self._free] = among[:, :, :-1] - among[:, :, 1:]
         self.taken: Ints = taken.ravel()
 
     def _use(self, waste: Ints) -> None:
         self.waste: Ints = waste
         self.flat = waste.ravel()
+        self.view = self.flat.data
         self.of_whole = self.flat[100:]  # of a device that is wholly free
-        self._shares.clear()
-        self._lines.clear()
 
     def level(self, cpu: Ints) -> Ints:
         """How many of the mix's demands are covered by these processors."""
@@ -149,20 +138,11 @@ class Waste:
         """`of` for one host with devices of one kind; for a few hosts less than what the array operations take."""
         if cells[KIND] >= len(self.waste):
             return 0  # a kind that came since: tables are made anew for it
-        line = cells[KIND] * self.levels + bisect_right(self._demands, cells[CPU])
-        found = self._lines.get(line)
-        if found is None:
-            if len(self._lines) >= LINES_MAX:
-                self._lines.clear()
-            at = line * ROOMS
-            found = self._lines[line] = (
-                self.flat[at : at + ROOMS].tolist(),
-                self.short_flat[at : at + FREE_MAX + 1].tolist(),
-            )
-        waste, short = found
-        total = short[cells[FREE]]
+        at = (cells[KIND] * self.levels + bisect_right(self.demands, cells[CPU])) * ROOMS
+        total: int = self.short_view[at + cells[FREE]] if self.shortens else 0
+        line = self.view[at : at + ROOMS]
         for room in cells[ROOM:]:
-            total += waste[room]
+            total += line[room]
         return total
 
     def by_device(self, table: HostTable, cells: Ints, at: Ints) -> Ints:
@@ -172,39 +152,27 @@ class Waste:
         found: Ints = at + (table.kinds_of_type.take(cells[TYPE], 1) - cells[KIND]) * self.stride
         return found
 
-    def after_share(self, needs: tuple[int, ...]) -> Ints:
-        """What waste changes by when a device with some room gives `needs[kind]` of it; huge where it cannot.
+    def after_share(self, each: Ints, rooms: Ints, need: int | Ints, wasted: Ints) -> Ints:
+        """What waste changes by when devices give so much of what they have left; huge where that is not enough.
 
-        Shifted left by `SLOT_BITS`.
+        `each` are their places in the table, and `wasted` is what stands there.
         """
-        found = self._shares.get(needs)
-        if found is None:
-            if len(self._shares) >= SHARES_MAX or len(self._shares) * self.waste.nbytes >= SHARES_BYTES_MAX:
-                self._shares.clear()
-            self.cells_made += self.waste.size
-            made = np.empty_like(self.waste)
-            alike = len(set(needs)) == 1
-            for kind in [slice(None)] if alike else [slice(kind, kind + 1) for kind in range(len(needs))]:
-                need, waste = needs[kind.start or 0], self.waste[kind]
-                change = made[kind, :, need:NO_ROOM]
-                np.subtract(waste[:, :, : NO_ROOM - need], waste[:, :, need:NO_ROOM], out=change)
-                change <<= SLOT_BITS
-                made[kind, :, :need] = HUGE << SLOT_BITS
-            made[:, :, NO_ROOM] = HUGE << SLOT_BITS
-            found = self._shares[needs] = made.ravel()
-        return found
+        change: Ints = self.flat.take(each - need)  # of another line where it is not enough, and written over
+        change -= wasted
+        left = (rooms - need).view(np.uint64)  # below 0 is more than any, too
+        np.putmask(change, left > 100 - np.asarray(need, np.uint64), HUGE)
+        return change
 
     def held_bytes(self) -> int:
-        """What the tables take, in bytes; a number in a list some 36."""
+        """What the tables take, in bytes."""
         arrays = [
             self.waste,
             *([] if self.waste is self._of_mix else [self._of_mix]),
             self.short,
             *([] if self.short is self._short_of_mix else [self._short_of_mix]),
             self.taken,
-            *self._shares.values(),
         ]
-        return sum(int(array.nbytes) for array in arrays) + len(self._lines) * (ROOMS + FREE_MAX) * 36
+        return sum(int(array.nbytes) for array in arrays)
 
 
 def _unserved(fits: Ints, total: int | None) -> Ints:

@@ -1,0 +1,66 @@
+"""What one replica takes off the waste of many hosts (`waste.py`), with arrays; of a few hosts see `few.py`.
+
+In percent of a device times the mix's weight. `cells` is what the rows have left, or would have; in `NOTE` stands the
+waste of that, where the table has it noted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
+from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, KIND, NOTE, ROOM, ROOMS, Ask, HostTable, Ints
+from moorage.scheduler.core.rank.waste import HUGE, Waste
+
+
+def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> Ints:
+    """The gain of each of some hosts; below `-HUGE >> 1` where a sharer finds too little room."""
+    gain, change = _before_devices(table, waste, ask, rows, cells)
+    if change is None:
+        return gain
+    if ask.count == 1:
+        gain -= np.minimum.reduce(change, 0)
+    elif ask.count <= len(change):  # the sum of the best: what they do to each other is left out
+        change.partition(ask.count - 1, axis=0)
+        gain -= np.add.reduce(change[: ask.count], 0)
+    else:
+        gain -= HUGE
+    return gain
+
+
+def gains_by_device(table: HostTable, waste: Waste, ask: Ask, row: int) -> Ints:
+    """As `gains`, of one sharer on each device of a host."""
+    gain, change = _before_devices(table, waste, ask, np.array([row], np.int64), table.cells[:, row : row + 1])
+    assert change is not None, "only a sharer chooses a device"
+    found: Ints = (gain - change)[:, 0]
+    return found
+
+
+def _before_devices(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Ints, Ints | None]:
+    """What a replica takes off the waste apart from the device that a sharer gets; and what each such device adds.
+
+    The second is huge where a device does not suffice, and None for who shares nothing.
+    """
+    room = cells[ROOM:]
+    at = cells[KIND] * waste.stride
+    at += waste.level(cells[CPU] - ask.cpu) * ROOMS
+    each = waste.by_device(table, cells, at) + room
+    now = cells[NOTE] if table.note is not None else waste.of(table, cells)
+    wasted = waste.flat.take(each)
+    gain: Ints = now - np.add.reduce(wasted, 0)
+    if ask.mode == EXCLUSIVE:
+        asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride if table.mixed else at
+        gain += ask.count * waste.of_whole.take(asked)
+        if waste.shortens:
+            gain -= waste.short_flat.take(at + (cells[FREE] - ask.count))
+        return gain, None
+    free = at + cells[FREE]
+    if waste.shortens:
+        gain -= waste.short_flat.take(free)
+    if ask.mode == NO_GPU:
+        return gain, None
+    rooms = ask.rooms(table, rows, cells, room)
+    change = waste.after_share(each, rooms, ask.need(table, cells), wasted)
+    if waste.shortens:
+        change += (rooms == 100) * waste.taken.take(free)
+    return gain, change
