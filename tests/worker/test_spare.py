@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -23,9 +24,10 @@ def spares(rig: Rig) -> list[int]:
     """A spare shares the launcher's memory, and so its arguments, but has closed the channel to the supervisor."""
     found = []
     for pid in children(rig.client.identity.pid):
-        is_ours = b"/launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        if is_ours and not os.path.lexists(f"/proc/{pid}/fd/{launcher.CHANNEL}") and lives(pid):
-            found.append(pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
+            is_ours = b"/launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if is_ours and not os.path.lexists(f"/proc/{pid}/fd/{launcher.CHANNEL}") and lives(pid):
+                found.append(pid)
     return found
 
 

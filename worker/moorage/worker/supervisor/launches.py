@@ -140,6 +140,7 @@ class Launches:
         if self._spare is not None and pid == self._spare.pid:
             self._spare.pid = 0
             self._drop_spare()
+            self._make_spare_later(RETRY_S)
         elif self._outstanding is not None:
             self._early[pid] = status, usage
 
@@ -249,12 +250,12 @@ class Launches:
         self.kits.add()
         self._make_spare_later()
 
-    def _make_spare_later(self) -> None:
+    def _make_spare_later(self, after_s: float = SPARE_AFTER_S) -> None:
         """Once no member has ended for a moment: where many are started the launcher's ways cost less."""
         if self._spare_timer is not None:
             self._spare_timer.cancel()
         if self._makes_spares and self._spare is None:
-            self._spare_timer = self._loop.call_later(SPARE_AFTER_S, self.make_spare)
+            self._spare_timer = self._loop.call_later(after_s, self.make_spare)
 
     def make_spare(self) -> None:
         """Have a process wait for the next start, unless one does, or there is something else to do."""
@@ -288,6 +289,7 @@ class Launches:
             self._confirm(spare.launched)
         else:  # it says nothing before it is asked: it is gone
             self._drop_spare()
+            self._make_spare_later(RETRY_S)
 
     def _drop_spare(self) -> None:
         spare, self._spare = self._spare, None
