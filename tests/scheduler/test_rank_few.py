@@ -12,7 +12,7 @@ from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.rank import few
 from moorage.scheduler.core.rank.gains import gains, gains_by_device
 from moorage.scheduler.core.rank.ranker import Pack
-from moorage.scheduler.core.rank.table import NO_ROOM, NOTE, Ask, HostTable
+from moorage.scheduler.core.rank.table import NO_ROOM, NOTE, ROOM, Ask, HostTable
 from moorage.scheduler.core.rank.waste import HUGE, Waste
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.schemas.gpu import GpuSpec, Share, Sharing
@@ -103,3 +103,19 @@ def test_a_sharer_is_offered_no_host_without_room_and_every_host_with_some() -> 
     for rows in (None, np.arange(3)):
         assert few.able(table, Ask(half, table), rows) == [0, 2]
         assert few.able(table, Ask(most, table), rows) == [2]
+
+
+def test_who_asks_in_another_mode_is_not_offered_a_device_that_was_shared_before_anybody_asked_so() -> None:
+    shapes, fleet = Shapes(), Fleet()
+    mps, slices = (shapes.of(request(GpuSpec(sharing=mode, share=Share(0, 20)))) for mode in ("mps", "time-slice"))
+    for num in range(2):
+        add(fleet, worker(num, [MODELS[0]] * 2))
+    fleet.take(fleet.hosts[0], mps, 0b01)
+    table = HostTable(fleet)
+    ask, rows = Ask(slices, table), np.arange(2)
+    cells = table.cells.take(rows, 1)
+    assert ask.rooms(table, rows, cells, cells[ROOM:]).T.tolist() == [[NO_ROOM, 100], [100, 100]]
+    fleet.take(fleet.hosts[1], mps, 0b10)
+    table.look()
+    cells = table.cells.take(rows, 1)
+    assert ask.rooms(table, rows, cells, cells[ROOM:]).T.tolist() == [[NO_ROOM, 100], [100, NO_ROOM]]

@@ -126,6 +126,7 @@ class HostTable:
         self.mixed = False  # whether some host has devices of several kinds
         self.hidden = False  # whether sharers' number or memory ever left less of a device than their compute did
         self.modes = 0  # the shared modes that were ever seen in use, as bits
+        self._tells_modes = False  # whether `mode` is kept up: where all share alike, nobody asks for it
         self.types.clear()
         self._holds.clear()
         self._type_of.clear()
@@ -149,6 +150,11 @@ class HostTable:
 
     def modes_of(self, rows: Ints) -> Ints:
         """The mode in which each device of some rows is shared, 0 for none."""
+        if not self._tells_modes:
+            self._tells_modes = True
+            for row, host in enumerate(self.hosts):
+                if host is not None:
+                    self._write_mode(row, host)
         found: Ints = self.mode.take(rows, 1)
         return found
 
@@ -370,10 +376,13 @@ class HostTable:
         if self.note is not None:
             line[NOTE] = self.note(line)
         self._put(row, line)
-        if self.modes & self.modes - 1:
-            self.mode[:, row] = 0
-            for slot, device in host.shared.items():
-                self.mode[slot, row] = device.mode
+        if self._tells_modes:
+            self._write_mode(row, host)
+
+    def _write_mode(self, row: int, host: Host) -> None:
+        self.mode[:, row] = 0
+        for slot, device in host.shared.items():
+            self.mode[slot, row] = device.mode
 
     def _write_rooms(self, line: list[int], host: Host) -> None:
         """What each device of a host has left, how many are free, and the most that any has left."""
