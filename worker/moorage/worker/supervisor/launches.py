@@ -38,6 +38,9 @@ RETRY_S: Final = 0.1
 SPARE_AFTER_S: Final = 0.001
 """A spare is made once no member has ended for so long."""
 
+_PASSING: Final = (errno.EAGAIN, errno.ENOMEM, errno.ENODEV)
+"""No room for one more process now, or its cgroup was removed: the next spare may be made."""
+
 Usage = resource.struct_rusage
 
 
@@ -259,7 +262,10 @@ class Launches:
 
     def make_spare(self) -> None:
         """Have a process wait for the next start, unless one does, or there is something else to do."""
-        if not self._makes_spares or self._spare is not None or self._waiting or self.busy:
+        if not self._makes_spares or self._spare is not None:
+            return
+        if self._waiting or self.busy:
+            self._make_spare_later(RETRY_S)
             return
         try:
             spare = Spare(self.kits.take())
@@ -276,9 +282,13 @@ class Launches:
             spare.passed()
 
     def _made(self, spare: Spare, pid: int) -> None:
-        if pid < 0 or pid in self._early:
-            self._makes_spares = pid >= 0
+        if pid < 0:
+            self._makes_spares = -pid in _PASSING
             spare.close()
+            return
+        if pid in self._early:  # it died at once
+            spare.close()
+            self._make_spare_later(RETRY_S)
             return
         spare.pid = pid
         self._spare = spare
