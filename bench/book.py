@@ -150,13 +150,16 @@ def render() -> str:
 
 def _runs(book: Book) -> list[str]:
     """When the chapters of a book were measured, and on what; those alike in one line."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str], dict[str, list[str]]] = {}
     for title, chapter in book.chapters.items():
         when = f"{chapter.at} UTC, {chapter.rounds} rounds, machine {chapter.busy_percent:.0f} % busy before"
         if chapter.rounds == 1:
             when = f"{chapter.at} UTC, machine {chapter.busy_percent:.0f} % busy before"
-        alike.setdefault((chapter.machine, chapter.versions), []).append(f"{title}: {when}")
-    return [f"- {on}; {with_}. {'; '.join(each)}" for (on, with_), each in alike.items()]
+        alike.setdefault((chapter.machine, chapter.versions), {}).setdefault(when, []).append(title)
+    return [
+        f"- {on}; {with_}. " + "; ".join(f"{', '.join(titles)}: {when}" for when, titles in each.items())
+        for (on, with_), each in alike.items()
+    ]
 
 
 def spread(values: Sequence[float]) -> str:
