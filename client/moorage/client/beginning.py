@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from moorage.bus.errors import RequestTimeout
 from moorage.bus.inbox import Answers
+from moorage.client.waiting import Waiting
 from moorage.schemas.frames import Event
 from moorage.schemas.job import TERMINAL
 
@@ -17,20 +17,20 @@ HELD_MAX: Final = 64
 Hear = Callable[[Event], None]
 
 
-class Beginning:
+class Beginning(Waiting):
     """What the frames have said of one job since before it was submitted. Its handle holds it until it is followed.
 
     Somebody may await its end here (`ended`): that is one wait, however much is said meanwhile. `is_whole` says that
     nothing was missed; where something may be missing at the end, `is_stale` says so instead.
     """
 
-    __slots__ = ("__weakref__", "_awaited", "_saw", "events", "is_stale", "is_whole")
+    __slots__ = ("__weakref__", "_saw", "events", "is_stale", "is_whole")
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[Event] = []
         self.is_whole = True
         self.is_stale = False
-        self._awaited: asyncio.Future[bytes] | None = None
         self._saw: Hear | None = None  # of who awaits its end
 
     def hear(self, event: Event) -> None:
@@ -42,7 +42,7 @@ class Beginning:
             events.append(event)
             saw(event)
             if event.state in TERMINAL or len(events) > HELD_MAX:
-                self._wake()
+                self.wake()
         elif len(events) >= HELD_MAX:
             self.drop()
         elif self.is_whole:
@@ -51,7 +51,7 @@ class Beginning:
     def refresh(self) -> None:
         """Something of it may be lost: what its end is awaited of asks for the rest, any other job for all of it."""
         self.is_stale = True
-        self._wake()
+        self.wake()
         self.drop()
 
     def drop(self) -> None:
@@ -79,31 +79,16 @@ class Beginning:
             while not self._is_over:
                 if self.is_stale or len(self.events) > HELD_MAX:
                     return False
-                heard = len(self.events)
-                await self._more(waits, silence_s, ends_s)
+                heard, left_s = len(self.events), ends_s - asyncio.get_running_loop().time()
+                if left_s <= 0:
+                    raise TimeoutError
+                if not await self.wait(waits, min(silence_s, left_s)) and left_s <= silence_s:
+                    raise TimeoutError
                 self.is_stale |= len(self.events) == heard
         finally:
             self._saw = None
         return True
 
-    async def _more(self, waits: Answers, silence_s: float, ends_s: float) -> None:
-        left_s = ends_s - asyncio.get_running_loop().time()
-        if left_s <= 0:
-            raise TimeoutError
-        token, self._awaited = waits.open_payload("", min(silence_s, left_s))
-        try:
-            await self._awaited
-        except RequestTimeout:
-            if left_s <= silence_s:
-                raise TimeoutError from None
-        finally:
-            waits.abandon(token)
-            self._awaited = None
-
     @property
     def _is_over(self) -> bool:
         return bool(self.events) and self.events[-1].state in TERMINAL
-
-    def _wake(self) -> None:
-        if self._awaited is not None and not self._awaited.done():
-            self._awaited.set_result(b"")

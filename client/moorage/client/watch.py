@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from moorage.bus.errors import RequestTimeout
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.beginning import Beginning
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, timed_out
 from moorage.client.feed import Feed, check_permitted
 from moorage.client.stored_output import STREAMS, Joiner, Piece, newest_attempts
+from moorage.client.waiting import Waiting
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Output, StreamName
@@ -104,7 +104,7 @@ class Watch:
         self._pending: deque[Event | Piece] = deque()
         self._at_end = at_end
         self._began_s = began_s
-        self._waiting: asyncio.Future[bytes] | None = None
+        self._waiting = Waiting()
         self._stale = False
         self._open_streams: set[tuple[int, int, StreamName]] = set()
         self._ended_streams: set[tuple[int, int, StreamName]] = set()
@@ -163,7 +163,7 @@ class Watch:
     def refresh(self) -> None:
         """Ask for the job again, as something may have been missed."""
         self._stale = True
-        self._wake()
+        self._waiting.wake()
 
     @property
     def driver(self) -> str:
@@ -185,11 +185,7 @@ class Watch:
             self._pending.append(event)
             if self._at_end and event.state not in TERMINAL and len(self._pending) < TOGETHER_MAX:
                 return
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(b"")
+        self._waiting.wake()
 
     def _on_output(self, delivery: Delivery) -> None:
         try:
@@ -218,7 +214,7 @@ class Watch:
             self._pending.append(piece)
             if self._at_end and self.state not in TERMINAL and len(self._pending) < TOGETHER_MAX:
                 return
-        self._wake()
+        self._waiting.wake()
 
     # -- what goes out
 
@@ -316,16 +312,7 @@ class Watch:
         """Wait until something arrives; False if nothing did."""
         if ends_s is not None:
             at_most_s = min(at_most_s, ends_s - asyncio.get_running_loop().time())
-        waits = self._client.waits
-        token, self._waiting = waits.open_payload(self.job, max(at_most_s, 0.0))
-        try:
-            await self._waiting
-        except RequestTimeout:
-            return False
-        finally:
-            waits.abandon(token)
-            self._waiting = None
-        return True
+        return await self._waiting.wait(self._client.waits, max(at_most_s, 0.0))
 
     async def _merge(self, event: Event) -> list[Event]:
         """What is new in an event; after a gap what `show` says instead."""
