@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import resource
-import select
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from moorage.worker.supervisor.launcher_client import CONFIRMATION, STAGES, Laun
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State
 from moorage.worker.supervisor.output import OutputPump, output_paths
-from moorage.worker.supervisor.spare import ERR, OUT, Spare
+from moorage.worker.supervisor.spare import ERR, OUT, Spare, await_readable
 
 SLICE_MEMBERS_MAX: Final = 16
 CONFIRM_S: Final = 1.0
@@ -364,7 +363,7 @@ class Launches:
         if self._spare_timer is not None:
             self._spare_timer.cancel()
         if self._outstanding is not None and self._outstanding.spare is not None and self._launcher is not None:
-            select.select([self._launcher.fileno()], [], [], CONFIRM_S)  # a process whose pid nobody knows stays behind
+            await_readable(self._launcher.fileno(), CONFIRM_S)  # a process whose pid nobody knows stays behind
             self._answered()
         self._drop_spare()
         self.kits.close()

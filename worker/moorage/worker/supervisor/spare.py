@@ -10,9 +10,9 @@ earlier than its member's start.
 
 import contextlib
 import os
+import select
 import signal
 import socket
-import time
 from typing import Final
 
 from moorage.worker.supervisor.child import Child, Request
@@ -24,7 +24,13 @@ STRINGS_MAX: Final = 1024
 OUT, ERR = 2, 3
 """Their places among the descriptors of a spare; the second is a memory file's in other packets."""
 _GONE_S: Final = 1.0
-_LOOK_S: Final = 0.001
+
+
+def await_readable(descriptor: int, at_most_s: float) -> None:
+    """Without the loop, at the end of something. Not by select(2), which knows no descriptor above 1023."""
+    readable = select.poll()
+    readable.register(descriptor, select.POLLIN)
+    readable.poll(at_most_s * 1000)
 
 
 class Spare:
@@ -74,8 +80,11 @@ class Spare:
 
     def _reap(self) -> None:
         """It waits in a read, so that it is gone in no time; its group is removed only then."""
-        deadline_s = time.monotonic() + _GONE_S
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline_s:
-                time.sleep(_LOOK_S)
+        with contextlib.suppress(OSError):  # or the loop reaps it
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                await_readable(pidfd, _GONE_S)
+            finally:
+                os.close(pidfd)
+            os.waitpid(self.pid, os.WNOHANG)
         self.pid = 0
