@@ -74,11 +74,12 @@ class History:
         self.refused = 0  # frames that the stream did not take
         # whatever is in memory may not be written: the leader before knew, this one writes it again
         state = engine.state
-        for num in state.ended:
-            self._add([state.jobs[num]])
+        some = [state.jobs[num] for num in state.ended]
         for job in state.jobs.values():
             if not job.over and len(job.story) >= STORY_PART + STORY_PART_REPLICA * len(job.replicas):
-                self._add([job])
+                some.append(job)
+        if some:
+            self._add(some)
 
     @property
     def waiting(self) -> int:

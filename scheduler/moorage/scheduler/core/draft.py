@@ -326,7 +326,7 @@ class Draft:
         False, and nothing was done, unless each is there once, is placed and no gang's, and this record has no step
         about it or its replica yet.
         """
-        steps, states, held, started, gpus = self.steps, self._state, self._held, self.started, self.gpus
+        steps, states, held, started = self.steps, self._state, self._held, self.started
         unique = set(members)
         if len(unique) != len(members) or not self.gone.isdisjoint(unique):
             return False
@@ -334,7 +334,6 @@ class Draft:
             replica = member.replica
             if member.phase != AT_PLACED or replica.state != PLACED or replica in states or replica.job.gang:
                 return False
-        counts_usage = self.state.half_life_ms
         for member in members:
             replica = member.replica
             job = replica.job
@@ -342,10 +341,7 @@ class Draft:
             states[replica] = SUCCEEDED
             held[replica] = None
             started.add(job)
-            if counts_usage:
-                self._leave(member)
-            else:
-                gpus[job.tenant] = gpus.get(job.tenant, 0) - member.mask.bit_count()
+            self._leave(member)
         self.gone |= unique
         self.bytes += STEP_BYTES * len(members)
         return True

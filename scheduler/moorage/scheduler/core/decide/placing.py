@@ -97,20 +97,19 @@ class Placing:
         head of its own.
         """
         shape, entries, host, lines = line.shape, line.entries, choice.host, self._lines
-        taken, mode, queue, fresh = 0, lines.mode(shape), lines.queue, draft.state.next_num << REPLICA_BITS
+        taken, mode = 0, lines.mode(shape)
         if shape.avoid or host.worker.window is not None:
             return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
         masks = self.ranker.again(choice, shape, min(most, len(entries)))
         self.choices += bool(masks)
         for mask in masks[: draft.steps_left]:
-            is_fresh = entries and entries[0] >= fresh and not queue.taken  # as most: `prune` would find so
-            if not is_fresh and not lines.prune(draft, line):
+            if not lines.prune(draft, line):
                 break
             if aged is not None:
                 head = aged(line)
             if others is not None and (head, entries[0]) > others:
                 break
-            item = queue.pop(line)
+            item = lines.queue.pop(line)
             draft.placed(item >> REPLICA_BITS, item & REPLICA_MASK, host.worker.num, mask, mode)
             taken += 1
         if taken:

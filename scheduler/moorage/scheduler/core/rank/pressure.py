@@ -199,7 +199,7 @@ class Left:
         self._free_of_cpus: Ints = np.flatnonzero(cpus == 0)
         self._runs_on: Floats = np.array([each.runs_on for each in ordered], np.float64)
         self._starts: Ints = (np.arange(len(ordered)) * len(table.types))[:, None]
-        self.seen = -1
+        self._seen = -1
         self._types: Ints = np.zeros(0, np.int64)
         self._by_row: Floats = np.zeros((len(ordered), 0))
         self._sums: Ints = np.zeros((len(ordered), len(table.types)), np.int64)
@@ -217,8 +217,8 @@ class Left:
             self._by_row = np.zeros((len(self._by_row), len(table)))
             self._sums[:] = 0
         else:
-            changed = table.changed_since(self.seen)
-        self.seen = table.changes
+            changed = table.changed_since(self._seen)
+        self._seen = table.changes
         cells = table.cells.take(changed, 1)
         types, before = cells[TYPE], self._types.take(changed)
         left = self._of(cells, _room_of(cells[ROOM:]))
