@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moorage.client import AsyncClient, Client, Rejected, SimFleet
-from moorage.client.request_builder import FIELDS, Fields
+from moorage.client.fields import FIELDS, Fields
 
 Call = Callable[[AsyncClient], Coroutine[Any, Any, Any]]
 #: each verb that takes a request's fields by name

@@ -15,8 +15,9 @@ from moorage.client.batches import frames_of
 from moorage.client.connected import Connected, data_of
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
+from moorage.client.fields import Fields
 from moorage.client.login import who
-from moorage.client.request_builder import COMMAND, Fields, What
+from moorage.client.request_builder import COMMAND, What
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame

@@ -107,7 +107,8 @@ class Feed:
     @property
     def stands(self) -> bool:
         """Whether jobs that are submitted now are heard from their beginning."""
-        return bool(self._stands_until_s) and self._subscription is not None and not self.is_refused
+        subscription = self._subscription
+        return bool(self._stands_until_s) and subscription is not None and subscription.refused is None
 
     @property
     def is_refused(self) -> bool:

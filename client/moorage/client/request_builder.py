@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from moorage.client.errors import Rejected, rejected
+from moorage.client.fields import FIELDS, RUN_FIELDS
 from moorage.client.gpus import gpu_spec
 from moorage.client.job_ids import fresh_job_id
 from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.gpu import GpuSpec
-from moorage.schemas.job import Request, Resources, Secret
+from moorage.schemas.job import Request, Run, check_command
 from moorage.schemas.names import is_job
 
 _TEXT: Final = frozenset({str})
@@ -23,45 +24,10 @@ _TEXT: Final = frozenset({str})
 COMMAND: Final = (tuple, list)
 #: what `str` makes words of that nobody meant
 _NO_WORDS: Final = (bytes, bytearray, memoryview, type(None), list, tuple, dict, set, frozenset)
-
+#: how the body of a template begins
+_ID_OF_TEMPLATE: Final = b'{"job":"j"'
 
 What = Request | Sequence[str] | Mapping[str, Any]
-
-
-class _RunFields(TypedDict, total=False):
-    """Fields of a request's `run`."""
-
-    driver: str
-    env: Mapping[str, str | Secret]
-    cwd: str | os.PathLike[str]
-    user: str
-    timeout_s: float
-    grace_s: float
-    checkpoint_signal: str
-    checkpoint_before_s: float
-
-
-class Fields(_RunFields, total=False):
-    """What `submit` takes by name beside argv and gpu: fields of a request and of its `run`, as on the wire."""
-
-    replicas: int
-    priority: int
-    resources: Resources
-    requires: dict[str, list[str]]
-    driver_config: dict[str, Any]
-    deadline_s: float
-    start_within_s: float
-    retries: int
-    retries_on_lost: int
-    on_partition: Literal["kill", "keep"]
-    on_no_match: Literal["wait", "reject"]
-    if_seq: int
-    events: Literal["job", "tenant"]
-    labels: dict[str, str]
-
-
-#: the names of these, as one may ask for them
-FIELDS: Final = frozenset(Fields.__annotations__)
 
 
 def build_request(
@@ -82,7 +48,7 @@ def build_request(
 
         check_keywords(named, FIELDS)
     body = _body(what)
-    run = {name: named.pop(name) for name in _RunFields.__annotations__ if name in named}
+    run = {name: named.pop(name) for name in RUN_FIELDS if name in named}
     if run:
         body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run, enc_hook=_plainer)}
     body.update(msgspec.to_builtins(named, enc_hook=_plainer))
@@ -95,7 +61,7 @@ def build_request(
     return _checked(body)
 
 
-def _body(what: What) -> dict[str, Any]:
+def _body(what: object) -> dict[str, Any]:
     """A request as on the wire, yet to be checked. Raises `Rejected` for what is no command."""
     if isinstance(what, Request):
         body: dict[str, Any] = msgspec.to_builtins(what)
@@ -235,8 +201,7 @@ class RequestBuilder:
         """As `build_request`, and the body that says it."""
         job, asked, body = self.prepared(what, gpu, key, fields)
         if asked.job != job:
-            asked = copy.copy(asked)
-            msgspec.structs.force_setattr(asked, "job", job)
+            asked = _with(asked, "job", job)
         return asked, body
 
     def prepared(
@@ -263,17 +228,29 @@ class RequestBuilder:
     ) -> Request | None:
         """A checked request for this command, whatever its job id; None where something is wrong with it."""
         if self._template is None or gpu != self._gpu or fields != self._fields:
-            template = build_request(("a command",), gpu, None, fields)
+            template = build_request(("a command",), gpu, "j", fields)
             self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template
             self._words = None
         # 1, 1.0 and True are equal, and three words; and a handler has none
         if words != self._words or not _TEXT.issuperset(map(type, words)):
             self._words = None
+            workload = self._template.workload
             try:
-                run = msgspec.structs.replace(self._template.workload, argv=_argv(words))
-                self._command = msgspec.structs.replace(self._template, job="j", run=run)
-                self._body_after_id = encode(self._command).removeprefix(b'{"job":"j"')
+                argv = _argv(words)
+                check_command(workload.driver, argv)
+                self._command = _with(self._template, "run", _with(workload, "argv", argv))
+                self._body_after_id = encode(self._command).removeprefix(_ID_OF_TEMPLATE)
             except ValueError:
                 return None
             self._words = copy.copy(words)
         return self._command
+
+
+R = TypeVar("R", Request, Run)
+
+
+def _with(checked: R, field: str, value: object) -> R:
+    """The same with another value, which was checked as well: `structs.replace` would check the rest once more."""
+    other = copy.copy(checked)
+    msgspec.structs.force_setattr(other, field, value)
+    return other

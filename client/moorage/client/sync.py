@@ -17,10 +17,11 @@ from moorage.client.client import AsyncClient
 from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_TIMEOUT_S_DEFAULT
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
+from moorage.client.fields import Fields
 from moorage.client.gather import handles
 from moorage.client.job import Result
 from moorage.client.loop_thread import LoopThread, entered, left, refuse_inside_loop
-from moorage.client.request_builder import Fields, What
+from moorage.client.request_builder import What
 from moorage.client.sync_admin import SyncAdmin
 from moorage.client.sync_handles import SyncJob, SyncLease, SyncWatch
 from moorage.client.transport import ClientTransport

@@ -76,19 +76,25 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     checkpoint_before_s: float = 60.0  # how long before its end that signal comes
 
     def __post_init__(self) -> None:
-        if self.driver == "process" and not self.argv:
-            raise ValueError("argv must name a command for the driver process, found none")
-        if len(self.argv) > ARGV_MAX:
-            raise ValueError(f"argv must have at most {ARGV_MAX} words, found {len(self.argv)}")
-        for word in self.argv:
-            if "\0" in word or len(word) > TEXT_BYTES_MAX:
-                raise ValueError(
-                    f"argv must have words of at most {TEXT_BYTES_MAX} characters without NUL, found {_odd(word)}"
-                )
+        check_command(self.driver, self.argv)
         if self.env:
             _check_env(self.env)
-        for name in ("timeout_s", "grace_s", "checkpoint_before_s"):
-            check_duration(name, getattr(self, name))
+        check_duration("timeout_s", self.timeout_s)
+        check_duration("grace_s", self.grace_s)
+        check_duration("checkpoint_before_s", self.checkpoint_before_s)
+
+
+def check_command(driver: str, argv: list[str]) -> None:
+    """Raises ValueError for what a workload of that driver cannot have as its `argv`."""
+    if driver == "process" and not argv:
+        raise ValueError("argv must name a command for the driver process, found none")
+    if len(argv) > ARGV_MAX:
+        raise ValueError(f"argv must have at most {ARGV_MAX} words, found {len(argv)}")
+    for word in argv:
+        if "\0" in word or len(word) > TEXT_BYTES_MAX:
+            raise ValueError(
+                f"argv must have words of at most {TEXT_BYTES_MAX} characters without NUL, found {_odd(word)}"
+            )
 
 
 def _check_env(env: dict[str, str | Secret]) -> None:

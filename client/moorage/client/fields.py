@@ -1,0 +1,47 @@
+"""What a request may be asked for by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypedDict
+
+from moorage.schemas.job import Resources, Secret
+
+
+class _RunFields(TypedDict, total=False):
+    """Fields of a request's `run`."""
+
+    driver: str
+    env: Mapping[str, str | Secret]
+    cwd: str | os.PathLike[str]
+    user: str
+    timeout_s: float
+    grace_s: float
+    checkpoint_signal: str
+    checkpoint_before_s: float
+
+
+class Fields(_RunFields, total=False):
+    """What `submit` takes by name beside argv and gpu: fields of a request and of its `run`, as on the wire."""
+
+    replicas: int
+    priority: int
+    resources: Resources
+    requires: dict[str, list[str]]
+    driver_config: dict[str, Any]
+    deadline_s: float
+    start_within_s: float
+    retries: int
+    retries_on_lost: int
+    on_partition: Literal["kill", "keep"]
+    on_no_match: Literal["wait", "reject"]
+    if_seq: int
+    events: Literal["job", "tenant"]
+    labels: dict[str, str]
+
+
+#: the names of these, as one may ask for them
+FIELDS: Final = frozenset(Fields.__annotations__)
+#: those of its `run`, in their order
+RUN_FIELDS: Final = tuple(_RunFields.__annotations__)
