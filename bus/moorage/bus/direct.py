@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
@@ -32,15 +31,11 @@ from nats.aio.transport import TcpTransport
 from nats.protocol.command import sub_cmd, unsub_cmd
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
+from moorage.bus.plain_messages import END_BYTES, hand_out, plain_line
 from moorage.bus.transport import Delivery, Handler
 
-#: a plain message's line as a server writes it: subject, subscription, reply subject, bytes of the payload
-_line: Final = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n").match
-_END_BYTES: Final = 2
 #: what no subject holds: it would end the line that names it, or a part of that
 _blank: Final = re.compile(r"[ \t\r\n]").search
-#: so much of a message waits here for its end; a larger one does in nats-py's parser, which copies nothing twice
-_PART_BYTES_MAX: Final = 64 * 1024
 
 
 def callback_of(handler: Handler) -> Callable[[Msg], Awaitable[None]]:
@@ -268,15 +263,15 @@ class DirectParser(Parser):
 
     async def parse(self, data: bytes = b"") -> None:
         while data and self.state == AWAITING_CONTROL_LINE:
-            data, failed = self._take(data)
+            data, failed = hand_out(data, self.buf, self.nc.handler_of)
             if failed is not None:
                 await self.nc._error_cb(failed)
-            elif (line := _line(data)) is not None and line.end() + int(line[4]) + _END_BYTES <= len(data):
+            elif (line := plain_line(data)) is not None and line.end() + int(line[4]) + END_BYTES <= len(data):
                 # of a subscription of nats-py's own, or one that has ended
                 subject, sid, reply, length = line.groups(b"")
                 begin, end = line.end(), line.end() + int(length)
                 await self.nc._process_msg(int(sid), subject, reply, data[begin:end], b"")
-                data = data[end + _END_BYTES :]
+                data = data[end + END_BYTES :]
             else:
                 break
         if data:
@@ -285,34 +280,8 @@ class DirectParser(Parser):
     def take_all(self, data: bytes) -> bytes:
         """Hand over the messages that `data` begins with; what is left is for `parse`, with what may come behind it."""
         while data and self.state == AWAITING_CONTROL_LINE:
-            data, failed = self._take(data)
+            data, failed = hand_out(data, self.buf, self.nc.handler_of)
             if failed is None:
                 break
             self.nc.tell(failed)
         return data
-
-    def _take(self, data: bytes) -> tuple[bytes, Exception | None]:
-        """Hand messages to handlers of ours, up to the first one that is for nobody of ours, or whose handler fails."""
-        if self.buf:
-            data = bytes(self.buf) + data
-            self.buf.clear()
-        now_s, at, size, of, handler = time.monotonic(), 0, len(data), b"", None
-        while (line := _line(data, at)) is not None:
-            subject, sid, reply, length = line.groups(b"")
-            begin = line.end()
-            end = begin + int(length)
-            if end + _END_BYTES > size:
-                if end - at > _PART_BYTES_MAX:
-                    break
-                self.buf += data[at:]
-                return b"", None
-            if sid != of:  # most that come together are for one handler, and nothing ends a subscription meanwhile
-                of, handler = sid, self.nc.handler_of(int(sid))
-            if handler is None:
-                break
-            at = end + _END_BYTES
-            try:
-                handler(Delivery(subject.decode(), reply.decode(), data[begin:end], None, now_s))
-            except Exception as error:  # as nats-py tells of a callback that fails
-                return data[at:], error
-        return data[at:], None
