@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any, Final
 
+import pytest
+
 from moorage.scheduler.core.records import FORMAT
 from tests.live.stack import _ROOTS, QUICK, Caller, RealProcess, Stack, caller, stack
 from tests.servers import Server
@@ -53,6 +55,7 @@ async def heard(operator: Caller, *names: str) -> dict[str, Any]:
     return dict(await until(all_of_them, 30, f"{names} heard"))
 
 
+@pytest.mark.interpreted
 async def test_schedulers_are_replaced_one_by_one_and_the_level_is_raised_last(
     nats_server: Server, unique: str
 ) -> None:

@@ -28,7 +28,7 @@ from moorage.scheduler.core.ledger.snapshot import dump
 from moorage.scheduler.core.records import FORMAT, Act, Record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
-from moorage.scheduler.reign import take_snapshot
+from moorage.scheduler.snapshot_follower import take_snapshot
 from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
 from moorage.scheduler.write_stall import NOT_CONNECTED, stall_problem
 from moorage.schemas.codec import decode_request
@@ -505,6 +505,7 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
         assert recovered.digest == state.digest
 
 
+@pytest.mark.interpreted
 async def test_no_snapshot_is_written_or_removed_while_the_name_of_the_last_one_is_on_its_way(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

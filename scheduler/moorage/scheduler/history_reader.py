@@ -17,7 +17,7 @@ import msgspec
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.effects.outputs import accepted, changes_since, fitting
-from moorage.scheduler.core.effects.story import Found, Frame, changes_in, read_frame
+from moorage.scheduler.core.effects.told_story import Found, Frame, changes_in, read_frame
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.queries import views

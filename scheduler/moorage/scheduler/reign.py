@@ -7,7 +7,6 @@ append is acknowledged. Beside the loop it answers questions, publishes the flee
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +28,7 @@ from moorage.scheduler.outgoing import coalesced, messages_of
 from moorage.scheduler.questions import Questions
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import RecordedEngine
-from moorage.scheduler.snapshots import EXIT_GONE, FOLLOWER_TIMEOUT_S
+from moorage.scheduler.snapshot_follower import SnapshotsGone, take_snapshot
 from moorage.scheduler.write_stall import StalledRequests
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import RollCall
@@ -384,36 +383,3 @@ class Reign:
         except (BadSnapshot, BusError) as error:
             log.warning("no snapshot: %s", error)
             return None
-
-
-class SnapshotsGone(Exception):
-    """The follower cannot read the ledger, as the snapshot before its first record was deleted."""
-
-
-async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
-    """Run the follower; None if it failed, which is logged. Raises `SnapshotsGone`."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-    except OSError as error:  # no room for a process, or an upgrade replaced Python: the reign goes on
-        log.warning("no snapshot: its writer cannot be started: %s", error)
-        return None
-    try:
-        async with asyncio.timeout(FOLLOWER_TIMEOUT_S):
-            out, err = await process.communicate()
-    except BaseException as error:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        if isinstance(error, TimeoutError):
-            log.warning("the snapshot took over %g s and was given up", FOLLOWER_TIMEOUT_S)
-            return None
-        raise
-    if process.returncode == EXIT_GONE:
-        raise SnapshotsGone
-    words = out.decode(errors="replace").split()
-    if process.returncode != 0 or len(words) != 3 or not words[1].isdecimal():
-        log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:] or "its writer ended without a word")
-        return None
-    return SnapshotTaken(words[0], int(words[1]), words[2])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+from mypy_extensions import mypyc_attr
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.decide.indexing import Indexing
@@ -71,6 +72,7 @@ EVENTS_MAX: Final = 2_048
 QUEUE_SPARE: Final = 1_000
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # one that records
 class Engine:
     """A leader's decisions over one state. All times passed in are milliseconds.
 
@@ -398,7 +400,7 @@ class Engine:
     def _submit(self, flight: InFlight, event: Submit) -> None:
         draft, tenant, name, request, planner = flight.draft, event.tenant, event.name, event.request, self.planner
         if tenant in self.fleet.named:
-            event.shape = self.shapes.asked_by(event.shape, tenant)
+            event.shape = self.shapes.asked_by(event.shape, tenant, request)
         shape = event.shape
         if shape.requires:
             self.fleet.tell_apart(shape.requires)

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from moorage.scheduler.core.records import Mode
 from moorage.scheduler.core.shape import DeviceAsked, Shape
+from moorage.scheduler.core.shared_values import SharedDict
 from moorage.scheduler.core.state import Worker
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.gpu import SHARERS_MAX
@@ -54,9 +55,8 @@ class Fit:
         self.reason = reason  # empty where the class could run it
 
 
-class Fits(dict[int, Fit]):
-    """What shapes, by index, find on hosts that are alike but for labels: of many labels there are many classes."""
-
+#: what shapes, by index, find on hosts that are alike but for labels: of many labels there are many classes
+Fits = SharedDict[int, Fit]
 
 _OTHER_LABEL: Final = Fit(0, 0, "label")
 #: what is failed by before labels are looked at, see `FILTERS`

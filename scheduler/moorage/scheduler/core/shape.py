@@ -6,7 +6,6 @@ request's bytes.
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Final
 
 from moorage.scheduler.core.records import MODE_OF, Mode
@@ -141,27 +140,22 @@ class Shapes:
             shape = self._kept(Shape(key, self._next, request))
         return shape
 
-    def avoiding(self, shape: Shape, avoid: Avoid) -> Shape:
-        """As `shape`, but not on these devices: jobs that ask so wait in a line of their own."""
+    def avoiding(self, shape: Shape, avoid: Avoid, request: Request) -> Shape:
+        """As `shape` of this request, but not on these devices: jobs that ask so wait in a line of their own."""
         key = (*shape.key, avoid)
         found = self._by_key.get(key)
         if found is None:
-            found = self._kept(self._like(shape, key))
-            found.avoid = avoid
+            found = self._kept(Shape(key, self._next, request))
+            found.avoid, found.tenant = avoid, shape.tenant
         return found
 
-    def asked_by(self, shape: Shape, tenant: str) -> Shape:
-        """As `shape`, by a tenant that some worker's rules name: its jobs wait in lines of their own."""
+    def asked_by(self, shape: Shape, tenant: str, request: Request) -> Shape:
+        """As `shape` of this request, by a tenant whom some worker's rules name: its jobs wait in their own lines."""
         key = (*shape.key, tenant)
         found = self._by_key.get(key)
         if found is None:
-            found = self._kept(self._like(shape, key))
-            found.tenant = tenant
-        return found
-
-    def _like(self, shape: Shape, key: ShapeKey) -> Shape:
-        found = copy(shape)
-        found.key, found.index = key, self._next
+            found = self._kept(Shape(key, self._next, request))
+            found.avoid, found.tenant = shape.avoid, tenant
         return found
 
     def _kept(self, shape: Shape) -> Shape:

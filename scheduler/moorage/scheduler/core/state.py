@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from moorage.scheduler.core.fairshare import ONE
 from moorage.scheduler.core.finished import FinishedTable
 from moorage.scheduler.core.records import GangPhase
@@ -115,44 +113,82 @@ def extra_of(replicas: int, size: int) -> int:
     return replicas // REPLICAS_APIECE + size // BYTES_APIECE
 
 
-class Job(msgspec.Struct, eq=False, dict=False):
+class Job:
     """An accepted request; the states are those of its replicas. Made by `new_job`."""
 
-    num: int
-    tenant: str
-    name: str
-    body: bytes
-    traceparent: str
-    accepted_ms: int
-    ledger: int  # the record that accepted it
-    live: int  # replicas in no terminal state
-    replicas: tuple[Replica, ...] = ()
-    rev: int = 1
-    held: int = 0  # members that hold devices, also those whose attempt is over
-    over: bool = False  # nothing can happen to it any more
-    started: bool = False  # some replica has run
-    gang: int = int(GangPhase.NONE)
-    after: int = 0  # the state of a gang's replicas once the attempt that is ending is over
-    count: int = 0  # which count grows then (see `records.Count`)
-    master: str = ""  # address:port of rank 0
-    #: devices that failed under it: worker number, slot mask
-    avoid: tuple[tuple[int, int], ...] = ()
-    hold: StandingOrder | None = None  # while an operator holds it, none of it is placed
-    #: until it is placed: the workers that are held for it, and the jobs that were ended for it
-    preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    priority: int = -1  # set by an operator; below 0 the request's own counts
-    story: list[Transition] = []
-    #: earlier parts of the story: history sequence, first and last revision
-    parts: tuple[tuple[int, int, int], ...] = ()
-    row: int = 0
-    kept: int = 0  # soft: the sequence at which the history holds its whole story; 0 until that is acknowledged
-    shape: Any = None  # soft: the interned shape of what is asked
-    deadline_ms: int | None = None  # soft: the ledger ms of its deadline
-    key: bytes = b""  # soft: `finished.job_key`, where it is known already
-    told: int = 0  # soft: revision up to which events were sent
-    own_subject: bool | None = None  # soft: whether its events also go to its own subject
-    extra: int = 0  # soft: `extra_of` it
-    derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state derived from its replicas then
+    __slots__ = (
+        "accepted_ms",
+        "after",
+        "avoid",
+        "body",
+        "count",
+        "deadline_ms",
+        "derived",
+        "extra",
+        "gang",
+        "held",
+        "hold",
+        "kept",
+        "key",
+        "ledger",
+        "live",
+        "master",
+        "name",
+        "num",
+        "over",
+        "own_subject",
+        "parts",
+        "preempts",
+        "priority",
+        "replicas",
+        "rev",
+        "row",
+        "shape",
+        "started",
+        "story",
+        "tenant",
+        "told",
+        "traceparent",
+    )
+
+    def __init__(
+        self, num: int, tenant: str, name: str, body: bytes, traceparent: str, accepted_ms: int, ledger: int, live: int
+    ) -> None:
+        self.num = num
+        self.tenant = tenant
+        self.name = name
+        self.body = body
+        self.traceparent = traceparent
+        self.accepted_ms = accepted_ms
+        self.ledger = ledger  # the record that accepted it
+        self.live = live  # replicas in no terminal state
+        self.replicas: tuple[Replica, ...] = ()
+        self.rev = 1
+        self.held = 0  # members that hold devices, also those whose attempt is over
+        self.over = False  # nothing can happen to it any more
+        self.started = False  # some replica has run
+        self.gang = int(GangPhase.NONE)
+        self.after = 0  # the state of a gang's replicas once the attempt that is ending is over
+        self.count = 0  # which count grows then (see `records.Count`)
+        self.master = ""  # address:port of rank 0
+        #: devices that failed under it: worker number, slot mask
+        self.avoid: tuple[tuple[int, int], ...] = ()
+        self.hold: StandingOrder | None = None  # while an operator holds it, none of it is placed
+        #: until it is placed: the workers that are held for it, and the jobs that were ended for it
+        self.preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self.priority = -1  # set by an operator; below 0 the request's own counts
+        self.story: list[Transition] = []
+        #: earlier parts of the story: history sequence, first and last revision
+        self.parts: tuple[tuple[int, int, int], ...] = ()
+        self.row = 0
+        self.kept = 0  # soft: the sequence at which the history holds its whole story; 0 until that is acknowledged
+        self.shape: Any = None  # soft: the interned shape of what is asked
+        self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
+        self.key = b""  # soft: `finished.job_key`, where it is known already
+        self.told = 0  # soft: revision up to which events were sent
+        self.own_subject: bool | None = None  # soft: whether its events also go to its own subject
+        self.extra = 0  # soft: `extra_of` it
+        self.derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state derived from its replicas then
 
     def digest_row(self) -> int:
         row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
@@ -182,21 +218,39 @@ def new_job(num: int, tenant: str, name: str, body: bytes, replicas: int, tracep
     return job
 
 
-class Replica(msgspec.Struct, eq=False, dict=False):
+class Replica:
     """One of a job's copies: its state, its attempt, and how many retries and losses it has used."""
 
-    job: Job
-    index: int
-    state: int = QUEUED
-    attempt: int = 0
-    fence: int = 0
-    retries: int = 0
-    losses: int = 0
-    refusals: int = 0
-    not_before: int = 0  # ledger ms: backoff after a failure, loss or refusal
-    after: int = 0  # what ENDING or CANCELLING becomes
-    member: Member | None = None
-    row: int = 0
+    __slots__ = (
+        "after",
+        "attempt",
+        "fence",
+        "index",
+        "job",
+        "losses",
+        "member",
+        "not_before",
+        "refusals",
+        "retries",
+        "row",
+        "state",
+    )
+
+    __deletable__ = ("job",)  # in compiled code nothing else is; where it is forgotten it goes at once, see `acts`
+
+    def __init__(self, job: Job, index: int) -> None:
+        self.job = job
+        self.index = index
+        self.state = QUEUED
+        self.attempt = 0
+        self.fence = 0
+        self.retries = 0
+        self.losses = 0
+        self.refusals = 0
+        self.not_before = 0  # ledger ms: backoff after a failure, loss or refusal
+        self.after = 0  # what ENDING or CANCELLING becomes
+        self.member: Member | None = None
+        self.row = 0
 
     def digest_row(self) -> int:
         return hash(
@@ -215,25 +269,44 @@ class Replica(msgspec.Struct, eq=False, dict=False):
         )
 
 
-class Member(msgspec.Struct, eq=False, dict=False):
+class Member:
     """An attempt on a worker. It holds devices from its placement until they are seen free.
 
     Made by `new_member`.
     """
 
-    replica: Replica
-    worker: Worker
-    attempt: int
-    fence: int
-    mask: int
-    mode: int
-    key: MemberKey
-    phase: int = AT_PLACED
-    rate_milli: int = 0  # of its tenant's fair share; 0: each of its devices is a whole one
-    notice_s: int = 0  # asked to end with such a notice
-    row: int = 0
-    missed: int = 0  # soft: renewals in a row that did not list it
-    runs_as: Any = None  # soft: what `backfill` goes by, to say when it ends
+    __slots__ = (
+        "attempt",
+        "fence",
+        "key",
+        "mask",
+        "missed",
+        "mode",
+        "notice_s",
+        "phase",
+        "rate_milli",
+        "replica",
+        "row",
+        "runs_as",
+        "worker",
+    )
+
+    def __init__(
+        self, replica: Replica, worker: Worker, attempt: int, fence: int, mask: int, mode: int, key: MemberKey
+    ) -> None:
+        self.replica = replica
+        self.worker = worker
+        self.attempt = attempt
+        self.fence = fence
+        self.mask = mask
+        self.mode = mode
+        self.key = key
+        self.phase = AT_PLACED
+        self.rate_milli = 0  # of its tenant's fair share; 0: each of its devices is a whole one
+        self.notice_s = 0  # asked to end with such a notice
+        self.row = 0
+        self.missed = 0  # soft: renewals in a row that did not list it
+        self.runs_as: Any = None  # soft: what `backfill` goes by, to say when it ends
 
     def digest_row(self) -> int:
         row = hash(

@@ -1,4 +1,4 @@
-"""A job's story on its way into the history stream and back. Pure: packing and unpacking, no I/O.
+"""A job's story on its way into the history stream; `told_story` is the way back. Pure: no I/O.
 
 Rows go into a frame as the ledger state holds them, numbers and all, with one table a frame that says what the numbers
 mean: that costs a tenth of writing every transition out.
@@ -6,15 +6,14 @@ mean: that costs a tenth of writing every transition out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from moorage.scheduler.core.effects.outputs import CHANGES_SURE, gpu_names, slots_of
-from moorage.scheduler.core.state import PLACED, STORY_WORDS, UNENDED, Job, State, Transition
-from moorage.schemas.codec import Decoder, decode_request, is_json
-from moorage.schemas.frames import VERSION, Change, HistoryWorker, Moved
+from moorage.scheduler.core.state import STORY_WORDS, Job, State, Transition
+from moorage.schemas.codec import decode_request, is_json
+from moorage.schemas.frames import VERSION, HistoryWorker
 from moorage.schemas.job import STATES
 
 #: of one frame, the table of its workers included; at least one story goes in whatever its size
@@ -176,54 +175,3 @@ def _request(job: Job) -> msgspec.Raw | None:
     if len(body) > REQUEST_BYTES_MAX:
         return None
     return msgspec.Raw(body if is_json(body) else _encode(decode_request(body)))
-
-
-# ------------------------------------------------------------------------------------------------- back from it
-
-
-class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A story as it is looked for: of most in a frame nobody wants the moves and the request."""
-
-    job: str
-    rev: int
-    state: str
-    over: bool
-    accepted_ms: int
-    ledger: int
-    parts: list[tuple[int, int, int]]
-    moves: msgspec.Raw
-    request: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):
-    """`HistoryFrame` as far as it is read before a story is looked for."""
-
-    tenant: str
-    states: list[str]
-    workers: dict[int, HistoryWorker]
-    jobs: list[Found]
-
-
-read_frame: Final = Decoder[Frame](Frame)
-_read_moves: Final = msgspec.json.Decoder(list[Moved]).decode
-
-_UNENDED: Final = frozenset(STATES[state] for state in UNENDED)
-
-
-def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
-    """The transitions of a story as `show` has them; ACCEPTED is not among them."""
-    states, workers = frame.states, frame.workers
-    for move in _read_moves(found.moves):
-        state = states[move.state]
-        by, _, said = move.by.partition(" ")
-        worker = workers.get(move.worker)
-        if worker is None:
-            yield Change(move.rev, move.time_ms, move.replica, move.attempt, state, why=move.why, by=by, said=said)
-            continue
-        placed = state == STATES[PLACED]
-        gpus = [worker.gpus[slot] for slot in slots_of(move.slots) if slot in worker.gpus] if placed else []
-        code = None if state in _UNENDED else move.code
-        yield Change(
-            move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code, move.why, move.fence,
-            by, said,
-        )  # fmt: skip

@@ -10,7 +10,6 @@ from typing import Any
 from zlib import crc32
 
 from moorage.scheduler.core import fairshare
-from moorage.scheduler.core.ledger.acts import FoldingActs
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.steps import FoldingSteps
 from moorage.scheduler.core.records import FORMAT, Record
@@ -38,7 +37,7 @@ def fold(state: State, record: Record, seq: int) -> Folded:
     return out
 
 
-class _Folding(FoldingActs, FoldingSteps):
+class _Folding(FoldingSteps):
     """One record being folded; keeps the rows it touches so that the digest is renewed once a row."""
 
     __slots__ = ()

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from moorage.scheduler.core import fairshare
-from moorage.scheduler.core.ledger.folding import FoldError, Folding
+from moorage.scheduler.core.ledger.acts import FoldingActs
+from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.records import (
     BY_WORKER,
     MODE_BITS,
@@ -45,7 +46,7 @@ _MODE_MASK: Final = (1 << MODE_BITS) - 1
 _NOTICE_MASK: Final = (1 << NOTICE_BITS) - 1
 
 
-class FoldingSteps(Folding):
+class FoldingSteps(FoldingActs):
     __slots__ = ()
 
     def _steps(self, steps: list[int]) -> None:

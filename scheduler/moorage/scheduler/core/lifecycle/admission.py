@@ -11,8 +11,6 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-import msgspec
-
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
@@ -96,14 +94,23 @@ def _malformed(event: Submit) -> Problem | None:
     )
 
 
-class NewJob(msgspec.Struct, eq=False, gc=False):
-    """A job that this draft accepts, with what is needed once the record is folded."""
+class NewJob:
+    """A job that this draft accepts, with what is needed once the record is folded.
 
-    submit: Submit
-    warnings: list[str]
-    stillborn: int | None = None  # the terminal state that the accepting record gives it at once
-    why: str = ""  # the reason of that state
-    by: str = ""  # and its actor
+    `stillborn` is the terminal state that the accepting record gives it at once; `why` and `by` are that state's reason
+    and actor.
+    """
+
+    __slots__ = ("by", "stillborn", "submit", "warnings", "why")
+
+    def __init__(
+        self, submit: Submit, warnings: list[str], stillborn: int | None = None, why: str = "", by: str = ""
+    ) -> None:
+        self.submit = submit
+        self.warnings = warnings
+        self.stillborn = stillborn
+        self.why = why
+        self.by = by
 
 
 def _refused(event: Submit, refusal: Problem, warning: str) -> NewJob | Problem:

@@ -103,7 +103,7 @@ class Trials:
 
     def instead(self, request: Request) -> bool:
         """Whether it starts at once when the job is cancelled and this is submitted in its place."""
-        shape = self.engine.shape_for(self.engine.shapes.of(request), self.job.tenant)
+        shape = self.engine.shape_for(self.engine.shapes.of(request), self.job.tenant, request)
         deadline_ms = None if request.deadline_s is None else self.now_ms + int(request.deadline_s * 1000)
         return self.is_placed(
             Case(

@@ -16,7 +16,7 @@ from moorage.scheduler.core.effects.outputs import (
     gpu_names,
     slots_of,
 )
-from moorage.scheduler.core.effects.story import Found
+from moorage.scheduler.core.effects.told_story import Found
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fairshare import usage_milli
 from moorage.scheduler.core.finished import job_key

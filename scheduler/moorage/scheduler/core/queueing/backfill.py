@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from moorage.scheduler.core.queueing.durations import Durations, Groups, Told, groups_of, workload_of
+from moorage.scheduler.core.queueing.durations import Durations, Groups, groups_of, workload_of
 from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.shared_values import SharedCount
 from moorage.scheduler.core.state import AT_RUNNING, PLACED, RUNNING, Job, Member
 from moorage.schemas.job import Request
 
@@ -149,7 +150,7 @@ class RunsAs:
         self.limit_ms = limit_ms
         self.priority = priority  # that it was asked for with
         self.since_ms = self.end_ms = self.until_ms = self.told_at = -1
-        self.told: Told | None = None
+        self.told: SharedCount | None = None
 
 
 def began_ms(member: Member, now_ms: int) -> int:

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.shared_values import SharedCount
 from moorage.scheduler.core.state import EXITED, FAILED, RUNNING, SUCCEEDED, TIMED_OUT, Job
 from moorage.schemas.job import Request
 
@@ -134,21 +135,12 @@ class _Runs:
         return near
 
 
-class Told:
-    """Grows with whatever is learned or forgotten of one workload of a tenant."""
-
-    __slots__ = ("__weakref__", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class Durations:
     """What is known of how long work runs. Bounded: the groups asked or told least lately are forgotten."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[_Group, _Runs] = OrderedDict()
-        self._told: WeakValueDictionary[tuple[str, str], Told] = WeakValueDictionary()
+        self._told: WeakValueDictionary[tuple[str, str], SharedCount] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -171,9 +163,9 @@ class Durations:
                 runs.move_to_end(group)
             known.add(max(0, ms), accepted_ms)
 
-    def told(self, tenant: str, workload: str) -> Told:
+    def told(self, tenant: str, workload: str) -> SharedCount:
         """What tells whether the answers for a workload may be others now than they were."""
-        return self._told.setdefault((tenant, workload), Told())
+        return self._told.setdefault((tenant, workload), SharedCount())
 
     def _tell(self, tenant: str, workload: str) -> None:
         told = self._told.get((tenant, workload))

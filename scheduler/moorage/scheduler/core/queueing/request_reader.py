@@ -28,15 +28,16 @@ class RequestReader:
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
         if shape is None:
-            shape = job.shape = self.shape_for(self.shape_of_asked(self.requests.read(job.body)[1]), job.tenant)
+            asked = self.requests.read(job.body)[1]
+            shape = job.shape = self.shape_for(self.shape_of_asked(asked), job.tenant, asked.request)
             if job.avoid:
-                shape = job.shape = self.shapes.avoiding(shape, job.avoid)
+                shape = job.shape = self.shapes.avoiding(shape, job.avoid, asked.request)
         assert isinstance(shape, Shape)
         return shape
 
-    def shape_for(self, shape: Shape, tenant: str) -> Shape:
-        """The shape for this tenant: workers' rules may let it use more or less than other tenants."""
-        return self.shapes.asked_by(shape, tenant) if tenant in self.fleet.named else shape
+    def shape_for(self, shape: Shape, tenant: str, request: Request) -> Shape:
+        """The shape of this request for this tenant: workers' rules may let it use more or less than other tenants."""
+        return self.shapes.asked_by(shape, tenant, request) if tenant in self.fleet.named else shape
 
     def workload_of(self, job: Job) -> str:
         """What it runs, as the key by which durations are learned (see `durations`)."""

@@ -10,7 +10,7 @@ words goes before one found inside a word.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -42,6 +42,9 @@ class Classic(Pack):
     def scores(self, table: HostTable, ask: Ask, rows: Ints, cells: Ints) -> Ints:
         """0..100 for each of some hosts on which it fits; may keep what `slot_of` needs."""
         raise NotImplementedError
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        return []  # another choice than Pack's: each replica is chosen for itself
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
         table = self._table
@@ -140,7 +143,7 @@ def _asked(ask: Ask) -> tuple[int, int]:
 class Random(Classic):
     """Any host that fits, and any device of it, by a counter that is mixed: no clock, the same order each time."""
 
-    name = "random"
+    name: ClassVar[str] = "random"
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -168,7 +171,7 @@ class Random(Classic):
 class DotProduct(Classic):
     """The smaller the product of what is asked and what is left, as parts of the largest host, the better."""
 
-    name = "dot-product"
+    name: ClassVar[str] = "dot-product"
 
     def scores(self, table: HostTable, ask: Ask, rows: Ints, cells: Ints) -> Ints:
         found = np.zeros(len(rows), np.int64)
@@ -180,7 +183,7 @@ class DotProduct(Classic):
 class BestFit(Classic):
     """The less is left afterwards, as parts of the largest host, the better."""
 
-    name = "best-fit"
+    name: ClassVar[str] = "best-fit"
 
     def scores(self, table: HostTable, ask: Ask, rows: Ints, cells: Ints) -> Ints:
         found = np.zeros(len(rows), np.int64)
@@ -192,7 +195,7 @@ class BestFit(Classic):
 class GpuPacking(Classic):
     """First shared devices, the fullest first; then free devices of hosts in use; then hosts without any use."""
 
-    name = "gpu-packing"
+    name: ClassVar[str] = "gpu-packing"
 
     def scores(self, table: HostTable, ask: Ask, rows: Ints, cells: Ints) -> Ints:
         if ask.mode == NO_GPU:
@@ -215,7 +218,7 @@ class GpuClustering(Classic):
     It learns who stands where from the time it is first asked on; members placed before count for nobody.
     """
 
-    name = "gpu-clustering"
+    name: ClassVar[str] = "gpu-clustering"
 
     def scores(self, table: HostTable, ask: Ask, rows: Ints, cells: Ints) -> Ints:
         if table.fleet.tags is None:
@@ -252,7 +255,7 @@ class Fgd(Classic):
     The mix is told (`mix.add` for all that will come, then `mix.use`) or learned from arrivals, as here by default.
     """
 
-    name = "fgd"
+    name: ClassVar[str] = "fgd"
 
     def __init__(self) -> None:
         super().__init__()

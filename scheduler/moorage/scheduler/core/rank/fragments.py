@@ -13,7 +13,7 @@ popular shape costs a few rows and the search for the least: one by one where th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +84,7 @@ class Scores:
 class Fragments(Pack):
     """Least fragmentation over the request mix; `spread` counts this job's replicas first."""
 
-    name = "fragments"
+    name: ClassVar[str] = "fragments"
     _one_by_one = True  # where few hosts are scored
 
     def __init__(self) -> None:
@@ -423,7 +423,7 @@ class Fragments(Pack):
 class Scan(Fragments):
     """The same, and scores every host for every request, with arrays alone: what `Fragments` must come to."""
 
-    name = "fragments-scan"
+    name: ClassVar[str] = "fragments-scan"
     _one_by_one = False
 
     def _catch_up(self, table: HostTable, found: Scores) -> None:

@@ -13,7 +13,7 @@ gives the same placement on every machine.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
@@ -31,7 +31,7 @@ class Headroom(Pack):
     As everywhere, a model named in whole words goes before one found inside a word.
     """
 
-    name = "headroom"
+    name: ClassVar[str] = "headroom"
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
         if shape.spread:
@@ -49,6 +49,9 @@ class Headroom(Pack):
                 if mask is not None:
                     best, best_key = Choice(host, mask, host.open.bit_count() - shape.count), key
         return best
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        return []  # another choice than Pack's: each replica is chosen for itself
 
 
 def score(host: Host) -> int:

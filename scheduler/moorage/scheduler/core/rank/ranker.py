@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
+
+from mypy_extensions import mypyc_attr
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Host, HostClass
@@ -33,10 +35,11 @@ class Choice:
         self.left = left
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Ranker:
     """Chooses among the hosts that fit now; None when none does. Must not change the fleet."""
 
-    name: str = ""
+    name: ClassVar[str] = ""
     #: hosts that were scored since a pass began, or as much of other work: a pass ends when it is much. It must follow
     #: from what was asked alone, so that a recording replays
     work = 0
@@ -126,6 +129,7 @@ def _smallest(mask: int, islands: tuple[int, ...], count: int) -> int:
     )
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Pack(Ranker):
     """Best fit: the host with the fewest free devices that still suffice; sharers join the fullest device.
 
@@ -133,7 +137,7 @@ class Pack(Ranker):
     devices, so that they do not eat the processors of GPUs.
     """
 
-    name = "pack"
+    name: ClassVar[str] = "pack"
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
         if shape.spread:

@@ -1,0 +1,62 @@
+"""A job's story as it is read back from the history stream, see `story`. Pure: unpacking, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from moorage.scheduler.core.effects.outputs import slots_of
+from moorage.scheduler.core.state import PLACED, UNENDED
+from moorage.schemas.codec import Decoder
+from moorage.schemas.frames import Change, HistoryWorker, Moved
+from moorage.schemas.job import STATES
+
+
+class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A story as it is looked for: of most in a frame nobody wants the moves and the request."""
+
+    job: str
+    rev: int
+    state: str
+    over: bool
+    accepted_ms: int
+    ledger: int
+    parts: list[tuple[int, int, int]]
+    moves: msgspec.Raw
+    request: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):
+    """`HistoryFrame` as far as it is read before a story is looked for."""
+
+    tenant: str
+    states: list[str]
+    workers: dict[int, HistoryWorker]
+    jobs: list[Found]
+
+
+read_frame: Final = Decoder[Frame](Frame)
+_read_moves: Final = msgspec.json.Decoder(list[Moved]).decode
+
+_UNENDED: Final = frozenset(STATES[state] for state in UNENDED)
+
+
+def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
+    """The transitions of a story as `show` has them; ACCEPTED is not among them."""
+    states, workers = frame.states, frame.workers
+    for move in _read_moves(found.moves):
+        state = states[move.state]
+        by, _, said = move.by.partition(" ")
+        worker = workers.get(move.worker)
+        if worker is None:
+            yield Change(move.rev, move.time_ms, move.replica, move.attempt, state, why=move.why, by=by, said=said)
+            continue
+        placed = state == STATES[PLACED]
+        gpus = [worker.gpus[slot] for slot in slots_of(move.slots) if slot in worker.gpus] if placed else []
+        code = None if state in _UNENDED else move.code
+        yield Change(
+            move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code, move.why, move.fence,
+            by, said,
+        )  # fmt: skip

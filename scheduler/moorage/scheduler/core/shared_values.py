@@ -1,0 +1,24 @@
+"""Values that live as long as somebody keeps them: what a `WeakValueDictionary` can hold.
+
+Not compiled (deploy/compiled/modules.txt): no object of a compiled class can be referred to weakly.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class SharedDict(dict[Key, Value]):
+    """A dict, and nothing beyond one."""
+
+
+class SharedCount:
+    """A number that those who keep it see grow."""
+
+    __slots__ = ("__weakref__", "count")
+
+    def __init__(self) -> None:
+        self.count = 0

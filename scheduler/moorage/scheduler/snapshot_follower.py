@@ -1,0 +1,45 @@
+"""The process that reads the ledger beside the leader and writes a snapshot of it (decision 0003), from the leader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from moorage.scheduler.core.events import SnapshotTaken
+from moorage.scheduler.snapshots import EXIT_GONE, FOLLOWER_TIMEOUT_S
+
+log = logging.getLogger("moorage.scheduler")
+
+
+class SnapshotsGone(Exception):
+    """The follower cannot read the ledger, as the snapshot before its first record was deleted."""
+
+
+async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
+    """Run the follower; None if it failed, which is logged. Raises `SnapshotsGone`."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:  # no room for a process, or an upgrade replaced Python: the reign goes on
+        log.warning("no snapshot: its writer cannot be started: %s", error)
+        return None
+    try:
+        async with asyncio.timeout(FOLLOWER_TIMEOUT_S):
+            out, err = await process.communicate()
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        if isinstance(error, TimeoutError):
+            log.warning("the snapshot took over %g s and was given up", FOLLOWER_TIMEOUT_S)
+            return None
+        raise
+    if process.returncode == EXIT_GONE:
+        raise SnapshotsGone
+    words = out.decode(errors="replace").split()
+    if process.returncode != 0 or len(words) != 3 or not words[1].isdecimal():
+        log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:] or "its writer ended without a word")
+        return None
+    return SnapshotTaken(words[0], int(words[1]), words[2])
