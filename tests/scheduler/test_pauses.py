@@ -528,6 +528,7 @@ async def test_a_question_that_fails_is_answered_so_and_those_behind_it_are_answ
 def nothing(*_: object) -> None: ...
 
 
+@pytest.mark.interpreted
 def test_a_defect_in_the_midst_of_an_array_ends_that_array_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "AT_ONCE", 4)
     drive = Driving()
