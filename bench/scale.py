@@ -24,7 +24,7 @@ ARRAY_JOBS = 64_000
 BACKLOG = 1_000_000
 BACKLOG_FEW = 50_000
 FILLING = 2_000
-WARM = 20_000
+WARM = 10_000  # with what ends before anybody listens, and DRAINED, less than BACKLOG_FEW
 DRAINED = 20_000
 TENANT = "t0"
 
