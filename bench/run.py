@@ -179,8 +179,9 @@ async def steps() -> Figures:
 
     Of the sources: a step is told from the next by methods that are wrapped, which compiled code does not let anybody.
     """
-    rooms = (str(ROOT / room) for room in ("", "schemas", "bus", "scheduler", "worker", "client"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(rooms)}
+    from bench.steps import path_to
+
+    environment = {**os.environ, "PYTHONPATH": path_to(ROOT)}
     by_step = json.loads(await _stick(["bench/steps.py", "--json", "--only", "endpoint"], environment))["endpoint"]
     pause = json.loads(await _stick(["bench/steps.py", "--pause", str(QUEUED)], environment))
     table = json.loads(await _stick(["bench/core.py", "--finished"], environment))

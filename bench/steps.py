@@ -377,11 +377,19 @@ def compare(revision: str, rounds: int, workers: int) -> list[str]:
     return [f"| step, CPU µs a job | before ({named.stdout.strip()}) | now |", "| --- | ---: | ---: |", *rows]
 
 
+def path_to(tree: Path) -> str:
+    """PYTHONPATH for that tree's sources, whatever is installed."""
+    return os.pathsep.join([str(tree), *(str(tree / room) for room in ROOMS)])
+
+
 def _measured_in(tree: Path, rounds: int, workers: int) -> dict[str, float]:
-    path = os.pathsep.join([str(tree), *(str(tree / room) for room in ROOMS)])
     words = ["bench/steps.py", "--json", "--only", "endpoint", "--rounds", str(rounds), "--workers", str(workers)]
     run = subprocess.run(
-        [sys.executable, *words], cwd=tree, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=True
+        [sys.executable, *words],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": path_to(tree)},
+        stdout=subprocess.PIPE,
+        check=True,
     )
     steps: dict[str, float] = json.loads(run.stdout)["endpoint"]
     return steps
