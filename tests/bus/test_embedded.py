@@ -148,6 +148,27 @@ async def test_the_server_dies_with_its_parent_only_if_asked(fresh_data_dir: Pat
     assert EmbeddedServer.attach(fresh_data_dir) is None
 
 
+@pytest.mark.parametrize(
+    ("processors", "said", "expected"),
+    [(1, None, "1"), (2, None, "1"), (3, None, None), (2, "2", "2"), (64, "4", "4")],
+)
+async def test_on_a_small_machine_the_server_runs_on_one_processor_at_a_time(
+    fresh_data_dir: Path, monkeypatch: pytest.MonkeyPatch, processors: int, said: str | None, expected: str | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(processors)))
+    monkeypatch.delenv("GOMAXPROCS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("GOMAXPROCS", said)
+    server = await EmbeddedServer.start(fresh_data_dir)
+    try:
+        environment = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
+        found = {name: value for name, _, value in (each.decode().partition("=") for each in environment)}
+        assert found.get("GOMAXPROCS") == expected
+        assert found["PATH"] == os.environ["PATH"]
+    finally:
+        await server.stop()
+
+
 async def test_the_users_account_cannot_reach_the_ledger_even_by_reflection(fresh_server: EmbeddedServer) -> None:
     async with (
         await connect(fresh_server.ledger_url, "scheduler") as ledger,

@@ -45,6 +45,8 @@ MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 #: Bytes the server holds for one slow client before it cuts it; a batch of replay must fit.
 MAX_PENDING_BYTES: Final = 256 * 1024 * 1024
 PING_INTERVAL_S: Final = 5
+#: on a machine with so few processors the server runs its goroutines on one at a time (docs/decisions/0095)
+FEW_PROCESSORS: Final = 2
 _POLL_S: Final = 0.005
 _LOG_TAIL_LINES: Final = 12
 _LOG_TAIL_BYTES: Final = 8 * 1024
@@ -255,11 +257,22 @@ def _popen(folder: Path, binary: str, lock: int, die_with_parent: bool) -> subpr
             stdout=err,
             stderr=err,
             cwd=folder,
+            env=_environment(),
             pass_fds=(lock,),
             # A Ctrl-C at the terminal is for us; the server goes last, when everything of ours has drained.
             start_new_session=True,
             preexec_fn=parentage.die_with_parent() if die_with_parent else None,
         )
+
+
+def _environment() -> dict[str, str]:
+    """Ours; on a small machine without the Go runtime's second processor, unless somebody said how many it has.
+
+    With two, each message of a lone job wakes a thread that hands the next step to another thread, while scheduler,
+    agent and callers wait for the same processors.
+    """
+    few = len(os.sched_getaffinity(0)) <= FEW_PROCESSORS
+    return {"GOMAXPROCS": "1", **os.environ} if few else dict(os.environ)
 
 
 async def _until_ready(folder: Path, process: subprocess.Popen[bytes], log_from: int, timeout_s: float) -> int:
