@@ -11,6 +11,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.records import (
     FORMAT,
+    ID_IN_BODY,
     KEPT_WHILE_ENDING,
     LEVEL_OF,
     NOTICE,
@@ -44,6 +45,7 @@ def check(drive: Driving) -> int:
         record = decode_record(payload)
         assert record.format == BEFORE
         assert {act[0] for act in record.acts} <= KNOWN
+        assert all(flat[0::4].count("") == 0 for _, flat in record.accepts), "it finds no id in a body"
         for at in range(0, len(record.steps), STEP_WIDTH):
             op, _, _, _, b, c = record.steps[at : at + STEP_WIDTH]
             assert op != Op.PLACE or c < 4
@@ -90,7 +92,7 @@ def test_what_is_new_waits_for_the_level_and_says_so() -> None:
 
 def test_each_act_is_in_the_table_and_no_record_holds_one_too_early() -> None:
     acts = {tag for name, tag in vars(Act).items() if not name.startswith("_")}
-    no_acts = {NOTICE, KEPT_WHILE_ENDING}
+    no_acts = {NOTICE, KEPT_WHILE_ENDING, ID_IN_BODY}
     assert acts - KNOWN - STOPS == LEVEL_OF.keys() - no_acts, "a new act stands in LEVEL_OF with its level"
     assert set(LEVEL_OF.values()) <= set(range(2, FORMAT + 1))
     state = Driving(level=BEFORE).engine.state

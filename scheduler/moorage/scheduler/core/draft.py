@@ -11,7 +11,18 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
-from moorage.scheduler.core.records import LEVEL_OF, RECORD_BYTES_MAX, STEP_WIDTH, Act, Op, Record, ending, packed
+from moorage.scheduler.core.ids_in_bodies import written_id
+from moorage.scheduler.core.records import (
+    ID_IN_BODY,
+    LEVEL_OF,
+    RECORD_BYTES_MAX,
+    STEP_WIDTH,
+    Act,
+    Op,
+    Record,
+    ending,
+    packed,
+)
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -293,13 +304,14 @@ class Draft:
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
         """Accept a new job; returns the number that fold will give it."""
         accepts, size = self.accepts, len(body)
+        written = written_id(name, body) if self.level_allows(ID_IN_BODY) else name
         if accepts and accepts[-1][0] == tenant:
-            accepts[-1][1].extend((name, body, replicas, traceparent))
+            accepts[-1][1].extend((written, body, replicas, traceparent))
         else:  # fold counts the jobs in this order: one tenant's may stand in parts
-            accepts.append((tenant, [name, body, replicas, traceparent]))
+            accepts.append((tenant, [written, body, replicas, traceparent]))
             self.bytes += len(tenant) + 8
         self.accepted[tenant] = self.accepted.get(tenant, 0) + 1
-        self.bytes += size + len(name) + len(traceparent) + 12
+        self.bytes += size + len(written) + len(traceparent) + 12
         if replicas >= REPLICAS_APIECE or size >= BYTES_APIECE:
             extra = extra_of(replicas, len(body))
             self.extra[tenant] = self.extra.get(tenant, 0) + extra

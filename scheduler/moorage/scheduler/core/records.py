@@ -166,14 +166,17 @@ class Act:
     HALF_LIFE: Final = "half-life"  # ms: from now on usage is counted, and decays so
 
 
-#: not acts, but in `LEVEL_OF` like them: the notice in an END step, and LOSE with LOST_KEPT of what is ENDING
+#: not acts, but in `LEVEL_OF` like them: the notice in an END step, LOSE with LOST_KEPT of what is ENDING, and a job
+#: that is accepted without its id
 NOTICE: Final = "notice"
 KEPT_WHILE_ENDING: Final = "kept-while-ending"
+ID_IN_BODY: Final = "id-in-body"
 #: the feature level that the ledger must have before a record may hold one of these, as schedulers that know only the
 #: level before could not fold it. All others are always allowed
 LEVEL_OF: Final[dict[str, int]] = {
     NOTICE: 2,
     KEPT_WHILE_ENDING: 2,
+    ID_IN_BODY: 2,
     Act.HEALTH: 2,
     Act.WELL: 2,
     Act.AVOID: 2,
@@ -190,6 +193,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     - `format` is the ledger's feature level.
     - (`leader`, `rid`) is the record's name, by which its leader recognizes it after an unclear answer.
     - `accepts` has for each tenant a flat list: job, body, replicas, traceparent, …; jobs are numbered in this order.
+      The job's id is empty where the body begins with it (see `ids_in_bodies`).
     - `facts` is flat: worker number, number of its last fact frame that is folded with this record.
     - `evidence` is flat, four numbers for each decision, see `decide/plan.py`.
     - `actors` is flat: the steps from one index of `steps` up to another, and the note that names their actor (see

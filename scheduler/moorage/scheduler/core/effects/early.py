@@ -11,6 +11,7 @@ from typing import Final
 
 from moorage.scheduler.core.effects.in_flight import InFlight
 from moorage.scheduler.core.effects.outputs import Message, slots_of
+from moorage.scheduler.core.ids_in_bodies import id_of
 from moorage.scheduler.core.records import MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
 from moorage.scheduler.core.state import State
 from moorage.schemas.codec import encode
@@ -38,7 +39,8 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
     num, seq, size = state.next_num, state.seq + 1, 0
     for tenant, flat in record.accepts:
         for at in range(0, len(flat), 4):
-            name, body, _, traceparent = flat[at : at + 4]
+            written, body, _, traceparent = flat[at : at + 4]
+            name = id_of(written, body)
             size += len(body)
             if size <= BODY_BYTES_MAX and flight.new[(tenant, name)].submit.request.deadline_s is None:
                 new[num] = (tenant, name, body, traceparent)

@@ -10,6 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from moorage.scheduler.core import fairshare
+from moorage.scheduler.core.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.steps import FoldingSteps
 from moorage.scheduler.core.records import FORMAT, Record
@@ -136,7 +137,8 @@ class _Folding(FoldingSteps):
             tenant = state.tenants.get(tenant_name) or state.tenant(tenant_name)
             names, first = tenant.jobs, num
             parts = iter(flat)
-            for name, body, count, trace in zip(parts, parts, parts, parts, strict=True):
+            for written, body, count, trace in zip(parts, parts, parts, parts, strict=True):
+                name = id_of(written, body)
                 if name in names:
                     raise FoldError(f"job {tenant_name}/{name} is accepted twice")
                 names[name] = jobs[num] = changed[num] = job = new_job(
