@@ -83,7 +83,7 @@ BOUNDS: Final = (
     _most("bench", "longest pause of the loop, 100,000 queued, CPU ms", 20),
     _least("bench", "submit_many of 10,000, to the terminal state, jobs/s", 15_000),
     _least("bench", "1,000 callers, SDK / bare inboxes", 0.9),
-    _most("bench", "1,000 followers / tenant alone, scheduler's CPU", 1.1),
+    _most("bench", "1,000 followers / as busy a process that hears nothing, scheduler's CPU", 1.1),
     _most("bench", "1,000 workers report, scheduler's share of a core %", 15, 6),
     _most("bench", "backlog of 1,000,000, scheduler RSS MiB", 1024, 300),
     _most("bench", "backlog of 1,000,000 / of 50,000, scheduler's CPU", 1.5),

@@ -151,6 +151,9 @@ async def followers() -> Figures:
     """The leader's CPU a job: as `submit` asks for it, with the tenant's events alone; to each job's own subject too,
     where nobody is; and as `submit` asks for it, but with 1,000 followers of different jobs, who are there before these
     are submitted: in one client, as `run` hears them, and each on its job's own subject, as if in clients of their own.
+
+    A follower works for itself too, and on few processors whatever works beside the leader costs it something. What it
+    asks of the leader is the difference to a process that is as busy and hears nothing.
     """
     async with stack(FLEET) as it, AsyncClient(it.url, tenant="t0", timeout=60.0) as moorage:
         bare = await Callers.open(it, tenants=1)
@@ -171,34 +174,48 @@ async def followers() -> Figures:
             await bare.until_ended(already + FOLLOWED_JOBS)
             return it.cpu_s("scheduler") - cpu_s
 
-        async def followed(name: str, own: int, *how: str) -> float:
+        async def followed(name: str, own: int, *how: str) -> tuple[float, float]:
+            """The leader's CPU, and the share of a processor that the follower took."""
             async with _following(it, name, FOLLOWED, *how) as following:
+                it.pids["follower"] = following.process.pid
+                began_s, before_s = time.monotonic(), it.cpu_s("follower")
                 took_s = await load(name, own)
+                share = (it.cpu_s("follower") - before_s) / (time.monotonic() - began_s)
                 assert await following.line() == f"over {5 * FOLLOWED}"
-                return took_s
+                return took_s, share
+
+        async def beside(name: str, share: float) -> float:
+            async with _process("busy.py", str(share)):
+                return await load(name, CROWD)
 
         for turn in range(FOLLOWED_WARM):
             await load(f"w{turn}")
-        alone = unheard = together = each = 0.0
+        alone = unheard = together = busy = each = 0.0
         for turn in range(FOLLOWED_TURNS):  # in turns, so that all meet the same machine
             alone += await load(f"a{turn}")
             unheard += await load(f"u{turn}", FOLLOWED_JOBS)
-            together += await followed(f"t{turn}", CROWD)
-            each += await followed(f"f{turn}", FOLLOWED, "own")
+            took_s, share = await followed(f"t{turn}", CROWD)
+            together += took_s
+            busy += await beside(f"b{turn}", share)
+            each += (await followed(f"f{turn}", FOLLOWED, "own"))[0]
         await bare.close()
     jobs = FOLLOWED_JOBS * FOLLOWED_TURNS
     return {
         "events to the tenant alone, scheduler's CPU µs a job": alone / jobs * 1e6,
+        "events to the tenant, beside as busy a process, scheduler's CPU µs a job": busy / jobs * 1e6,
         "events to 1,000 followers of different jobs, scheduler's CPU µs a job": together / jobs * 1e6,
         "events to 1,000 followers on own subjects, scheduler's CPU µs a job": each / jobs * 1e6,
         "events to own subjects where nobody is, scheduler's CPU µs a job": unheard / jobs * 1e6,
+        "1,000 followers / as busy a process that hears nothing, scheduler's CPU": together / busy,
         "1,000 followers / tenant alone, scheduler's CPU": together / alone,
         "1,000 followers on own subjects / tenant alone, scheduler's CPU": each / alone,
         "own subjects where nobody is / tenant alone, scheduler's CPU": unheard / alone,
     }
 
 
-class Following:
+class Beside:
+    """A process beside the stack, which says a line now and then."""
+
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
@@ -209,18 +226,25 @@ class Following:
 
 
 @contextlib.asynccontextmanager
-async def _following(it: Stack, prefix: str, count: int = FOLLOWED, *more: str) -> AsyncIterator[Following]:
-    """`follower.py` as a process, ready."""
-    arguments = [str(HERE / "follower.py"), it.url, "t0", prefix, str(count), *more]
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
-    following = Following(process)
+async def _process(script: str, *arguments: str) -> AsyncIterator[Beside]:
+    """A script of ours as a process, ready."""
+    command = [sys.executable, str(HERE / script), *arguments]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    beside = Beside(process)
     try:
-        assert await following.line() == "ready"
-        yield following
+        assert await beside.line() == "ready"
+        yield beside
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+def _following(
+    it: Stack, prefix: str, count: int = FOLLOWED, *more: str
+) -> contextlib.AbstractAsyncContextManager[Beside]:
+    """`follower.py`, ready."""
+    return _process("follower.py", it.url, "t0", prefix, str(count), *more)
 
 
 async def stopped_follower() -> Figures:
