@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.bus.loops import loop_factory
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.collector import leave_what_stays
 from moorage.worker.proctree import become_subreaper
@@ -73,20 +74,23 @@ async def serve(
     """Run until told to stop. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     supervisor = Supervisor(state, cgroups, limits, linger_s, program)
-    loop.add_signal_handler(signal.SIGCHLD, supervisor.jobs.reap)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.shut_down, TERM_GRACE_S)
+    # uvloop keeps SIGCHLD from its own handlers; those above have set what wakes either loop for any signal
+    before = signal.signal(signal.SIGCHLD, lambda *_: loop.call_soon_threadsafe(supervisor.jobs.reap))
     supervisor.jobs.launches.start_launcher()
     supervisor.jobs.launches.make_spare()
     supervisor.jobs.launches.kits.fill()
     leave_what_stays()
     # From 3.13 on asyncio would look up the bound name to remove it in the end: that led through a descriptor that is
     # closed by now, and the name is the next supervisor's to take over.
-    keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+    is_asyncios = isinstance(loop, asyncio.BaseEventLoop)
+    keep: dict[str, Any] = {"cleanup_socket": False} if is_asyncios and sys.version_info >= (3, 13) else {}
     server = await loop.create_unix_server(lambda: Connection(supervisor), sock=listener, **keep)
     try:
         await supervisor.finished.wait()
     finally:
+        signal.signal(signal.SIGCHLD, before)
         server.close()
 
 
@@ -123,5 +127,6 @@ def main(arguments: list[str] | None = None) -> int:
     limits = raise_descriptor_limit()
     name = "moorage-" + hashlib.blake2b(os.fsencode(state), digest_size=6).hexdigest()
     cgroups = None if options.no_cgroup else CgroupBase.open(name)
-    asyncio.run(serve(state, listener, cgroups, limits, options.linger, program))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve(state, listener, cgroups, limits, options.linger, program))
     return 0

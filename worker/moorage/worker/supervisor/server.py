@@ -7,7 +7,7 @@ unix(7)). A process that descends from the supervisor is a job's and is refused,
 import asyncio
 import os
 import socket
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.proctree import read_process
@@ -66,8 +66,7 @@ class Connection(asyncio.Protocol):
         self._welcome = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
         reason = refusal(transport.get_extra_info("socket"))
         if reason is None and not self._handler.opened(self):
             reason = "too many connections"
