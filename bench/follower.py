@@ -4,8 +4,8 @@ As `AsyncClient.run` does it: the first `CROWD` on their jobs' own subjects, the
 `own` each on its job's own subject.
 
 Says `ready` once it hears `PREFIX-0` to `PREFIX-<COUNT - 1>`, which are submitted after that, and `over` with the sum
-of the revisions that it saw once each of them has ended, and waits to be killed. A gap, a double or a follower that does
-not end is a failure.
+of the revisions that it saw once each of them has ended, and waits to be killed. A gap, a double or a follower that
+does not end is a failure.
 """
 
 from __future__ import annotations
