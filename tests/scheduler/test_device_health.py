@@ -283,6 +283,50 @@ def test_a_word_on_one_device_leaves_the_others_as_they_are() -> None:
     assert drive.operate("release", "w0", slots=[1])["changed"] is False
 
 
+def test_a_word_that_shares_a_record_with_what_it_answers_counts() -> None:
+    """A load frame shows a failure at once, the renewal that tells it may wait for the next record."""
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    drive.submit("j", gpu={"count": 2})
+    drive.settle()
+    worker = drive.workers["w0"]
+    worker.unwell, worker.auto = [FAILED], False
+    drive.send("w0", worker.renew_frame())
+    first, again = (drive.offer_operate("release", "w0", slots=[0]) for _ in range(2))
+    drive.tick()
+    assert (drive.answers[first]["changed"], drive.answers[first]["slots"]) == (True, [0])
+    assert drive.answers[again]["changed"] is False
+    assert drive.state.workers["w0"].unwell_mask == 0
+    assert drive.job("j").avoid == (), "the job that left it may have it again, as if it were said a record later"
+
+
+def test_a_word_stands_above_what_the_worker_says_later_in_the_same_record() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    say(drive, "w0", PROBATION)
+    drive.workers["w0"].auto = False
+    drive.offer_operate("release", "w0", slots=[0])
+    drive.workers["w0"].unwell = [FAILED, Unwell(1, "remap", "a row of memory could not be remapped", True)]
+    drive.renew("w0")
+    worker = drive.state.workers["w0"]
+    assert (worker.unwell_mask, worker.well) == (2, 1), "only of the other device it is believed"
+
+
+def test_a_word_that_was_taken_is_not_said_again_with_the_next_one() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    say(drive, "w0", FAILED)
+    drive.workers["w0"].auto = False
+    drive.operate("release", "w0", slots=[0])
+    worker = drive.workers["w0"]
+    worker.well_n = drive.state.workers["w0"].well_n
+    worker.unwell = [FAILED, Unwell(1, "remap", "a row of memory could not be remapped", True)]
+    drive.send("w0", worker.renew_frame())
+    assert drive.operate("release", "w0", slots=[1])["slots"] == [1]
+    after = drive.state.workers["w0"]
+    assert (after.unwell_mask, after.well) == (1, 2), "device 0 has failed again since it took the word"
+
+
 def test_a_gang_leaves_as_a_whole_and_counts_one_loss() -> None:
     drive = Driving()
     for name in ("w0", "w1"):

@@ -123,6 +123,8 @@ class Draft:
         "steps",
         "time_ms",
         "tombstones",
+        "unwell",
+        "well",
         "windows",
     )
 
@@ -158,6 +160,8 @@ class Draft:
         self.flags: dict[int, str] = {}  # by worker number: open, cordoned or draining from this record on
         self.windows: dict[int, Window | None] = {}  # by worker number
         self.examined: set[int] = set()  # workers whose devices' health this record has taken in
+        self.unwell: dict[int, int] = {}  # by worker number: the slots that are unwell from this record on
+        self.well: dict[int, int] = {}  # by worker number: an operator's word on slots, as this record leaves it
         self.avoided: dict[Job, None] = {}  # jobs that avoid other devices from now on; in order, as it numbers shapes
         self._note_numbers: dict[str, int] = {}
         self._state: dict[Replica, int] = {}
@@ -190,6 +194,9 @@ class Draft:
 
     def flag_of(self, worker: Worker) -> str:
         return self.flags.get(worker.num, worker.flag)
+
+    def unwell_of(self, worker: Worker) -> int:
+        return self.unwell.get(worker.num, worker.unwell_mask)
 
     def window_of(self, worker: Worker) -> Window | None:
         return self.windows.get(worker.num, worker.window)

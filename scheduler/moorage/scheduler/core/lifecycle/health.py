@@ -41,10 +41,14 @@ class Health:
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # it is said again with the next renewal
         draft.examined.add(worker.num)
-        pending = worker.well if frame.well_n < worker.well_n else 0  # said before it took the operator's word
-        if worker.well and not pending:
-            draft.acts.append([Act.WELL, worker.num, 0, ""])
-            draft.bytes += ACT_BYTES
+        if worker.num in draft.well:
+            pending = draft.well[worker.num]  # said before it can have taken what an operator says in this record
+        else:
+            pending = worker.well if frame.well_n < worker.well_n else 0  # said before it took the operator's word
+            if worker.well and not pending:
+                draft.acts.append([Act.WELL, worker.num, 0, ""])
+                draft.bytes += ACT_BYTES
+                draft.well[worker.num] = 0
         devices = len(host.cls.devices)
         shown = {u.slot: _bounded(u) for u in frame.unwell if 0 <= u.slot < devices and not pending >> u.slot & 1}
         failed = 0
@@ -58,6 +62,7 @@ class Health:
             if slot not in shown:
                 draft.acts.append([Act.HEALTH, worker.num, slot, "", "", 0])
                 draft.bytes += ACT_BYTES
+        draft.unwell[worker.num] = sum(1 << slot for slot in shown)
         if failed:
             self._leave(draft, worker, failed, shown)
 
@@ -83,26 +88,41 @@ class Health:
         """An operator's word that devices are well: they are open again, also to jobs that they failed under.
 
         `slots` is a mask, 0 for all that are in quarantine, unwell, or avoided by a job: a device that is well again by
-        itself stays closed to the job that it failed under until this is said. Returns the mask of those that were.
+        itself stays closed to the job that it failed under until this is said. What a renewal said in this same record
+        counts: its load frame has shown it to the operator already. Returns the mask of those that were.
         """
         named = slots or -1
-        mask = (worker.quarantined | worker.unwell_mask) & named
+        unwell = draft.unwell_of(worker)
+        mask = (worker.quarantined | unwell) & named
         self.lifecycle.release(draft, worker, mask)
         draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined & mask, by])
         if mask and draft.level_allows(Act.WELL):
-            draft.acts.append([Act.WELL, worker.num, mask | worker.well, by])
+            draft.well[worker.num] = mask | draft.well.get(worker.num, worker.well)
+            draft.acts.append([Act.WELL, worker.num, draft.well[worker.num], by])
+            draft.unwell[worker.num] = unwell & ~mask
         lifted = 0
-        for job in self.state.jobs.values():
-            kept = 0 if job.over else dict(job.avoid).get(worker.num, 0)
+        for num, kept in self._avoiding(draft, worker).items():
             if kept & named:
                 lifted |= kept & named
-                draft.acts.append([Act.AVOID, job.num, worker.num, 0])
+                draft.acts.append([Act.AVOID, num, worker.num, 0])
                 if kept & ~named:
-                    draft.acts.append([Act.AVOID, job.num, worker.num, kept & ~named])
+                    draft.acts.append([Act.AVOID, num, worker.num, kept & ~named])
                 draft.bytes += ACT_BYTES
-                draft.avoided[job] = None
+                draft.avoided[self.state.jobs[num]] = None
         draft.bytes += 2 * ACT_BYTES
         return mask | lifted
+
+    def _avoiding(self, draft: Draft, worker: Worker) -> dict[int, int]:
+        """The jobs that may not have devices of a worker, by number, as masks, once this record is folded as it is."""
+        avoiding = {
+            job.num: mask
+            for job in self.state.jobs.values()
+            if job.avoid and not job.over and (mask := dict(job.avoid).get(worker.num, 0))
+        }
+        for act in draft.acts if draft.avoided else ():
+            if act[0] == Act.AVOID and act[2] == worker.num:
+                avoiding[act[1]] = avoiding.get(act[1], 0) | act[3] if act[3] else 0
+        return avoiding
 
     def ask_anew(self, draft: Draft, worker: Worker) -> None:
         """A worker that was started anew, or says other things of itself, may run what it refused before.
