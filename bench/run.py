@@ -19,7 +19,7 @@ import uvloop
 
 from bench import book, processes, scale, sdk
 from bench.callers import BODY, Callers, quantile
-from bench.stack import stack
+from bench.stack import AWAKE, may_stay_awake, stack
 from moorage.client import AsyncClient
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,11 +46,29 @@ async def latency() -> Figures:
         await callers.until_ended(4500)
         paced = await callers.waits_ms()
         await callers.close()
-    return {
+    figures = {
         "one in flight, submit→start p50 ms": quantile(one, 0.5),
         "one in flight, submit→start p99 ms": quantile(one, 0.99),
         "200 jobs/s, submit→start p50 ms": quantile(paced, 0.5),
         "200 jobs/s, submit→start p99 ms": quantile(paced, 0.99),
+    }
+    return figures | (await _latency_awake() if may_stay_awake() else {})
+
+
+async def _latency_awake() -> Figures:
+    """One in flight, with processors that stay awake meanwhile."""
+    async with stack("64x8xH100", settings=AWAKE) as it:
+        callers = await Callers.open(it)
+        await callers.closed_loop(500, 1)
+        await callers.until_ended(500)
+        await callers.waits_ms()
+        await callers.closed_loop(2000, 1)
+        await callers.until_ended(2500)
+        one = await callers.waits_ms()
+        await callers.close()
+    return {
+        "one in flight, cpu_latency_us = 0, submit→start p50 ms": quantile(one, 0.5),
+        "one in flight, cpu_latency_us = 0, submit→start p99 ms": quantile(one, 0.99),
     }
 
 

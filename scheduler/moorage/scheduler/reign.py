@@ -192,7 +192,7 @@ class Reign:
 
     async def loop(self) -> None:
         """Write one record after the other; what arrives while one is appended goes into the next."""
-        engine, ledger = self.engine, self._scheduler.ledger
+        engine, ledger, cpu_latency = self.engine, self._scheduler.ledger, self._scheduler.cpu_latency
         while True:
             await self._until_due()
             if self._submits_delayed >= SHARE_AFTER:
@@ -200,6 +200,8 @@ class Reign:
             now = monotonic_ms()
             if not self._due(now):
                 continue
+            if cpu_latency is not None and engine.submitted:
+                cpu_latency.hold()
             only_ends = engine.only_ends
             payload = engine.build(self._time_ms(now), now)
             self._built_ms = now

@@ -122,6 +122,9 @@ class Host(Protocol):
     def now(self) -> float:
         """Seconds of CLOCK_BOOTTIME."""
 
+    def about_to_start(self) -> None:
+        """A member is on its way, which other processes take part in."""
+
 
 def _is_custom(driver: Driver) -> bool:
     """Whether the driver is the user's own."""
@@ -386,6 +389,7 @@ class Agent:
     # ----------------------------------------------------------------------------------------- commands: the pool
 
     def _try_claim(self, command: TryClaim) -> None:
+        self.host.about_to_start()
         granted: list[tuple[Member, str]] = []
         refused: list[tuple[Member, str]] = []
         places: list[Place] = []

@@ -15,6 +15,7 @@ import msgspec
 from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection, State
 from moorage.bus.contexts import Context
+from moorage.bus.cpu_latency import CpuLatency
 from moorage.schemas.errors import refuse
 from moorage.schemas.own_class import is_own, own_class
 from moorage.worker.agent import Agent
@@ -105,6 +106,8 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     if settings.secrets_dir is not None and Policy.of(settings).leaves_secrets_open:
         log.warning("secrets: every tenant may name every one of them here: secrets_for says which are whose")
 
+    cpu_latency = None if settings.cpu_latency_us is None else CpuLatency(settings.cpu_latency_us)
+
     def on_state(state: State) -> None:
         if state is State.CONNECTED and host is not None:
             host.reconnected()
@@ -113,7 +116,7 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     connection = await connect_logged(
         target, f"moorage worker {settings.worker or facts.worker}", log, on_state=on_state
     )
-    host = FleetHost(connection, settings.prefix)
+    host = FleetHost(connection, settings.prefix, cpu_latency)
     await host.open()
     worker = Worker(host, connection, [])
     bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
