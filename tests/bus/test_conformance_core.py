@@ -63,6 +63,23 @@ async def test_order_replies_and_ones_own_messages(connect: Connect, unique: str
 
 
 @on_both
+async def test_what_a_handler_wants_after_its_read_follows_once(connect: Connect, unique: str) -> None:
+    a, b = await connect("a"), await connect("b")
+    seen: list[str] = []
+
+    def handler(delivery: Delivery) -> None:
+        if not seen:
+            b.after_read(lambda: seen.append("after"))
+        seen.append("heard")
+
+    await b.subscribe(unique, handler)
+    await a.send((unique, b"", "") for _ in range(3))
+    await until(lambda: len(seen) == 4)
+    assert seen[0] == "heard"
+    assert sorted(seen) == ["after", "heard", "heard", "heard"]
+
+
+@on_both
 async def test_a_queue_group_shares_and_a_plain_subscription_hears_all(connect: Connect, unique: str) -> None:
     a, b, c = await connect("a"), await connect("b"), await connect("c")
     heard: Counter[str] = Counter()

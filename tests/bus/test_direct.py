@@ -133,6 +133,26 @@ async def test_what_is_read_is_heard_in_the_same_turn() -> None:
     await read.end()
 
 
+async def test_what_waits_for_the_end_of_a_read_comes_behind_all_of_it_and_before_the_loops_next_turn() -> None:
+    read, seen = Read(), list[bytes]()
+
+    def handler(delivery: Delivery) -> None:
+        seen.append(delivery.data)
+        if delivery.data == b"first":
+            read.client.after_read(lambda: seen.append(b"behind"))
+
+    read.client._subs[1]._cb = callback_of(handler)
+    await asyncio.sleep(0)  # its task waits for the first byte
+    read.reader.feed_data(b"MSG a 1 5\r\nfirst\r\nMSG a 1 6\r\nsecond\r\nMSG a 1 5\r\nthi")
+    assert seen == [b"first", b"second", b"behind"]
+    read.reader.feed_data(b"rd\r\n")
+    read.client.after_read(lambda: seen.append(b"later"))
+    assert seen[3:] == [b"third"]
+    await asyncio.sleep(0)
+    assert seen[4:] == [b"later"]
+    await read.end()
+
+
 async def test_what_is_heard_at_once_overtakes_nothing_that_its_task_has_still_to_read() -> None:
     text, chance = said(large=1) * 2, random.Random(11)
     expected = await parsed(Parser, [text])

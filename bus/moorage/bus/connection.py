@@ -118,6 +118,9 @@ class Connection(Link):
         self.counters.sent += handed
         return handed
 
+    def after_read(self, call: Callable[[], None]) -> None:
+        self._client.after_read(call)
+
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
         """Call `handler` for each message; it runs in the read path, so it may only enqueue, in a queue of its bound.
 
@@ -222,7 +225,8 @@ class Connection(Link):
     ) -> list[Delivery]:
         if self._closing:
             raise ConnectionClosed(self.name)
-        size_bytes = len(payload) + headers_size_bytes(headers)
+        block = header_block(headers) if headers else b""
+        size_bytes = len(payload) + (len(block) or headers_size_bytes(headers))
         if size_bytes > self.max_payload_bytes:
             raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
         if not self._connected.is_set():
@@ -230,7 +234,7 @@ class Connection(Link):
         token, future = answers.open(subject, timeout_s, is_last)
         client, reply = self._client, answers.reply_subject(token)
         try:
-            if headers and (block := header_block(headers)) and client.put(subject, payload, reply, block):
+            if block and client.put(subject, payload, reply, block):
                 await client.write()  # who appends has one under way, so that none of this turn would join it
             elif not headers and client.put(subject, payload, reply):
                 client.write_soon()

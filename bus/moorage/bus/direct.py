@@ -90,6 +90,8 @@ class DirectClient(Client):
         #: whoever publishes calls `write` in this turn: nats-py's task need not wake
         self.gathers = False
         self._writes_soon = False
+        self._in_read = False
+        self._behind_read: list[Callable[[], None]] = []
         self._encrypted = encrypted
         #: whether anything took a connection where the context says
         self.was_heard = False
@@ -137,11 +139,23 @@ class DirectClient(Client):
         def feed_data(data: bytes) -> None:
             # its task waits for more: all that came before was handed over, and may not be overtaken by this
             if not reader._buffer and reader._waiter is not None and not reader._waiter.done():
+                self._in_read = True
                 data = parser.take_all(data)
+                self._in_read = False
+                behind, self._behind_read = self._behind_read, []
+                for call in behind:
+                    call()
             if data:
                 feed(data)
 
         reader.feed_data = feed_data
+
+    def after_read(self, call: Callable[[], None]) -> None:
+        """As `Link.after_read`."""
+        if self._in_read:
+            self._behind_read.append(call)
+        else:
+            asyncio.get_running_loop().call_soon(call)
 
     def tell(self, error: Exception) -> None:
         """As nats-py tells of a callback that fails, but from outside of any task."""

@@ -49,6 +49,10 @@ EXPECTED_LAST_SEQUENCE: Final = "Nats-Expected-Last-Sequence"
 EXPECTED_LAST_SUBJECT_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 MESSAGE_ID: Final = "Nats-Msg-Id"
+#: All that a fenced append names.
+_FENCE: Final = frozenset(
+    {EXPECTED_LAST_SEQUENCE, EXPECTED_LAST_SUBJECT_SEQUENCE, EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT, MESSAGE_ID}
+)
 #: Never sent: one false value of it wedges a replicated stream of server 2.14 and 2.15 for good.
 FORBIDDEN_HEADER: Final = "Nats-Expected-Last-Msg-Id"
 
@@ -206,7 +210,7 @@ class JetStream:
         `Disconnected`, it may still be stored. Raises `PayloadTooLarge`, `PermissionRefused`, `ConnectionClosed`, and
         ValueError for a header that must never be sent.
         """
-        if headers is not None and any(key.lower() == _FORBIDDEN_LOWER for key in headers):
+        if headers and not headers.keys() <= _FENCE and any(key.lower() == _FORBIDDEN_LOWER for key in headers):
             raise ValueError(f"{FORBIDDEN_HEADER} must never be sent")
         try:
             delivery = await self._connection.request(subject, payload, timeout_s, headers)

@@ -87,6 +87,13 @@ class Link:
 
     # -- what carries the messages --------------------------------------------------------------------------------
 
+    def after_read(self, call: Callable[[], None]) -> None:
+        """Call it, which may not raise, as soon as what came in with this message is handed over to the handlers.
+
+        Outside of a handler, or where messages come one by one: in the next turn of the loop.
+        """
+        asyncio.get_running_loop().call_soon(call)
+
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscribed:
         raise NotImplementedError
 

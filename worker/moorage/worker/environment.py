@@ -45,6 +45,11 @@ _INTERFACE_NAMES: Final = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IF
 #: a uuid as ROCm's runtime takes it; a device without one shows GPU-XX
 _ROCM_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{16}")
 _TF_PATHS: Final = ("PATH", "LD_PRELOAD", "LD_LIBRARY_PATH")  # these three and no others
+#: what extends which, and whether before it
+_TF_SOURCES: Final = {
+    **{f"TF_{target}": (target, False) for target in _TF_PATHS},
+    **{f"TF_PREPEND_{target}": (target, True) for target in _TF_PATHS},
+}
 
 
 class SharingUnavailable(MoorageError):
@@ -221,7 +226,7 @@ def process_environment(
     `HOME` is the job user's, or `cwd`, or `/`. `requested` holds resolved secrets already.
     """
     base = {"PATH": PATH_DEFAULT, "HOME": _home(user) or cwd or "/", "LANG": "C.UTF-8"}
-    return JobEnvironment(apply_tf_paths(lay_over({**base, **requested}, ours)))
+    return JobEnvironment(apply_tf_paths({**base, **lay_over(requested, ours)}))
 
 
 def _home(user: str | None) -> str:
@@ -241,9 +246,9 @@ def apply_tf_paths(environment: Mapping[str, str]) -> dict[str, str]:
     changes nothing. LD_PRELOAD is split at spaces too, as ld.so(8) does. Facts 52 and 53.
     """
     result = dict(environment)
-    names = [(f"TF_{target}", target, False) for target in _TF_PATHS]
-    names += [(f"TF_PREPEND_{target}", target, True) for target in _TF_PATHS]
-    for source, target, before in names:
+    if result.keys().isdisjoint(_TF_SOURCES):
+        return result
+    for source, (target, before) in _TF_SOURCES.items():
         if not result.get(source):
             continue
         current = result.get(target, "")

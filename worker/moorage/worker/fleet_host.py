@@ -155,7 +155,7 @@ class FleetHost:
         self._dirty[agent] = None
         if not self._turn_due:
             self._turn_due = True
-            self._loop.call_soon(self._turn)
+            self.transport.after_read(self._turn)
 
     # ------------------------------------------------------------------------------------------------------ turns
 
