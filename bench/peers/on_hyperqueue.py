@@ -20,7 +20,7 @@ from hyperqueue.cluster import WorkerConfig
 from hyperqueue.ffi import get_version
 
 TASKS = 2_000
-WAITS = 60
+WAITS = 200
 
 
 def processes(slots: int, stick: list[str]) -> dict[str, float]:

@@ -25,7 +25,7 @@ WAITS = 500
 GANGS = 3_000
 GANGS_AT_ONCE = 200
 PROCESSES = 1_500
-PROCESS_WAITS = 60
+PROCESS_WAITS = 200
 
 
 async def noop(fleet: str, jobs: int) -> dict[str, float]:
