@@ -542,9 +542,16 @@ def launchers(rig: Rig) -> list[int]:
     return found
 
 
-def launcher_of(rig: Rig) -> int:
-    [found] = [pid for pid in launchers(rig) if os.path.lexists(f"/proc/{pid}/fd/{launcher.CHANNEL}")]
-    return found
+async def launcher_of(rig: Rig) -> int:
+    """Once it is the only one with its channel: a spare is made as its copy, and closes that first of all."""
+    found: list[int] = []
+
+    def is_told_apart() -> bool:
+        found[:] = [pid for pid in launchers(rig) if os.path.lexists(f"/proc/{pid}/fd/{launcher.CHANNEL}")]
+        return len(found) == 1
+
+    await poll(is_told_apart)
+    return found[0]
 
 
 def test_a_killed_supervisor_takes_its_jobs_along_and_the_next_tells(
@@ -556,7 +563,7 @@ def test_a_killed_supervisor_takes_its_jobs_along_and_the_next_tells(
         await rig.client.start([sh("main", "exec sleep 1000"), sh("tree", "setsid sleep 1000 & echo $!; wait")])
         main, tree = await rig.started("main"), await rig.started("tree")
         grandchild = int((await rig.line("tree"))[0])
-        processes = [(pid, read_process(pid)) for pid in (main.pid, tree.pid, launcher_of(rig))]
+        processes = [(pid, read_process(pid)) for pid in (main.pid, tree.pid, await launcher_of(rig))]
         os.kill(identity.pid, signal.SIGKILL)
         gone = await asyncio.wait_for(rig.client.wait_gone(), WAIT_S)
         assert not gone.silent
@@ -675,7 +682,7 @@ def test_a_launcher_that_dies_is_replaced(tmp_path: Path, arguments: tuple[str, 
     async def scenario(rig: Rig) -> None:
         await rig.client.start([sh("long", "exec sleep 1000")])
         long = await rig.started("long")
-        first = launcher_of(rig)
+        first = await launcher_of(rig)
         os.kill(first, signal.SIGKILL)
         await poll(lambda: not lives(first))
         for number in range(3):
@@ -685,7 +692,7 @@ def test_a_launcher_that_dies_is_replaced(tmp_path: Path, arguments: tuple[str, 
             # It was asked before its death was seen: then that start failed, and says so.
             assert (ended.reason, ended.stage) == ("start-failed", "launcher")
         assert ended.exit_code == 0
-        assert launcher_of(rig) != first
+        assert await launcher_of(rig) != first
         assert lives(long.pid)
 
     with_rig(tmp_path, arguments, scenario)
