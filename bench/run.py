@@ -36,12 +36,7 @@ async def latency() -> Figures:
     """One in flight, then 200 a second: submit to start, on a quiet fleet."""
     async with stack("64x8xH100") as it:
         callers = await Callers.open(it)
-        await callers.closed_loop(500, 1)
-        await callers.until_ended(500)
-        await callers.waits_ms()
-        await callers.closed_loop(2000, 1)
-        await callers.until_ended(2500)
-        one = await callers.waits_ms()
+        one = await _one_in_flight(callers)
         await callers.open_loop(2000, 200)
         await callers.until_ended(4500)
         paced = await callers.waits_ms()
@@ -55,16 +50,21 @@ async def latency() -> Figures:
     return figures | (await _latency_awake() if may_stay_awake() else {})
 
 
+async def _one_in_flight(callers: Callers) -> list[float]:
+    """Submit to start of 2,000 jobs, each alone, in ms; after some to warm up."""
+    await callers.closed_loop(500, 1)
+    await callers.until_ended(500)
+    await callers.waits_ms()
+    await callers.closed_loop(2000, 1)
+    await callers.until_ended(2500)
+    return await callers.waits_ms()
+
+
 async def _latency_awake() -> Figures:
     """One in flight, with processors that stay awake meanwhile."""
     async with stack("64x8xH100", settings=AWAKE) as it:
         callers = await Callers.open(it)
-        await callers.closed_loop(500, 1)
-        await callers.until_ended(500)
-        await callers.waits_ms()
-        await callers.closed_loop(2000, 1)
-        await callers.until_ended(2500)
-        one = await callers.waits_ms()
+        one = await _one_in_flight(callers)
         await callers.close()
     return {
         "one in flight, cpu_latency_us = 0, submit→start p50 ms": quantile(one, 0.5),

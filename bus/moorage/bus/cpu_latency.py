@@ -15,12 +15,23 @@ import contextlib
 import os
 import struct
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 from moorage.schemas.errors import refuse
+from moorage.schemas.settings import setting
 
 DEVICE: Final = Path("/dev/cpu_dma_latency")
 LATENCY_US_MAX: Final = 10_000
+#: the setting of whoever starts jobs
+LatencyUs: TypeAlias = Annotated[
+    int,
+    setting(
+        "Microseconds that a processor of this machine may take to wake while a job is about to start; 0: it spins."
+        " Unset, the machine decides. Needs root.",
+        ge=0,
+        le=LATENCY_US_MAX,
+    ),
+]
 #: after the last job: a job's way to its process takes 1.5 ms, and who submits one often submits another
 LINGER_S: Final = 0.005
 #: PM_QOS_CPU_LATENCY_DEFAULT_VALUE of the kernel's pm_qos.h: no bound, as while the file is closed

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from moorage.bus.cpu_latency import LATENCY_US_MAX
+from moorage.bus.cpu_latency import LatencyUs
 from moorage.schemas.errors import refuse
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.names import LABEL_KEY, WORKER, is_worker
@@ -143,18 +143,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nats: Annotated[
         str | None, setting("URL or nats context of the server; else the one that the nats command would use.")
     ] = None
-    cpu_latency_us: (
-        Annotated[
-            int,
-            setting(
-                "Microseconds that a processor of this machine may take to wake while a job is about to start; 0: it"
-                " spins. Unset, the machine decides. Needs root.",
-                ge=0,
-                le=LATENCY_US_MAX,
-            ),
-        ]
-        | None
-    ) = None
+    cpu_latency_us: LatencyUs | None = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
     ] = "INFO"
