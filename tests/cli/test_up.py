@@ -51,6 +51,17 @@ async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Pa
     assert read_up(folder) is None
 
 
+async def test_jobs_without_a_gpu_end_on_a_fleet_of_two_models(tmp_path: Path) -> None:
+    """So many that the mix of requests is in use: none of them asks for a GPU."""
+    async with node_on(tmp_path / "home", simulate="2x8xH100+2x4xL40S") as node:
+        for name in ("first", "second"):
+            ran = await node.run("submit", "--replicas", "32", "--job", name, "--driver", "noop", "--", "exit", "0")
+            assert ran.code == 0, ran.err
+        waited = await node.run("wait", "first,second")
+        assert waited.code == 0, waited.err
+        assert "died" not in talk(tmp_path / "home")
+
+
 async def test_a_job_that_ran_at_its_end_says_that_its_worker_was_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "home"
     async with node_on(folder) as node:

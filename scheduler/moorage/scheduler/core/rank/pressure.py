@@ -92,7 +92,8 @@ class Pressure:
         empty = [[each.of_empty(kind) for kind in table.types] for each in classes]
         runs_on = np.array([each.runs_on for each in classes])
         self._empty: Ints = hosts * runs_on * np.array(empty, np.int64)
-        self._demands: Ints = np.array([[each.demand] for each in classes[1:]], np.int64)
+        #: a row a class; no row where no request of the mix asks for a GPU that some host has
+        self._demands: Ints = np.array([each.demand for each in classes[1:]], np.int64).reshape(-1, 1)
         self._room: Ints = np.zeros(0, np.int64) if before is None else before._room
         self._generation: int = -1 if before is None else before._generation
         self._learned: int = -1 if before is None else before._learned

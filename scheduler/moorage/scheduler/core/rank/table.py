@@ -38,9 +38,6 @@ WRITTEN_PART: Final = 8
 CPU, MEMORY, FREE, MOST, CLASS, TYPE, KIND, NOTE, ROOM = range(9)
 
 
-_NO_ROWS: Final = np.zeros(0, np.int64)
-
-
 class Kind:
     """Devices that answer alike: vendor, name, memory, and how many sharers they take."""
 
@@ -130,7 +127,7 @@ class HostTable:
         self.types.clear()
         self._holds.clear()
         self._type_of.clear()
-        self._kinds_of_type: Ints = _NO_ROWS
+        self._kinds_of_type: Ints = np.zeros((self.width, 0), np.int64)
         self.classes.clear()
         self._class_of.clear()
         for num in nums:
