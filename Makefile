@@ -11,10 +11,12 @@ FROM   ?= 0
 MINUTES ?= 30
 KILLS  ?= 10
 CLUSTER ?= 5
+# other Pythons than the one of .venv; debian13 is Debian 13 with its own, and needs root and debootstrap
+PYTHONS ?= python3.12 python3.13
 COMPILED_TESTS := $(addprefix tests/,scheduler sim live client bus schemas fuzz frames)
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test test-compiled demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench- \
+.PHONY: help test test-compiled test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench- \
         placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
         sim-wide sim-long chaos chaos-long soak takeover hostile fsyncs fuzz clean
 
@@ -38,6 +40,9 @@ test: $(STAMP)  ## all tests (real nats-server from the wheel; no GPU needed)
 
 test-compiled: $(FASTER)  ## the tests of what runs, on a compiled installation; some three minutes to build it
 	$(FAST)/bin/python -m pytest -o pythonpath= -n 3 --dist loadgroup $(COMPILED_TESTS)
+
+test-pythons:  ## the tests but the slow ones on each of PYTHONS="python3.12 python3.13" that is found; or on debian13
+	tests/other_pythons $(PYTHONS) -- -m "not slow" $(TESTS)
 
 demo: $(STAMP)  ## several hundred real requests on simulated GPUs, the scheduler killed in the middle
 	$(BIN)/moorage demo

@@ -292,6 +292,28 @@ async def test_what_the_socket_has_no_room_for_follows(
             each.cancel()
 
 
+async def test_what_is_pending_on_a_lost_socket_ends_the_connection_without_an_error(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The `writelines` of asyncio raises TypeError then, in Python 3.12 and until 3.13.6."""
+    a = await connect(nats_url, "a")
+    client = a._client
+    assert isinstance(client._transport, TcpTransport)
+    assert client._transport._io_writer is not None
+    stream = client._transport._io_writer.transport
+
+    def raises(_: object) -> None:
+        raise TypeError("'NoneType' object is not callable")
+
+    monkeypatch.setattr(stream, "writelines", raises)
+    stream.abort()
+    client.put(unique, b"x", "")
+    with pytest.raises(ConnectionResetError):
+        await client.close()
+    assert not client._pending
+    await a.close()
+
+
 async def test_the_hooks_are_where_they_are_looked_for() -> None:
     """A release of nats-py without them would be slower, and nobody would see why."""
     client = Client()

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,6 +142,19 @@ def test_no_host_path_or_secret_in_the_tree() -> None:
 def test_pins_are_names_and_versions_alone() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert re.fullmatch(r"[a-z0-9-]+==[\w.]+( ;.*)?", line), line
+
+
+def test_the_pythons_that_are_named_are_those_that_are_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    others = re.search(r"^PYTHONS \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert others is not None
+    least = project["requires-python"].removeprefix(">=")
+    assert named == [least, *(name.removeprefix("python") for name in others[1].split())]
+    said = f"Python {', '.join(named[:-1])} or {named[-1]}"
+    for page in ("README.md", "docs/index.md", "docs/tutorial/ten-minutes.md"):
+        assert said in (ROOT / page).read_text(), f"{page} does not say: {said}"
+    assert "make test-pythons" in (ROOT / ".ci/run").read_text()
 
 
 def test_generated_pages_are_fresh() -> None:

@@ -98,6 +98,8 @@ class DirectClient(Client):
 
     async def _process_connect_init(self) -> None:
         self.was_heard = True
+        if isinstance(self._transport, TcpTransport):
+            self._transport.writelines = _writes_joined(self._transport)  # type: ignore[method-assign]
         try:
             await super()._process_connect_init()
         except Exception:
@@ -264,6 +266,12 @@ class DirectClient(Client):
             handler(Delivery(subject.decode(), reply.decode(), data, found))
         except Exception as error:  # as nats-py tells of a callback that fails
             await self._error_cb(error)
+
+
+def _writes_joined(transport: TcpTransport) -> Callable[[list[bytes]], None]:
+    """What nats-py writes with. The `writelines` of asyncio raises TypeError on a socket that is lost, from Python 3.12
+    until 3.13.6; its `write` does not, and the reader tells of the loss."""
+    return lambda payload: transport.write(b"".join(payload))  # type: ignore[no-untyped-call]
 
 
 #: otherwise, in another release of nats-py, its queues and tasks do

@@ -6,12 +6,17 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 #: connections that the kernel keeps until they are accepted
 BACKLOG_MAX: Final = 64
+#: Arguments for every server on a socket of `listen`. From Python 3.13 on asyncio and uvloop look the socket's name up,
+#: to remove it when the server closes. This name leads through a descriptor that is closed by then or another file's,
+#: and the next process that listens there owns it.
+SERVER_OPTIONS: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -40,6 +45,7 @@ def open_folder(folder: Path) -> Iterator[str]:
 def listen(path: Path, gid: int | None = None) -> socket.socket:
     """A listening socket of mode 0600, or 0660 for a group `gid`, in place of what has that name.
 
+    A server on it is made with `SERVER_OPTIONS`.
     The caller knows that nobody else listens there. Raises `OSError`.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -47,7 +47,7 @@ from moorage.worker.leases.protocol import (
 from moorage.worker.leases.returning import Returning
 from moorage.worker.pool import GpuLease, GpuPool
 from moorage.worker.proctree import boottime_s
-from moorage.worker.unix_socket import peer_of
+from moorage.worker.unix_socket import SERVER_OPTIONS, peer_of
 
 CONNECTIONS_MAX: Final = 256
 #: a peer that connected and says nothing is sent away
@@ -100,7 +100,8 @@ class LeaseServer:
 
         Raises OSError: EADDRINUSE where another agent listens there.
         """
-        self._server = await asyncio.start_unix_server(self._accept, sock=listen_alone(path, self._gid))
+        listener = listen_alone(path, self._gid)
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener, **SERVER_OPTIONS)
 
     def ask_back(self, reason: str, within_s: float, pid: int | None = None) -> int:
         """Ask holders (those of `pid`, or all) to give back within so many seconds; how many were asked.
@@ -157,8 +158,10 @@ class LeaseServer:
         self._closed = True
         if self._server is not None:
             self._server.close()
-        while self._tasks:  # a connection that ends begins the freeing of its devices
-            await _give_up(*self._tasks)
+        # A connection that ends begins the freeing of its devices. A task that is done may not be forgotten yet: from
+        # Python 3.12 on, gathering only such tasks gives the loop no turn in which to forget them.
+        while running := [task for task in self._tasks if not task.done()]:
+            await _give_up(*running)
         self._returning.close()
 
     # -- one connection

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.bus.loops import loop_factory
 from moorage.worker.cgroup import CgroupBase
@@ -33,7 +33,7 @@ from moorage.worker.supervisor.protocol import LOG_NAME, OUTPUT_FOLDER, SOCKET_N
 from moorage.worker.supervisor.server import Connection
 from moorage.worker.supervisor.state_folder import EXIT_HELD, Held, take_lock
 from moorage.worker.supervisor.supervisor import LINGER_S, Supervisor
-from moorage.worker.unix_socket import listen
+from moorage.worker.unix_socket import SERVER_OPTIONS, listen
 
 TERM_GRACE_S: Final = 10.0
 DESCRIPTORS_WANTED: Final = 65536
@@ -82,11 +82,7 @@ async def serve(
     supervisor.jobs.launches.make_spare()
     supervisor.jobs.launches.kits.fill()
     leave_what_stays()
-    # From 3.13 on asyncio would look up the bound name to remove it in the end: that led through a descriptor that is
-    # closed by now, and the name is the next supervisor's to take over.
-    is_asyncios = isinstance(loop, asyncio.BaseEventLoop)
-    keep: dict[str, Any] = {"cleanup_socket": False} if is_asyncios and sys.version_info >= (3, 13) else {}
-    server = await loop.create_unix_server(lambda: Connection(supervisor), sock=listener, **keep)
+    server = await loop.create_unix_server(lambda: Connection(supervisor), sock=listener, **SERVER_OPTIONS)
     try:
         await supervisor.finished.wait()
     finally:
