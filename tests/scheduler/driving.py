@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
@@ -24,7 +26,7 @@ from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queueing.queue import entry
 from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import Job, Member, Replica, State
-from moorage.schemas.codec import Decoder, decode_request
+from moorage.schemas.codec import Decoder, decode_request, is_json
 from moorage.schemas.frames import (
     Fact,
     FactFrame,
@@ -63,6 +65,7 @@ class Driving:
         self._replies = 0
         self._sessions = 0
         self.checks = True
+        self.json_workers = False  # whether workers send JSON, else msgpack
         self.keeps_history = True  # what ended counts as written to the history at once
         self.state = State()
         self.shadow = State()
@@ -123,7 +126,7 @@ class Driving:
         if self.checks:
             self.check()
         for reply, payload in out.answers:
-            self.answers[reply] = json.loads(payload)
+            self.answers[reply] = json.loads(payload) if is_json(payload) else msgspec.msgpack.decode(payload)
         self.events += [json.loads(payload) for _, _, payload, _ in out.events]
         self.wanted = [_decode_wanted(payload) for _, payload, _ in out.messages]
         if obey:
@@ -212,7 +215,7 @@ class Driving:
         self._replies += 1
         self._sessions += 1
         reply = f"r{self._replies}"
-        self.engine.offer(FromWorker(worker, frame, reply, True, f"{self._sessions:032x}"))
+        self.engine.offer(FromWorker(worker, frame, reply, self.json_workers, f"{self._sessions:032x}"))
         return reply
 
     def join(self, worker: Worker, frame: Join | None = None) -> dict[str, Any]:

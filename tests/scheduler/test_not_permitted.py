@@ -87,10 +87,12 @@ def test_one_that_more_workers_refuse_than_it_remembers_is_refused_while_it_wait
         assert drive.states("j") == ["PLACED"]
 
 
+@pytest.mark.parametrize("json", [False, True])
 @pytest.mark.parametrize("lead", [False, True])
-def test_a_worker_that_is_started_anew_is_asked_again(lead: bool) -> None:
+def test_a_worker_that_is_started_anew_is_asked_again(lead: bool, json: bool) -> None:
     """Its rules or its driver may have been mended: until now the job waited for an operator's release."""
     drive = Driving()
+    drive.json_workers = json
     worker = drive.worker("w0", 2, auto=False)
     drive.submit("j", gpu={})
     drive.fact("refused", "j", detail=WHY)

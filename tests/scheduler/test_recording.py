@@ -15,7 +15,7 @@ from tests.scheduler.driving import SUBJECTS, Driving
 
 
 def recorded(path: Path, config: Config | None = None) -> Driving:
-    """Jobs, a gang, a cancel, a refusal, a limit, a drain, loads and a takeover, all recorded."""
+    """Jobs, a gang, a cancel, a refusal, a limit, a drain, loads and a takeover, all recorded; one worker in JSON."""
     drive = Driving(config)
     recorder = Recorder(path)
 
@@ -24,7 +24,9 @@ def recorded(path: Path, config: Config | None = None) -> Driving:
 
     lead()
     drive.worker("w0", 2)
+    drive.json_workers = True
     drive.worker("w1", 2)
+    drive.json_workers = False
     drive.load("w0", s0="ecc")  # no record says so, and the first job goes elsewhere for it
     for number in range(6):
         drive.submit(f"j{number}", gpu={})

@@ -11,6 +11,7 @@ from moorage.scheduler.core.config import CLUSTER, Config
 from moorage.scheduler.core.lifecycle import sessions
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.records import Act, decode_record
+from moorage.schemas.codec import is_json
 from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
 from tests.scheduler.driving import H100, Driving
 from tests.scheduler.honest_worker import Worker, devices
@@ -38,6 +39,24 @@ def test_a_join_gives_a_session_and_the_numbers() -> None:
         "kind": "joined", "session": worker.session, "n": 1, "reign": 1, "renew_s": 2.0, "lease_s": 20.0,
         "grace_s": 5.0, "ledger": "ledger-1", "v": 1, "formerly": "",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("json", [True, False])
+def test_the_form_of_a_join_holds_for_the_session_and_for_the_next_leader(json: bool) -> None:
+    drive = Driving()
+    drive.json_workers = json
+    drive.worker("w0", 4)
+    drive.json_workers = False
+    for job in ("plain", "later"):
+        body = msgspec.msgpack.encode({"job": job, "gpu": {}, "run": {"driver": "noop"}})
+        drive.offer_submit(job, body=body)
+        out = drive.tick(obey=job == "plain")
+        assert [is_json(payload) for _, payload, _ in out.messages] == [json]
+        assert is_json(drive.wanted[0].place[0].body) == json
+        drive.take_snapshot()
+        drive.lead()
+        drive.renew()
+    assert drive.state.workers["w0"].in_json == json
 
 
 @pytest.mark.parametrize(

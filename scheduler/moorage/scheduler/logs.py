@@ -98,7 +98,7 @@ class LogRelay:
     async def _relay(self, kept: Kept) -> LogPage | Problem:
         try:
             subject = self._subjects.worker(kept.worker.id, "logs")
-            answer = await self._world.request(subject, encode(kept.ask, json=False), RELAY_S)
+            answer = await self._world.request(subject, encode(kept.ask, json=kept.worker.in_json), RELAY_S)
             page = _decode_page(answer.data)
         except (BusError, Refused) as error:
             log.info("worker %s gave no page of output: %s", kept.worker.id, error)

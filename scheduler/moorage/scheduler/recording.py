@@ -38,6 +38,7 @@ from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.records import STEP_WIDTH, Op, Record, decode_record
 from moorage.scheduler.core.state import Job, State
+from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.operate import ACTS, DrainAct
@@ -68,7 +69,7 @@ _DAMAGED: Final = (
 _HEAD_BYTES: Final = 6
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
-_frame: Final = msgspec.msgpack.Decoder(Join | Goodbye | FactFrame | Renew).decode
+_frame: Final = Decoder[Join | Goodbye | FactFrame | Renew](Join | Goodbye | FactFrame | Renew, FRAME_BYTES_MAX)
 _load: Final = msgspec.msgpack.Decoder(Load).decode
 
 
@@ -144,7 +145,7 @@ def _written(event: Event) -> tuple[Any, ...]:
         case Cancel():
             return "cancel", event.tenant, event.job, event.why, event.by, event.sequence
         case FromWorker():
-            return "worker", event.worker, _encode(event.frame), event.fresh
+            return "worker", event.worker, encode(event.frame, json=event.json), event.fresh
         case WorkerOrder():
             drain = None if event.drain is None else msgspec.to_builtins(event.drain)
             return "operate", event.verb, event.worker, event.by, drain, list(event.slots)
@@ -171,7 +172,7 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
             return Cancel(tenant, job, why, by=by, sequence=sequence)
         case "worker":
             worker, frame, fresh = rest
-            return FromWorker(worker, _frame(frame), "", True, fresh)
+            return FromWorker(worker, _frame(frame), "", is_json(frame), fresh)
         case "operate":
             verb, worker, by, drain, slots = rest
             act = None if drain is None else msgspec.convert(drain, DrainAct)

@@ -381,6 +381,11 @@ class Worker:
         self.row = 0
 
     @property
+    def in_json(self) -> bool:
+        """Whether it joined in JSON (else msgpack): every frame to it is in that form for the whole session."""
+        return "json" in self.hello
+
+    @property
     def lost_ms(self) -> int:
         """The silence after which it is lost, as it was told with its join; 0 if the ledger does not say."""
         return int(self.hello.get("lost_ms", 0))

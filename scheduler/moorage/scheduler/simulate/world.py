@@ -97,7 +97,7 @@ class World(Play):
         for at in range(0, len(hosts), JOINS_MAX):
             for number, host in enumerate(hosts[at : at + JOINS_MAX], at):
                 frame = Join(f"machine-{host.name}", "boot", 1, hello_of(host))
-                self.engine.offer(FromWorker(host.name, frame, "", True, f"{number + 1:032x}"))
+                self.engine.offer(FromWorker(host.name, frame, "", False, f"{number + 1:032x}"))
             self.record()
 
     def step(self) -> bool:

@@ -230,7 +230,7 @@ class _Plan(Future):
                 gpu_pool=pool,
                 simulated=True,
             )
-            engine.offer(FromWorker(name, Join("plan", "plan", 1, hello), "", True, f"{number + 1:032x}"))
+            engine.offer(FromWorker(name, Join("plan", "plan", 1, hello), "", False, f"{number + 1:032x}"))
         for order in asked.orders(self._tenant):
             engine.offer(order)
         self.record()

@@ -188,5 +188,5 @@ class Play:
         for worker_id, facts in told.items():
             worker = self.engine.state.workers[worker_id]
             frame = FactFrame(worker.session, worker.no + 1, facts)
-            self.engine.offer(FromWorker(worker_id, frame, "", True))
+            self.engine.offer(FromWorker(worker_id, frame, "", False))
         return bool(told)

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.effects.in_flight import InFlight
-from moorage.scheduler.core.effects.outputs import Message, slots_of
+from moorage.scheduler.core.effects.outputs import Message, json_body, slots_of, wanted_message
 from moorage.scheduler.core.ids_in_bodies import id_of
 from moorage.scheduler.core.records import MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
 from moorage.scheduler.core.state import State
-from moorage.schemas.codec import encode
 from moorage.schemas.frames import Place, Wanted
 from moorage.schemas.subjects import Subjects
 
@@ -46,16 +45,19 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
                 new[num] = (tenant, name, body, traceparent)
             num += 1
     frames: dict[int, Wanted] = {}
+    workers = state.worker_by_num
     steps = iter(record.steps)
     for op, job, index, a, mask, c in zip(steps, steps, steps, steps, steps, steps, strict=True):
         if op in _QUIET and job < state.next_num:
             continue
-        worker = state.worker_by_num[a] if op == Op.PLACE else None
+        worker = workers[a] if op == Op.PLACE else None
         if worker is None or job not in new or not worker.session:
             return []
         tenant, name, body, traceparent = new[job]
+        if worker.in_json:
+            body = json_body(body)
         slots, mode = slots_of(mask), MODE_NAMES[c & _MODE_MASK]
         if worker.num not in frames:
             frames[worker.num] = Wanted(worker.id, worker.session, state.epoch, place=[], start=[], end=[])
         frames[worker.num].place.append(Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None))
-    return [(subjects.worker(each.worker, "wanted"), encode(each, json=False), "") for each in frames.values()]
+    return [wanted_message(subjects, workers[num], frame) for num, frame in frames.items()]

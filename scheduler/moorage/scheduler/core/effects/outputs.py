@@ -22,7 +22,7 @@ from moorage.scheduler.core.state import (
     State,
     Worker,
 )
-from moorage.schemas.codec import encode
+from moorage.schemas.codec import decode_request, encode, is_json
 from moorage.schemas.frames import Change, End, Event, Held, Place, Start, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
@@ -84,12 +84,13 @@ class WantedFrames:
             if replica.state != PLACED or not worker.session:  # the same record went on with it
                 self.add(member)
                 continue
-            size = bytes_of.get(num, WANTED_BYTES_MAX) + len(job.body) + 200
+            body = job.body if not worker.in_json else json_body(job.body)
+            size = bytes_of.get(num, WANTED_BYTES_MAX) + len(body) + 200
             if size <= WANTED_BYTES_MAX:
                 frame = frames_of[num][-1]
                 bytes_of[num] = size
             else:
-                frame = self._frame(worker, len(job.body) + 200)
+                frame = self._frame(worker, len(body) + 200)
             frame.place.append(
                 Place(
                     job.tenant,
@@ -100,7 +101,7 @@ class WantedFrames:
                     slots_of(member.mask),
                     MODE_NAMES[member.mode],
                     job.gang == GangPhase.HOLDING,
-                    job.body,
+                    body,
                     job.traceparent,
                     None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
                 )
@@ -144,10 +145,20 @@ class WantedFrames:
     def messages(self) -> list[Message]:
         workers = self._state.worker_by_num
         return [
-            (self._subjects.worker(workers[num].id, "wanted"), encode(frame, json=False), "")
+            wanted_message(self._subjects, workers[num], frame)
             for num, frames in self._frames.items()
             for frame in frames
         ]
+
+
+def wanted_message(subjects: Subjects, worker: Worker, frame: Wanted) -> Message:
+    """The message with this frame, in the form of the worker's join."""
+    return subjects.worker(worker.id, "wanted"), encode(frame, json=worker.in_json), ""
+
+
+def json_body(body: bytes) -> bytes:
+    """A request's body as JSON, for a worker that reads nothing else."""
+    return body if is_json(body) else encode(decode_request(body))
 
 
 _SLOTS: Final = [[bit for bit in range(8) if mask >> bit & 1] for mask in range(256)]

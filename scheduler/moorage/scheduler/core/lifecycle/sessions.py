@@ -29,6 +29,8 @@ from moorage.schemas.release import RELEASE, release_problem
 
 #: after so many renewals in a row that do not list a member, its worker is asked about it
 MISSED_MAX: Final = 3
+#: what a recorded hello has beside what the worker said of itself
+_OUR_OWN: Final = frozenset({"lost_ms", "json"})
 _OVER: Final = frozenset({"exited", "refused", "withdrawn", "not-held"})
 
 
@@ -80,6 +82,8 @@ class Sessions:
         if isinstance(num, Problem):
             return num
         hello = _as_recorded(frame.hello) | {"lost_ms": self.config.lost_ms}
+        if event.json:
+            hello["json"] = True  # in the ledger, so that the next leader writes to it in this form, too
         draft.acts.append([Act.JOIN, num, frame.boot, frame.n, event.fresh, 0, hello])
         draft.bytes += 512 + len(msgspec.msgpack.encode(hello))
         return event.fresh
@@ -149,7 +153,7 @@ class Sessions:
         self.lifecycle.on_facts(draft, worker, frame.facts)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
-        said = {key: value for key, value in worker.hello.items() if key != "lost_ms"}
+        said = {key: value for key, value in worker.hello.items() if key not in _OUR_OWN}
         if frame.boot != worker.boot or _as_recorded(frame.hello) != said:
             self.health.ask_anew(draft, worker)
         if worker.machine != frame.machine:
