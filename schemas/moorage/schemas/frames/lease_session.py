@@ -163,8 +163,9 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The scheduler's proposal: claim these slots (positions in hello's `gpu_pool`) or refuse at once.
 
     `mode` is exclusive, mps, time-slice or none. `hold` means claim and wait for START (a gang). `body` is the
-    request: in JSON for a worker that joined in JSON, else as it came, JSON or msgpack. `ends_in_s` is when the job's deadline comes, counted from this frame; the
-    leader ends it then, and the worker tells it before where the request names a checkpoint signal.
+    request: in JSON for a worker that joined in JSON, else as it came, JSON or msgpack. `ends_in_s` is when the job's
+    deadline comes, counted from this frame; the leader ends it then, and the worker tells it before where the request
+    names a checkpoint signal.
     """
 
     tenant: str
