@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.queries.views import worker_state
 from moorage.schemas.gpu import model_matches
 from tests.scheduler.driving import Driving
 
@@ -310,6 +311,44 @@ def test_fact_43_three_missed_load_frames_stop_new_placements(silence_ms: int, s
     drive.pass_time(silence_ms)
     drive.submit("j", gpu={})
     assert drive.states("j") == [state]
+
+
+def shown(drive: Driving) -> str:
+    """The state of `w0` as the view of the fleet has it."""
+    worker = drive.state.workers["w0"]
+    return worker_state(worker, drive.engine.fleet.hosts.get(worker.num))
+
+
+def test_a_worker_that_sends_load_frames_and_no_renewals_takes_nothing() -> None:
+    """It may be deaf to its leader: half a lease after its last renewal it refuses placements itself."""
+    drive = Driving()
+    drive.worker("w0", 1)
+    for _ in range(12):
+        drive.load("w0")
+        drive.pass_time(1_000, renew=False)
+    assert shown(drive) == "stale"
+    drive.submit("j", gpu={})
+    assert drive.states("j") == ["QUEUED"]
+    drive.load("w0")
+    drive.tick()
+    assert drive.states("j") == ["QUEUED"], "another load frame proves nothing"
+    drive.renew("w0")
+    drive.load("w0")
+    drive.tick()
+    assert drive.states("j") == ["PLACED"]
+
+
+def test_a_worker_that_joins_again_and_again_and_never_renews_takes_nothing() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 1)
+    for _ in range(2):
+        drive.join(worker)
+    assert shown(drive) == "not-heard"
+    drive.submit("j", gpu={})
+    assert drive.states("j") == ["QUEUED"]
+    drive.renew("w0")
+    drive.tick()
+    assert drive.states("j") == ["PLACED"]
 
 
 @pytest.mark.parametrize("trouble", [{"s0": "ecc"}, {"s0": "unresponsive"}, {"s0": "quarantined"}, {"f0": "pid 8812"}])

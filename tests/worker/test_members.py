@@ -12,6 +12,7 @@ from moorage.worker.member_messages import (
     Ended,
     EndMember,
     Forget,
+    Log,
     MemberName,
     NotFree,
     NotStarted,
@@ -20,6 +21,7 @@ from moorage.worker.member_messages import (
     Release,
     SeenFree,
     SendFacts,
+    SendRenew,
     Started,
     StartFailed,
     StartMembers,
@@ -50,12 +52,13 @@ def test_a_frame_that_is_not_for_this_session_changes_nothing(bench: Bench, fiel
 
 
 def test_a_higher_reign_silences_the_former_leader(bench: Bench) -> None:
-    bench.want(reign=7)
+    bench.do(Renewed(1, 7))
     bench.want(place(name_of()))
     assert bench.members.dropped == {"lower-reign": 1}
-    bench.do(RollCall(6))
-    bench.do(Renewed(1, 6))
+    (asked,) = of(SendRenew, bench.do(RollCall(6)))
+    bench.do(Renewed(asked.n, 6))
     assert bench.members.dropped == {"lower-reign": 3}
+    assert [log.code for log in of(Log, bench.log)] == ["lower-reign"]
 
 
 # -------------------------------------------------------------------------------- a life of a member

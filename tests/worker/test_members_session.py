@@ -6,7 +6,7 @@ import pytest
 
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import End, Fact, Joined, Renewed, RollCall
+from moorage.schemas.frames import End, Fact, FactAck, Joined, Renewed, RollCall
 from moorage.worker.member_messages import (
     AnswerRefused,
     Ended,
@@ -204,7 +204,7 @@ def test_another_ledger_is_not_trusted_with_what_runs_here(bench: Bench) -> None
 
 
 def test_a_new_ledger_is_taken_up_by_a_worker_that_holds_nothing(bench: Bench) -> None:
-    bench.want(reign=9)
+    bench.do(Renewed(1, 9))
     bench.now += LEASE_S
     bench.do(Tick())
     bench.join("S2", reign=1, ledger="M")
@@ -224,6 +224,45 @@ def test_a_roll_call_of_a_false_reign_silences_nobody(bench: Bench) -> None:
     bench.do(Renewed(1, 1))
     assert bench.want(place(name_of()))
     assert bench.members.dropped == {}
+
+
+def test_a_frame_of_a_false_term_silences_no_leader(bench: Bench) -> None:
+    """The session's name is no secret on an open server: a `wanted` frame may come from anybody."""
+    bench.want(reign=2**31)
+    assert bench.members.session.reign == 1
+    bench.do(Renewed(1, 1))
+    assert bench.members.session.base_s > 100.0 - 1, "the lease moves on"
+    assert bench.want(place(name_of()))
+    assert bench.members.dropped == {}
+
+
+@pytest.mark.parametrize("answer", [Renewed(77, 2**31), FactAck(77, 2**31)])
+def test_an_answer_to_nothing_raises_no_term(bench: Bench, answer: Renewed | FactAck) -> None:
+    bench.do(answer)
+    assert bench.members.session.reign == 1
+    assert bench.members.dropped == {"answer-not-awaited": 1}
+
+
+def test_a_false_term_is_over_with_the_leaders_answer_to_the_next_join(bench: Bench) -> None:
+    """The leader hears the term in the join. Its record of the session proves that it leads all the same."""
+    bench.do(Renewed(1, 2**31))
+    bench.now += LEASE_S
+    bench.do(Tick())
+    bench.join("S2")
+    assert (bench.members.session.phase, bench.members.session.reign) == ("live", 1)
+    assert [log.code for log in of(Log, bench.log)] == ["session-over", "false-term"]
+    assert bench.want(place(name_of()))
+
+
+def test_a_worker_that_no_leader_answers_says_so_once_in_its_log() -> None:
+    bench = Bench()
+    bench.do(Restored([], [], []))
+    for _ in range(20):
+        bench.now = max(bench.now, bench.members.next_deadline_s())
+        bench.do(Tick())
+    assert [log.code for log in of(Log, bench.log)] == ["join-unanswered"]
+    bench.join()
+    assert bench.want(place(name_of()))
 
 
 def test_a_roll_call_hurries_the_facts_that_the_old_leader_did_not_answer(bench: Bench) -> None:

@@ -114,13 +114,15 @@ class FactOutbox:
         self.resend_at_s = now + self.resend_s
         return self.in_flight
 
-    def answered(self, no: int) -> bool:
-        """Note an answer. False for one that answers nothing in flight (a duplicate)."""
-        if self.in_flight is None or no < self.in_flight.no:
-            return False
+    def awaits(self, no: int) -> bool:
+        """Whether an answer `no` answers the frame in flight; false for a duplicate."""
+        return self.in_flight is not None and no >= self.in_flight.no
+
+    def answered(self) -> None:
+        """The frame in flight is in the ledger."""
+        assert self.in_flight is not None
         self.answered_no = self.in_flight.no
         self.in_flight = None
-        return True
 
     def start_join(self) -> list[Fact]:
         """All facts that were not acknowledged, in order, for the join; they are kept until `joined`.

@@ -17,6 +17,8 @@ JOIN_RETRY_S_FIRST: Final = 0.5
 JOIN_RETRY_S_MAX: Final = 5.0
 #: after that a join is asked again under a new number, since its lease would count from the first sending
 JOIN_FRESH_S: Final = 4.0
+#: so many joins in a row without an answer are reported in the log, once
+JOINS_UNANSWERED_TOLD: Final = 2
 #: somebody must act before these can succeed, so there is no hurry
 JOIN_REFUSED_RETRY_S_FIRST: Final = 2.0
 JOIN_REFUSED_RETRY_S_MAX: Final = 30.0
@@ -39,6 +41,7 @@ class LeaseSession:
         "join_refused_s",
         "join_retry_s",
         "join_sent_s",
+        "joins_unanswered",
         "lease_s",
         "ledger",
         "phase",
@@ -65,6 +68,7 @@ class LeaseSession:
         self.join_at_s = NEVER_S
         self.join_retry_s = JOIN_RETRY_S_FIRST
         self.join_refused_s = 0.0
+        self.joins_unanswered = 0
 
     @property
     def over_at_s(self) -> float:
@@ -87,6 +91,9 @@ class LeaseSession:
         if not again:
             if self.phase != "joining":
                 self.join_retry_s = JOIN_RETRY_S_FIRST
+                self.joins_unanswered = 0
+            else:
+                self.joins_unanswered += 1
             self.join_n += 1
             self.phase = "joining"
             self.join_sent_s = now
@@ -96,6 +103,7 @@ class LeaseSession:
 
     def join_refused(self, now: float) -> None:
         """Wait longer, and ask under a new number then."""
+        self.joins_unanswered = -1  # this one was answered; the next one will not have been asked in vain
         self.join_refused_s = min(max(self.join_refused_s * 2, JOIN_REFUSED_RETRY_S_FIRST), JOIN_REFUSED_RETRY_S_MAX)
         self.join_at_s = now + self.join_refused_s
         self.join_sent_s = now - JOIN_FRESH_S
@@ -104,7 +112,7 @@ class LeaseSession:
         """The session begins. Its lease counts from the *first* sending of this join: the earliest it can answer."""
         self.phase = "live"
         self.session = frame.session
-        self.reign = max(self.reign, frame.reign)
+        self.reign = frame.reign
         self.renew_s, self.lease_s, self.grace_s = frame.renew_s, frame.lease_s, frame.grace_s
         self.base_s = self.join_sent_s
         self.renew_n = 0
@@ -122,15 +130,16 @@ class LeaseSession:
         self.renew_at_s = now + self.renew_s
         return self.renew_n
 
-    def renewed(self, n: int) -> bool:
-        """Whether the answer moved the lease's end: false for one that is not awaited."""
-        sent_s = self.sent_s.pop(n, None)
-        if sent_s is None:
-            return False
+    def awaits_renewal(self, n: int) -> bool:
+        """Whether the renewal `n` has not been answered yet."""
+        return n in self.sent_s
+
+    def renewed(self, n: int) -> None:
+        """Note the answer to the renewal `n`, which is awaited: it moves the lease's end."""
+        sent_s = self.sent_s.pop(n)
         for older in [number for number in self.sent_s if number < n]:
             del self.sent_s[older]
         self.base_s = max(self.base_s, sent_s)
-        return True
 
     def lost(self) -> None:
         """The session is over here; what it held must be cleared before the next join."""

@@ -13,7 +13,7 @@ from typing import Any
 from moorage.schemas.errors import in_a_line
 from moorage.schemas.frames import VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
 from moorage.worker.inventory.base import FREE_WAIT_S
-from moorage.worker.lease_session import NEVER_S, LeaseSession
+from moorage.worker.lease_session import JOINS_UNANSWERED_TOLD, NEVER_S, LeaseSession
 from moorage.worker.member_messages import (
     AnswerRefused,
     Claims,
@@ -134,7 +134,8 @@ class Members:
             return self._drop("other-session")
         if frame.reign < session.reign:
             return self._drop("lower-reign")
-        session.reign = frame.reign
+        # A higher term counts only once an answer names it: the session's name is no secret on an open server, and one
+        # frame with a false term would make this worker ignore its leader for good.
         for end in frame.end:  # ends first: an END and a PLACE of one member mean that it is over (H10)
             self.table.end(end)
         if frame.well:
@@ -154,9 +155,10 @@ class Members:
     # ----------------------------------------------------------------------------------------------- the lease session
 
     def _on_renewed(self, frame: Renewed) -> None:
-        if not self._reign_holds(frame.reign):
-            return
-        if self.session.phase == "live" and self.session.renewed(frame.n):
+        if self.session.phase == "live" and self.session.awaits_renewal(frame.n):
+            if not self._reign_holds(frame.reign):
+                return
+            self.session.renewed(frame.n)
             self._set_fence()
             if frame.draining != self.draining:
                 self.draining = frame.draining
@@ -175,8 +177,15 @@ class Members:
                 session.join_refused(self._now)
                 return None
             session.reign = 0
-        if not self._reign_holds(frame.reign):
-            return None
+        if frame.reign < session.reign:
+            # The join named the higher term, and the leader has put the session into the ledger all the same: it has
+            # heard this worker before, so the ledger is no older backup (H7), and the higher term was never one.
+            self._log(
+                "warning",
+                "false-term",
+                f"the leader of term {frame.reign} has taken this worker in, which had followed term {session.reign}:"
+                " that was no leader's",
+            )
         session.ledger = frame.ledger
         session.joined(frame)
         self._refused_code = ""
@@ -236,17 +245,24 @@ class Members:
         return None
 
     def _on_fact_ack(self, frame: FactAck) -> None:
-        if not self._reign_holds(frame.reign):
-            return
-        if self.session.phase == "live" and self.outbox.answered(frame.no):
+        if self.session.phase == "live" and self.outbox.awaits(frame.no):
+            if not self._reign_holds(frame.reign):
+                return
+            self.outbox.answered()
             self._commands.append(FactsAnswered(frame.no))
             self.table.forget_through(self.outbox.answered_no)
         else:
             self._drop("answer-not-awaited")
 
     def _reign_holds(self, reign: int) -> bool:
+        """Whether an awaited answer is of the highest term that this worker knows, which it may raise."""
         if reign < self.session.reign:
             self._drop("lower-reign")
+            self._log(
+                "warning",
+                "lower-reign",
+                f"dropped an answer of term {reign}: an answer of term {self.session.reign} was here before",
+            )
             return False
         self.session.reign = reign
         return True
@@ -279,6 +295,10 @@ class Members:
 
     def _join(self) -> None:
         again = self.session.join_sent(self._now)
+        if self.session.joins_unanswered == JOINS_UNANSWERED_TOLD and not again:
+            self._log(
+                "warning", "join-unanswered", "no leader answers this worker's joins: it takes no jobs until one does"
+            )
         if not again:
             self._join_facts, self._join_holding = self.table.start_join()
         self._commands.append(SendJoin(self.session.join_n, self._join_facts, self._join_holding, again))

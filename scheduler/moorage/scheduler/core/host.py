@@ -263,7 +263,7 @@ class Host:
         self.last_ms = 0  # monotonic ms of the last renewal answered in this reign
         self.load_ms = -1  # monotonic ms of the last load frame; -1: none in this reign and session
         self.util_percent = 0  # mean of its devices, by its last load frame
-        self.stale = False  # load frames are missed: nothing new here
+        self.stale = False  # renewals or load frames are missed: nothing new here
         self.bucket = -1
 
     @property

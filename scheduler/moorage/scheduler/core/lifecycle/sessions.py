@@ -31,6 +31,8 @@ from moorage.schemas.release import RELEASE, release_problem
 MISSED_MAX: Final = 3
 #: what a recorded hello has beside what the worker said of itself
 _OUR_OWN: Final = frozenset({"lost_ms", "json"})
+#: after so many joins in a row without a frame of the session a worker counts as not heard
+JOINS_UNPROVEN_MAX: Final = 2
 _OVER: Final = frozenset({"exited", "refused", "withdrawn", "not-held"})
 
 
@@ -46,6 +48,7 @@ class Sessions:
         self.config = config
         self.release = RELEASE  # of this scheduler
         self.ahead: dict[int, str] = {}  # by worker number: what it knows that the ledger does not have
+        self._joins: dict[int, int] = {}  # by worker number: how often it has joined since it named its session
 
     # -------------------------------------------------------------------------------------------- join
 
@@ -169,10 +172,15 @@ class Sessions:
         return None
 
     def joined(self, worker: Worker, members: Iterable[tuple[Member, Shape]], mono_ms: int) -> None:
-        """After the record was folded: put the host into the fleet, as heard just now."""
+        """After the record was folded: put the host into the fleet, as heard just now.
+
+        A worker that joins again and again and never names its session does not take our answers: only a renewal
+        proves that it does, and until then nothing is placed on it.
+        """
         host = self.fleet.join(worker, members)
         self.lending.joined(worker)
-        host.heard = True
+        joins = self._joins[worker.num] = self._joins.get(worker.num, 0) + 1
+        host.heard = joins <= JOINS_UNPROVEN_MAX
         host.last_ms = mono_ms
         self.fleet.refresh(host)
 
@@ -183,6 +191,7 @@ class Sessions:
         worker = self.state.workers.get(event.worker)
         if not self._is_current(worker, draft, frame.session):
             return session_over(event.worker)
+        self._joins.pop(worker.num, None)
         last = folded.get(worker.num, worker.no)
         if frame.no <= last:
             return FactAck(last, self.state.epoch)
@@ -228,6 +237,7 @@ class Sessions:
         if not host.heard and self._is_ahead(worker, self._known_by(worker, frame)):
             return no_leader()
         every = (1 << len(host.cls.devices)) - 1
+        self._joins.pop(worker.num, None)
         busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
         if host.busy & ~busy or (host.waiting and not frame.waiting):
             self.fleet.opens(worker.num)  # a shared device that opens again moves no bucket
@@ -294,14 +304,15 @@ class Sessions:
             self.fleet.redrawn.add(host.worker.num)
         host.util_percent = used_percent // max(1, len(frame.gpu_pool))
         host.load_ms = mono_ms
-        if sick != host.sick or host.stale:
+        stale = host.stale and self._renews_no_more(host, mono_ms)
+        if sick != host.sick or stale != host.stale:
             self.fleet.opens(host.worker.num)
             host.sick = sick
-            host.stale = False
+            host.stale = stale
             self.fleet.refresh(host)
 
     def silent(self, mono_ms: int) -> list[Worker]:
-        """The workers that are lost by their silence. Hosts without load frames become stale: they get no new work."""
+        """The workers that are lost by their silence. Hosts that miss renewals or load frames get no new work."""
         stale_ms = int(self.config.load_s * self.config.loads_missed_max * 1000)
         lost = []
         for host in self.fleet.hosts.values():
@@ -309,10 +320,16 @@ class Sessions:
             # its lease is the one that it was told with its join, even if this leader's settings differ
             if silent_ms > self.config.lost_ms and silent_ms > host.worker.lost_ms:
                 lost.append(host.worker)
-            elif not host.stale and host.heard and mono_ms - self._last_report_ms(host) > stale_ms:
+            elif host.stale or not host.heard:
+                continue
+            elif mono_ms - self._last_report_ms(host) > stale_ms or self._renews_no_more(host, mono_ms):
                 host.stale = True
                 self.fleet.refresh(host)
         return lost
+
+    def _renews_no_more(self, host: Host, mono_ms: int) -> bool:
+        """Whether a host's last renewal is half a lease old: from then on a worker takes no placements itself."""
+        return mono_ms - host.last_ms > self.config.lease_s * 500
 
     @staticmethod
     def _last_report_ms(host: Host) -> int:

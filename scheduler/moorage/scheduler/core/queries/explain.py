@@ -210,7 +210,7 @@ def _closed(host: Host) -> str:
         return f"{worker.id}: {worker.flag}" + (f" by {worker.by}" if worker.by else "")
     if not worker.session:
         return f"{worker.id}: lost"
-    return f"{worker.id}: " + ("its load frames are missed" if host.stale else "kept for a local claim")
+    return f"{worker.id}: " + ("its renewals or load frames are missed" if host.stale else "kept for a local claim")
 
 
 def _asked_of_host(shape: Shape) -> str:
