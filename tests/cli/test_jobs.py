@@ -34,6 +34,18 @@ async def test_requests_come_from_a_file_or_stdin(node: Node, unique: str) -> No
     assert many.err.startswith("error[conflict]: ")
 
 
+async def test_a_file_may_have_a_request_a_line_and_a_malformed_one_stops_no_other(node: Node, unique: str) -> None:
+    good = '{"job": "%s", "run": {"driver": "noop"}}'
+    lines = [good % "l1", "", '{"job": "l2", "run": {"argv": []}}', good % "l3"]
+    ran = await node.run("submit", "-f", "-", tenant=unique, stdin="\n".join(lines))
+    assert (ran.code, ran.out.split()) == (2, ["l1", "l3"])
+    assert "at $[1].run" in ran.err
+    assert ran.err.splitlines()[-1] == "2 of 3 accepted"
+    broken = await node.run("submit", "-f", "-", tenant=unique, stdin=f"{good % 'l4'}\n{{oops")
+    assert (broken.code, broken.out) == (2, "")
+    assert broken.err.startswith("error[invalid-argument]: line 2 of stdin is not JSON")
+
+
 async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "s1", "--gpu", "2xH100:80G", "--driver", "noop", "--", "hang", tenant=unique)
     await until(lambda: _is(node, unique, "s1", "RUNNING"), what="s1 runs")

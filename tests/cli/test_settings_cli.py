@@ -11,7 +11,7 @@ import pytest
 
 from moorage.cli.ledger import said_replicas
 from moorage.cli.settings import example_file
-from tests.cli.node import environment, moorage, node_on
+from tests.cli.node import Lines, environment, moorage, node_on, start
 
 NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "100ms")
 
@@ -118,3 +118,55 @@ async def test_up_takes_its_services_settings_from_one_file(tmp_path: Path) -> N
         assert worker["keeps"]["output_s"] == 10_800
         for log in ("scheduler.log", "worker.log"):
             assert f"({path})" in (node.folder / log).read_text()
+
+
+async def test_up_reads_the_file_of_its_folder_and_says_so(tmp_path: Path) -> None:
+    settings(tmp_path, "[worker]\noutput_bites = 6\n")
+    process = await start("up", cwd=tmp_path)
+    _, err = await process.communicate()
+    lines = err.decode().splitlines()
+    assert process.returncode == 2
+    assert lines[0] == f"settings: {tmp_path / 'moorage.toml'}"
+    assert lines[1].startswith("error[bad-settings]: [worker] has no key 'output_bites'")
+    other = settings(tmp_path / "..", "[up]\nprot = 1\n")
+    process = await start("up", cwd=tmp_path, env=other)  # a file that is named goes before it
+    _, err = await process.communicate()
+    assert err.decode().startswith("error[bad-settings]: [up] has no key 'prot'")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+async def test_up_reads_no_file_of_another_user(tmp_path: Path) -> None:
+    settings(tmp_path, "[up]\nprot = 1\n")
+    os.chown(tmp_path / "moorage.toml", 12345, -1)
+    process = await start("up", "--port", "0", "--simulate", "1xH100", cwd=tmp_path)
+    err = Lines(process.stderr)
+    await err.until("moorage is up")
+    process.terminate()
+    await process.wait()
+    assert "moorage.toml belongs to another user and is not read; to read it: --settings moorage.toml" in err.text
+
+
+@pytest.mark.parametrize("service", ["worker", "scheduler"])
+async def test_a_service_says_that_it_does_not_read_the_file_of_its_folder(tmp_path: Path, service: str) -> None:
+    settings(tmp_path, "[client]\n")
+    process = await start(service, *NOWHERE[:2], cwd=tmp_path, env={"MOORAGE_LEDGER_URL": NOWHERE[1]})
+    here = tmp_path / "moorage.toml"
+    err = Lines(process.stderr)
+    await err.until(f"{here} is not read; to read it: --settings moorage.toml, or MOORAGE_SETTINGS={here}")
+    process.kill()
+    await process.wait()
+    process = await start(service, *NOWHERE[:2], "--settings", "moorage.toml", cwd=tmp_path)
+    err = Lines(process.stderr)
+    await err.until("settings: ")
+    process.kill()
+    await process.wait()
+    assert "is not read" not in err.text
+
+
+async def test_the_doctor_says_that_the_file_of_its_folder_is_not_read(tmp_path: Path) -> None:
+    settings(tmp_path, "[client]\n")
+    process = await start("doctor", *NOWHERE, cwd=tmp_path)
+    out, _ = await process.communicate()
+    (line,) = [line for line in out.decode().splitlines() if "\tsettings\t" in line]
+    assert line.startswith("warn")
+    assert f"{tmp_path / 'moorage.toml'} is not read" in out.decode()

@@ -11,6 +11,7 @@ from moorage.bus.embedded import EmbeddedServer
 from moorage.client import (
     AsyncClient,
     BadContext,
+    BatchRejected,
     Client,
     ClientError,
     Conflict,
@@ -110,19 +111,27 @@ async def test_a_word_that_is_no_gpu_is_refused_before_anything_is_sent(nats_url
         assert scheduler.asked == []
 
 
-async def test_of_many_requests_the_one_that_cannot_be_is_named(nats_url: str, unique: str) -> None:
+async def test_of_many_requests_the_malformed_ones_are_named_and_the_others_go_on(nats_url: str, unique: str) -> None:
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
-        strange: dict[str, Any] = {"run": {"argv": ["x"]}, "rum": 1}
-        cases: list[tuple[Any, dict[str, Any], str]] = [
-            (strange, {}, "$[2].rum"), (["x"], {"priority": 101}, "$.priority"),
-        ]  # fmt: skip
-        for third, fields, field in cases:
-            with pytest.raises(Rejected) as told:
-                await client.submit_many([["x"], ["x"], third], **fields)
-            assert told.value.problem.field == field
-        with pytest.raises(Rejected, match="a command is a list of words, not NoneType") as told:
-            await client.submit_many([["x"], None])  # type: ignore[list-item]
-        assert told.value.problem.field == "$[1].run.argv"
+        scheduler.will("submit", [Accepted("a", 9, "ACCEPTED"), Accepted("b", 9, "ACCEPTED")])
+        many: list[Any] = [["x"], {"run": {"argv": []}}, ["y"], {"run": {"argv": ["x"]}, "rum": 1}, None]
+        with pytest.raises(BatchRejected, match=r"3 of 5 requests refused, the first at index 1: .*argv") as told:
+            await client.submit_many(many)
+        error = told.value
+        fields = {at: problem.field for at, problem in error.problems.items()}
+        assert fields == {1: "$[1].run.argv", 3: "$[3].rum", 4: "$[4].run.argv"}
+        assert error.problem.field == fields[1]
+        assert "a command is a list of words, not NoneType" in error.problems[4].message
+        assert [at for at, job in enumerate(error.jobs) if job is not None] == [0, 2]
+        sent = [request["run"]["argv"] for _, frame in scheduler.asked for request in frame]
+        assert sent == [["x"], ["y"]]
+
+
+async def test_a_field_that_is_given_for_all_requests_is_refused_before_any_is_sent(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        with pytest.raises(Rejected) as told:
+            await client.submit_many([["x"], ["x"]], priority=101)
+        assert (type(told.value), told.value.problem.field) == (Rejected, "$.priority")
         assert scheduler.asked == []
 
 

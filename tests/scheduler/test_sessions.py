@@ -85,6 +85,22 @@ def test_join_by_number_boot_and_machine(n: int, boot: str, machine: str, outcom
         assert answer["code"] == outcome
 
 
+@pytest.mark.parametrize(
+    ("boot", "said"),
+    [
+        ("boot-1.9", "a worker of the same machine, with another state folder, has the id w0"),
+        ("boot-2.9", "a worker of another machine has the id w0"),
+    ],
+)
+def test_a_worker_whose_id_is_taken_hears_from_where_and_which_flag_helps(boot: str, said: str) -> None:
+    drive = Driving()
+    worker = drive.worker("w0", auto=False)
+    answer = drive.join(worker, Join("another", boot, 1, worker.hello))
+    assert answer["code"] == "worker-id-in-use"
+    assert said in answer["message"]
+    assert "--id" in answer["next"]
+
+
 @pytest.mark.parametrize("how", ["lost", "goodbye"])
 def test_another_machine_may_have_the_id_after_lost_or_goodbye(how: str) -> None:
     drive = Driving()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from moorage.schemas.codec import decode_request
@@ -11,6 +13,7 @@ from moorage.worker.member_messages import (
     AnswerRefused,
     Ended,
     EndMember,
+    GiveUp,
     Leave,
     Log,
     Member,
@@ -172,6 +175,25 @@ def test_a_refused_join_is_logged_once_and_tried_with_patience(code: str) -> Non
     assert waits == sorted(waits)
     assert waits[-1] == 30
     assert bench.members.session.join_n == (76 if code == "stale-join" else 7)
+
+
+def _refused(bench: Bench, code: str, retry_after_s: float | None) -> list[Any]:
+    told = problem(code, "no", retry_after_s=retry_after_s)
+    commands = bench.do(AnswerRefused("join", bench.members.session.join_n, told))
+    bench.now = bench.members.next_deadline_s()
+    bench.do(Tick())
+    return commands
+
+
+@pytest.mark.parametrize(("code", "gives_up"), [("worker-id-in-use", True), ("gpu-lent-twice", False)])
+def test_an_id_that_stays_in_use_longer_than_a_lost_worker_has_it_is_given_up(code: str, gives_up: bool) -> None:
+    bench = Bench()
+    bench.do(Restored([], [], []))
+    began = bench.now
+    while bench.now <= began + 2 * 28:
+        assert not of(GiveUp, _refused(bench, code, 28.0))
+    assert bool(of(GiveUp, _refused(bench, code, 28.0))) is gives_up
+    assert not of(GiveUp, _refused(bench, code, None)), "of a leader that names no time"
 
 
 def test_a_refused_join_says_what_was_found_where_and_what_to_do() -> None:

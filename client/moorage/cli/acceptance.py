@@ -20,14 +20,14 @@ _WARNINGS: Final = {
 }
 
 
-def say_interrupted(requests: Sequence[Request]) -> None:
-    """Nobody can know whether what was sent is in the ledger; their ids make it safe to ask, and to send again."""
-    if len(requests) == 1:
-        job = requests[0].job
+def say_interrupted(jobs: Sequence[str | None]) -> None:
+    """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again."""
+    if len(jobs) == 1:
+        job = jobs[0]
         say(f"interrupted before the answer: {job} may have been accepted")
         say(f"  look: moorage show {job}   cancel: moorage cancel {job}")
     else:
-        say(f"interrupted before the answer: any of the {len(requests)} jobs may have been accepted")
+        say(f"interrupted before the answer: any of the {len(jobs)} jobs may have been accepted")
         say("  look: moorage ls; jobs that have an id in the file can be sent again: they are the same jobs")
 
 

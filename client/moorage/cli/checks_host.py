@@ -15,7 +15,7 @@ NVML_S_MAX: Final = 10.0
 
 
 def settings() -> Check:
-    from moorage.cli.settings import the_file
+    from moorage.cli.settings import the_file, unread_here
     from moorage.schemas.settings import NO_FILE
 
     try:
@@ -23,8 +23,12 @@ def settings() -> Check:
     except MoorageError as error:
         return failed("settings", error)
     if file is NO_FILE:
-        return Check("settings", "ok", "no settings file: defaults, environment and flags")
-    return Check("settings", "ok", f"{file.path}: {', '.join(f'[{name}]' for name in file.tables) or 'empty'}")
+        found = "no settings file: defaults, environment and flags"
+    else:
+        found = f"{file.path}: {', '.join(f'[{name}]' for name in file.tables) or 'empty'}"
+    if unread := unread_here(file):
+        return Check("settings", "warn", found, f"of all commands only moorage up reads one here: {unread}")
+    return Check("settings", "ok", found)
 
 
 def secrets() -> Check | None:

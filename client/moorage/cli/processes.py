@@ -15,10 +15,10 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit
 from moorage.cli.interrupts import ENDING
 from moorage.cli.options import OF_LEDGER, LedgerOptions, guarded
-from moorage.cli.settings import FILE_HELP, flags_of, the_file
+from moorage.cli.settings import FILE_HELP, flags_of, the_file, unread_here
 from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE, SchedulerSettings
 from moorage.schemas.errors import Problem
-from moorage.schemas.settings import unknown_variables
+from moorage.schemas.settings import SettingsFile, unknown_variables
 from moorage.worker.settings import WorkerSettings
 
 LEDGER_URL_FILE: Final = "ledger-url"
@@ -55,6 +55,7 @@ def scheduler(
         target = find_ledger(held)
         begin_log(held.log_level)
         log_settings(found)
+        _warn_of_file_here(file)
 
         def tell(told: Problem) -> None:
             if options.json:
@@ -65,6 +66,11 @@ def scheduler(
 
     gc.enable()
     return guarded(options, act)
+
+
+def _warn_of_file_here(read: SettingsFile) -> None:
+    if unread := unread_here(read):
+        logging.getLogger("moorage.settings").warning("%s", unread)
 
 
 def find_ledger(held: SchedulerSettings) -> str | None:
@@ -100,7 +106,8 @@ def worker(
         from moorage.worker.settings import SECTION, worker_settings
 
         given = {**dataclasses.asdict(flags), "nats": options.nats}
-        held, found = worker_settings(given, home() / WORKERS_FOLDER, file=the_file(settings))
+        file = the_file(settings)
+        held, found = worker_settings(given, home() / WORKERS_FOLDER, file=file)
         context = find_context(held.nats)
 
         async def serve() -> None:
@@ -114,6 +121,7 @@ def worker(
         log.info("settings: %s", told(found) or "defaults")
         for name in unknown_variables(SECTION, found):
             log.warning("%s is no setting: it does nothing", name)
+        _warn_of_file_here(file)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve())
         return 0

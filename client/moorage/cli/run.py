@@ -58,7 +58,7 @@ def run(
             if submitted:
                 _say_detached(job_id)
             else:
-                say_interrupted([request])
+                say_interrupted([job_id])
 
         return await detachable(_follow(client, job_id, options, submit), detach)
 

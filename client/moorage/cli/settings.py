@@ -24,11 +24,14 @@ from moorage.schemas.settings import (
     settle,
     shown,
 )
-from moorage.schemas.settings_file import find_file
+from moorage.schemas.settings_file import FILE_VARIABLE, file_here, find_file
 
 CLIENT: Final = "client"
 UP: Final = "up"
 FILE_HELP: Final = "Settings file; else $MOORAGE_SETTINGS, or moorage.toml in ~/.config/moorage or /etc/moorage."
+UP_FILE_HELP: Final = (
+    "Settings file; else $MOORAGE_SETTINGS, or moorage.toml in this folder, ~/.config/moorage or /etc/moorage."
+)
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +80,14 @@ def the_file(given: str | Path | None = None, env: Mapping[str, str] | None = No
         if name in file.tables:
             settle(name, struct, env={}, file=file)
     return file
+
+
+def unread_here(read: SettingsFile) -> str:
+    """What to say of a `moorage.toml` in the current folder that was not read; "" where there is none."""
+    here = file_here()
+    if here is None or (read is not NO_FILE and here.samefile(read.path)):
+        return ""
+    return f"{here} is not read; to read it: --settings {here.name}, or {FILE_VARIABLE}={here}"
 
 
 def client_settings(env: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -26,7 +26,9 @@ def submit(
     *command: Annotated[str, Parameter(help="What to run, after --.", command=True)],
     file: Annotated[
         str | None,
-        Parameter(help="Requests as JSON, one or an array; - is stdin.", names=("--file", "-f"), value="FILE"),
+        Parameter(
+            help="Requests as JSON: one, an array, or one a line; - is stdin.", names=("--file", "-f"), value="FILE"
+        ),
     ] = None,
     instead_of: Annotated[
         str | None,
@@ -45,6 +47,7 @@ def submit(
 
     def act() -> int:
         from moorage.client.errors import rejected
+        from moorage.client.job_ids import fresh_job_id
         from moorage.client.request_builder import build_request
 
         if instead_of is not None:
@@ -67,10 +70,12 @@ def submit(
         if not isinstance(content, list):
             request = build_request(content)
             return with_client(options, lambda client: _one(client, request, options))
-        requests = [build_request(body) for body in content]
+        named = [{"job": fresh_job_id(), **body} for body in content]
 
         async def work(client: AsyncClient) -> int | None:
-            return await detachable(_many(client, requests, options), lambda: say_interrupted(requests))
+            return await detachable(
+                _many(client, named, options), lambda: say_interrupted([body["job"] for body in named])
+            )
 
         return with_client(options, work)
 
@@ -98,11 +103,11 @@ async def _one(client: AsyncClient, request: Request, options: RowOptions) -> in
             tell(job.id)
             say_accepted(job, request)
 
-    return await detachable(ask(), lambda: say_interrupted([request]))
+    return await detachable(ask(), lambda: say_interrupted([request.job]))
 
 
-async def _many(client: AsyncClient, requests: list[Request], options: RowOptions) -> int | None:
-    """An array: each request is accepted or refused by itself, told in their order."""
+async def _many(client: AsyncClient, requests: list[dict[str, Any]], options: RowOptions) -> int | None:
+    """Several requests: each request is accepted or refused by itself, told in their order."""
     from moorage.client.errors import BatchRejected, error_of
 
     jobs: list[Job | None] = []
@@ -127,9 +132,7 @@ async def _many(client: AsyncClient, requests: list[Request], options: RowOption
 
 
 def _read(file: str) -> Any:
-    """The JSON of a file or of stdin: an object, or a list of them. Raises `Rejected`."""
-    import msgspec
-
+    """The JSON of a file or of stdin: an object, or a list of them, from an array or one a line. Raises `Rejected`."""
     from moorage.client.errors import rejected
 
     where = "stdin" if file == "-" else file
@@ -139,17 +142,40 @@ def _read(file: str) -> Any:
         raise cannot_read(where, error.strerror, "name a file of JSON, or - for stdin") from None
     if len(text) > FILE_BYTES_MAX:
         raise rejected("too-large", f"{where} has more than {FILE_BYTES_MAX} bytes", next="split it")
-    try:
-        content = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise rejected(
-            "invalid-argument", f"{where} is not JSON: {error}", next='it looks like {"run": {"argv": ["nvidia-smi"]}}'
-        ) from None
+    content = _json_of(text, where)
     bodies = content if isinstance(content, list) else [content]
     if not bodies or not all(isinstance(body, dict) for body in bodies):
         raise rejected(
             "invalid-argument",
             f"{where} holds no request",
-            next='a request is an object as {"run": {"argv": ["nvidia-smi"]}}, or an array of them',
+            next='a request is an object as {"run": {"argv": ["nvidia-smi"]}}, or an array of them, or one a line',
         )
     return content
+
+
+def _json_of(text: bytes, where: str) -> Any:
+    """One JSON value; or a list of them, where the first line is a value and further ones follow. Raises `Rejected`."""
+    import msgspec
+
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        wrong: Exception = error
+    at, values = "", []
+    for number, line in lines if len(lines) > 1 else ():
+        try:
+            values.append(msgspec.json.decode(line))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            if not values:  # its first line is no value: it was not meant to be one a line
+                break
+            wrong, at = error, f"line {number} of "
+            break
+    else:
+        if values:
+            return values
+    from moorage.client.errors import rejected
+
+    raise rejected(
+        "invalid-argument", f"{at}{where} is not JSON: {wrong}", next='it looks like {"run": {"argv": ["nvidia-smi"]}}'
+    )

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.options import LOCAL, LocalOptions, guarded
-from moorage.cli.settings import FILE_HELP, UP, UpSettings, flags_of, the_file
+from moorage.cli.settings import UP, UP_FILE_HELP, UpSettings, flags_of, the_file
 from moorage.schemas.settings import made, settle
-from moorage.schemas.settings_file import FILE_VARIABLE
+from moorage.schemas.settings_file import FILE_VARIABLE, file_here
 from moorage.worker.settings import WorkerSettings
 
 LOCK_FILE: Final = "up.lock"
@@ -37,16 +37,16 @@ else:
 
 def up(
     *,
-    settings: Annotated[Path | None, Parameter(help=FILE_HELP)] = None,
+    settings: Annotated[Path | None, Parameter(help=UP_FILE_HELP)] = None,
     flags: UpFlags = _NO_FLAGS,
     options: LocalOptions = LOCAL,
 ) -> int:
     """Server, scheduler and worker on this machine, in one command.
 
-    Other commands find it when they are run in the same folder. Ctrl-C ends everything, running jobs included: SIGTERM,
-    3 s, SIGKILL. The state stays, and the next `up` in the same folder goes on from there: what waited waits, and what
-    ran is tried again if retries are left, and is otherwise FAILED, "its worker was stopped". A part that dies is
-    started again; after six times within a minute, everything ends.
+    Other commands find it when they are run in the same folder. A moorage.toml there is read, and that is said. Ctrl-C
+    ends everything, running jobs included: SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the same folder
+    goes on from there: what waited waits, and what ran is tried again if retries are left, and is otherwise FAILED, "its
+    worker was stopped". A part that dies is started again; after six times within a minute, everything ends.
     """
     gc.enable()
     return guarded(options, lambda: asyncio.run(_up(settings, flags, options)))
@@ -55,6 +55,7 @@ def up(
 async def _up(given: Path | None, flags: Any, options: LocalOptions) -> int:
     from moorage.bus.target import home
 
+    given = given or _file_here()
     file = the_file(given)
     held = made(UpSettings, settle(UP, UpSettings, flags=dataclasses.asdict(flags), file=file))
     simulate = held.simulate or settle("worker", WorkerSettings, file=file)["simulate"].value
@@ -67,6 +68,23 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions) -> int:
     node = Node(folder, simulate or "", held.port, options)
     with _only_one(folder):
         return await node.run()
+
+
+def _file_here() -> Path | None:
+    """The `moorage.toml` of this folder, where the state of `up` is, too, unless the environment names another file.
+
+    One of another user is not read: it could name programs to run.
+    """
+    from moorage.cli.console import say_if_heard
+
+    here = None if os.environ.get(FILE_VARIABLE) else file_here()
+    if here is None:
+        return None
+    if here.stat().st_uid not in (os.geteuid(), 0):
+        say_if_heard(f"settings: {here} belongs to another user and is not read; to read it: --settings {here.name}")
+        return None
+    say_if_heard(f"settings: {here}")
+    return here
 
 
 def _check_fleet(simulate: str | None) -> None:

@@ -158,10 +158,11 @@ class AsyncClient(Connected):
     ) -> list[Job]:
         """Submit all in one frame (in several beyond 10,000 requests or 900 KiB); returns jobs in the requests' order.
 
-        Each is accepted or refused by itself. Raises `BatchRejected`, which holds the accepted jobs, and what `submit`
-        raises: some may be accepted then, and requests that name their `job` can all be sent again without doubling.
+        Each is accepted or refused by itself, also a malformed one. Raises `BatchRejected`, which has the accepted jobs
+        and names the refused requests; `Rejected` for a `gpu` or a field given here for all; and what `submit` raises:
+        some may be accepted then, and requests that name their `job` can all be sent again without doubling.
         """
-        built: list[tuple[Request, bytes]] = []
+        built: list[tuple[Request, bytes] | Problem] = []
         for at, what in enumerate(many):
             try:
                 built.append(self._requests.encoded(what, gpu, None, fields))
@@ -169,22 +170,35 @@ class AsyncClient(Connected):
                 said_for_all = {*fields, *(["gpu"] if gpu is not None else [])}
                 if said_for_all.intersection(error.problem.field.split(".")):
                     raise
-                raise of_batch(error, at) from None
-        beginnings = [self.expect(request.job) for request, _ in built]
+                built.append(of_batch(error.problem, at))
+        sent = [(request, body) for one in built if not isinstance(one, Problem) for request, body in (one,)]
+        beginnings = [self.expect(request.job) for request, _ in sent]
+        answered = zip(sent, await self._answers_to([body for _, body in sent]), beginnings, strict=True)
+        jobs: list[Job | None] = []
+        problems: dict[int, Problem] = {}
+        for at, one in enumerate(built):
+            if isinstance(one, Problem):
+                answer: Accepted | Problem = one
+            else:
+                (request, _), answer, beginning = next(answered)
+            if isinstance(answer, Problem):
+                problems[at] = answer
+                jobs.append(None)
+            else:
+                jobs.append(_job_class()(self, answer.job, answer, request, beginning))
+        if problems:
+            raise BatchRejected(jobs, problems)
+        return [job for job in jobs if job is not None]
+
+    async def _answers_to(self, bodies: list[bytes]) -> list[Accepted | Problem]:
+        """The answer to each of these requests, sent in as few frames as the bounds allow."""
         answers: list[Accepted | Problem] = []
-        frames = frames_of(body for _, body in built)
+        frames = frames_of(bodies)
         for at in range(0, len(frames), FRAMES_AT_ONCE):
             asked = (self._ask("submit", frame, decode_batch) for frame in frames[at : at + FRAMES_AT_ONCE])
             for part in await asyncio.gather(*asked):
                 answers += part
-        problems = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Problem)}
-        jobs = [
-            None if isinstance(answer, Problem) else _job_class()(self, answer.job, answer, request, beginning)
-            for (request, _), answer, beginning in zip(built, answers, beginnings, strict=True)
-        ]
-        if problems:
-            raise BatchRejected(jobs, problems)
-        return [job for job in jobs if job is not None]
+        return answers
 
     def request(
         self,

@@ -88,12 +88,14 @@ class QueueFull(Rejected):
 
 
 class BatchRejected(Rejected):
-    """Some of `submit_many` were refused. `jobs` has one handle per request, of the client's own kind (`Job` or
-    `SyncJob`), and None where `problems` has the reason. In another process it has their ids in place of handles."""
+    """Some requests of `submit_many` were refused, and the others are submitted. `problems` has what is wrong by the
+    index of the request, from 0, and the message begins with the first of them. `jobs` has one handle per request, of
+    the client's own kind (`Job` or `SyncJob`), and None for a refused one; in another process it has their ids."""
 
     def __init__(self, jobs: list[Any], problems: dict[int, Problem]) -> None:
-        first = problems[min(problems)]
-        where = f"{len(problems)} of {len(jobs)} requests were refused; the first is number {min(problems)}: "
+        at = min(problems)
+        first = problems[at]
+        where = f"{len(problems)} of {len(jobs)} requests refused, the first at index {at}: "
         super().__init__(msgspec.structs.replace(first, message=where + first.message))
         self.jobs = jobs
         self.problems = problems
@@ -210,9 +212,9 @@ def timed_out(message: str, *, job: str = "", next_step: str = "") -> TimedOut:
     return TimedOut(client_problem("timed-out", message, job=job, next_step=next_step))
 
 
-def of_batch(error: Rejected, at: int) -> Rejected:
-    """What is wrong with one of several requests, with its number in the field: `$[2].gpu.count`."""
-    return type(error)(msgspec.structs.replace(error.problem, field=f"$[{at}]{error.problem.field.removeprefix('$')}"))
+def of_batch(problem: Problem, at: int) -> Problem:
+    """What is wrong with one of several requests, with its index in the field: `$[2].gpu.count`."""
+    return msgspec.structs.replace(problem, field=f"$[{at}]{problem.field.removeprefix('$')}")
 
 
 def client_problem(

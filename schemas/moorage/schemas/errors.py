@@ -36,7 +36,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
         "moorage",
         "this scheduler does not lead, or cannot prove that it does, as while its ledger takes no record; send again",
     ),
-    "worker-id-in-use": ("fleet", "another machine holds this worker id until it is lost or says goodbye"),
+    "worker-id-in-use": ("fleet", "a worker of another machine or state folder has this id until it is lost or leaves"),
     "gpu-lent-twice": ("fleet", "another worker lends this very GPU until it is lost or says goodbye"),
     "session-over": ("fleet", "the lease session is over; join again"),
     "stale-join": ("fleet", "the join number is not above the last one recorded"),

@@ -16,7 +16,8 @@ def find_file(given: str | Path | None = None, env: Mapping[str, str] | None = N
     """The settings file: the one given, else $MOORAGE_SETTINGS, else `moorage/moorage.toml` in the user's
     configuration folder, else the one in /etc/moorage; None where there is none.
 
-    Never one of the folder where somebody happens to stand: a checkout must not choose the server a command talks to.
+    Never one of the current folder: a checkout must not choose the server that a command talks to. `moorage up`, whose
+    state is in the folder as well, reads that one, too: see `file_here`.
     """
     env = os.environ if env is None else env
     if given:
@@ -28,3 +29,9 @@ def find_file(given: str | Path | None = None, env: Mapping[str, str] | None = N
         if os.path.exists(path):
             return Path(path)
     return None
+
+
+def file_here(folder: Path | None = None) -> Path | None:
+    """The `moorage.toml` of the current folder, or of another one; None where there is none."""
+    path = (folder or Path.cwd()) / FILE_NAME
+    return path if path.is_file() else None

@@ -45,6 +45,7 @@ from moorage.worker.member_messages import (
     EndMember,
     FactsAnswered,
     Forget,
+    GiveUp,
     Leave,
     Log,
     Member,
@@ -186,6 +187,8 @@ class Agent:
         self.where = ""  # the server's address without secrets, for the log
         #: called when an operator begins to drain this worker, and when that is taken back
         self.on_draining: Callable[[bool], None] = lambda draining: None
+        #: called when another worker has this one's id, and keeps it
+        self.on_given_up: Callable[[Problem], None] = lambda problem: None
         self._strays: dict[MemberName, Driver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
@@ -209,6 +212,7 @@ class Agent:
             SessionLive: self._on_session_live,
             SetFence: self._set_fence,
             SayHello: lambda command: self.reporter.say_hello(),
+            GiveUp: lambda command: self.on_given_up(command.problem),
             Draining: lambda command: self.on_draining(command.draining),
             Well: self._on_well,
             SendGoodbye: self.leader.send_goodbye,

@@ -15,7 +15,7 @@ from moorage.bus.cpu_latency import CpuLatency
 from moorage.bus.framing import new_inbox
 from moorage.bus.transport import Delivery, Outgoing, Subscribed, Transport
 from moorage.schemas.codec import Decoder
-from moorage.schemas.errors import MoorageError, Refused
+from moorage.schemas.errors import MoorageError, Problem, Refused
 from moorage.schemas.frames import Look, RollCall
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.worker.agent import Agent
@@ -103,6 +103,11 @@ class FleetHost:
                 self.failed.result()
         finally:
             stopped.cancel()
+
+    def give_up(self, problem: Problem) -> None:
+        """Have `serve` raise this."""
+        if not self.failed.done():
+            self.failed.set_exception(Refused(problem))
 
     async def close(self) -> None:
         """Remove all agents, send what is queued."""

@@ -339,6 +339,12 @@ class Log(msgspec.Struct, frozen=True):
     text: str
 
 
+class GiveUp(msgspec.Struct, frozen=True):
+    """The worker may not join, and waiting longer will not change that."""
+
+    problem: Problem
+
+
 Command = (
     TryClaim
     | StartMembers
@@ -354,6 +360,7 @@ Command = (
     | SessionLive
     | SetFence
     | SayHello
+    | GiveUp
     | Draining
     | Well
     | SendGoodbye

@@ -8,9 +8,9 @@ is held, or that is over, changes nothing (H8, H10, H11). Only facts free a GPU 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
-from moorage.schemas.errors import in_a_line
+from moorage.schemas.errors import Problem, in_a_line
 from moorage.schemas.frames import VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
 from moorage.worker.inventory.base import FREE_WAIT_S
 from moorage.worker.lease_session import JOINS_UNANSWERED_TOLD, NEVER_S, LeaseSession
@@ -21,6 +21,7 @@ from moorage.worker.member_messages import (
     Draining,
     Ended,
     FactsAnswered,
+    GiveUp,
     HealthChanged,
     Leave,
     Log,
@@ -49,6 +50,9 @@ from moorage.worker.member_messages import (
 from moorage.worker.member_table import Defect, MemberTable
 from moorage.worker.tombstones import TOMBSTONES_MAX
 
+#: a worker id that is in use is refused so many times the wait that the leader names: then its holder is no lost one
+ID_FREE_AFTER: Final = 2
+
 
 class Members:
     """The lease sessions of one worker, one after the other; its members are in `table`. Not thread-safe."""
@@ -75,6 +79,7 @@ class Members:
         self._join_holding: list[Held] = []
         self._leaving = False
         self._refused_code = ""
+        self._refused_since_s = 0.0
         self._commands: list[Command] = []
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -210,7 +215,9 @@ class Members:
                 session.join_refused(self._now)
                 if code != self._refused_code:
                     self._log("error", code, f"this worker may not join: {in_a_line(event.problem)}")
+                    self._refused_since_s = self._now
                 self._refused_code = code
+                self._give_up_if_in_vain(event.problem)
                 last = event.problem.allowed.removeprefix(">").strip()
                 if code == "stale-join" and last.isdigit():  # the journal was lost: go on from the ledger's number
                     session.join_n = max(session.join_n, int(last))
@@ -227,6 +234,13 @@ class Members:
         elif code != "not-leading":
             self._log("error", code, f"the leader refused a {event.verb} frame: {in_a_line(event.problem)}")
         return None
+
+    def _give_up_if_in_vain(self, problem: Problem) -> None:
+        """Whoever had the id before would be lost by now: another worker lives under it. What runs here is not left."""
+        again_s = problem.retry_after_s
+        waited_s = self._now - self._refused_since_s
+        if problem.code == "worker-id-in-use" and again_s and waited_s > ID_FREE_AFTER * again_s and not self.held:
+            self._commands.append(GiveUp(problem))
 
     def _on_roll_call(self, frame: RollCall) -> None:
         if frame.v != VERSION:

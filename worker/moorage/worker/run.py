@@ -141,8 +141,11 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
 
 
 async def run(settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event) -> None:
-    """`start`, then serve until `stop` is set. Raises what an agent that broke raised."""
+    """`start`, then serve until `stop` is set. Raises what an agent that broke raised, and Refused with
+    worker-id-in-use where another worker has the id of the only one, and keeps it."""
     worker = await start(settings, target)
+    if len(worker.agents) == 1:
+        worker.agents[0].on_given_up = worker.host.give_up
     leave_what_stays()
     try:
         await worker.host.serve(stop)

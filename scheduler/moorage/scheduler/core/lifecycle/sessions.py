@@ -109,15 +109,23 @@ class Sessions:
             is_late = frame.n <= worker.n and (frame.boot, frame.machine) == (worker.boot, worker.machine)
             return self._stale(worker, frame) if is_late else None
         if worker.machine != frame.machine:
-            return problem(
-                "worker-id-in-use",
-                f"worker {worker.id} is held by another machine until it is lost or says goodbye",
-                next="give this worker another id, or wait until the other one is lost",
-                retry_after_s=self.config.lost_ms / 1000,
-            )
+            return self._id_in_use(worker, frame)
         if frame.n == worker.n and frame.boot == worker.boot and worker.lost_ms in (0, self.config.lost_ms):
             return worker.session  # the answer tells this leader's lease, so it must be the one that was recorded
         return self._stale(worker, frame) if frame.n <= worker.n else None
+
+    def _id_in_use(self, worker: Worker, frame: Join) -> Problem:
+        """The answer to a worker whose id a live session has; the start of `boot` names the kernel that both run on."""
+        if frame.boot.partition(".")[0] == worker.boot.partition(".")[0]:
+            holder, which = "a worker of the same machine, with another state folder,", "that state folder (--state)"
+        else:
+            holder, which = "a worker of another machine", "the machine it ran on before"
+        return problem(
+            "worker-id-in-use",
+            f"{holder} has the id {worker.id} until it is lost or leaves",
+            next=f"give this worker an id of its own with --id, or start it on {which}, or stop the other one",
+            retry_after_s=self.config.lost_ms / 1000,
+        )
 
     def _stale(self, worker: Worker, frame: Join) -> Problem:
         return problem(
