@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from moorage.cli.console import plain, say, tell, tell_error
 from moorage.cli.fields import filled
 from moorage.cli.fleet import model_words, packed
 from moorage.cli.jobs import why_of
-from moorage.cli.render import Rows, age, facts, ordinal, table, waits
+from moorage.cli.labelled import LINE_BYTES_MAX, Labelled
+from moorage.cli.render import Rows, age, day_and_time, facts, ordinal, table, waits
 from moorage.cli.screen import Screen, cut
 from moorage.client.errors import Rejected
 from moorage.schemas.errors import problem
@@ -74,9 +76,57 @@ def test_rows_that_come_one_by_one_keep_their_columns(monkeypatch: pytest.Monkey
     assert rows.line(["j", "RUNNING", None, "a\nb"]) == "j\tRUNNING\t-\ta b", "in a pipe without a header"
 
 
+def test_rows_begin_as_wide_as_they_will_be_and_a_narrow_terminal_does_without_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = Rows(HEADER, optional=("AGE",), widths={"JOB": 9, "STATE": 9}, stream=Terminal())
+    head, first = rows.line(["j", "RUNNING", "5s", "why"]).splitlines()
+    assert head.index("WHY") == first.index("why") == rows.line(["longer", "CANCELLED", "1h", "why"]).index("why") == 27
+    monkeypatch.setenv("COLUMNS", "38")
+    rows = Rows(HEADER, optional=("AGE",), widths={"JOB": 9, "STATE": 9}, stream=Terminal())
+    assert rows.line(["j", "RUNNING", "5s", "why"]).splitlines() == [
+        "JOB        STATE      WHY",
+        "j          RUNNING    why",
+    ]
+    assert rows.line(["j", "QUEUED", "6s", "x"]) == "j          QUEUED     x"
+
+
+def test_a_last_column_that_wraps_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    why = "cancelled by tenant:default, said ana: superseded " + "x" * 40
+    text = table(["STATE", "AGE", "WHY"], [["RUNNING", "5s", why]], optional=("AGE",), wraps=True, stream=Terminal())
+    _, *lines = text.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert {line[:9] for line in lines[1:]} == {" " * 9}
+    assert "".join(line[9:] for line in lines).replace(" ", "").removeprefix("5s") == why.replace(" ", "")
+
+
+def test_a_moment_to_come_has_its_day() -> None:
+    now = datetime(2026, 11, 22, 21, 48, tzinfo=UTC)
+    for hours, said in ((2, "today 23:48"), (23, "tomorrow 20:48"), (47, "2026-11-24 20:48")):
+        assert day_and_time(now + timedelta(hours=hours), now) == said
+
+
+def test_output_of_replicas_comes_in_whole_lines_with_the_replica_before_each() -> None:
+    made = Labelled()
+    assert made.lines((0, 1, "out"), b"loss 0", end=False) == b""
+    assert made.lines((1, 1, "out"), b"one\ntwo\n", end=False) == b"[1] one\n[1] two\n"
+    assert made.lines((0, 1, "out"), b".7\nmore", end=False) == b"[0] loss 0.7\n"
+    assert made.lines((0, 1, "err"), b"no end", end=True) == b"[0] no end\n"
+    assert list(made.rest()) == [("out", b"[0] more\n")]
+    assert list(made.rest()) == []
+    long = made.lines((2, 1, "out"), b"x" * (LINE_BYTES_MAX + 1), end=False)
+    assert len(long) == len(b"[2] \n") + LINE_BYTES_MAX
+    assert list(made.rest()) == [("out", b"[2] x\n")]
+
+
 def test_why_a_job_waits_in_a_line() -> None:
     explained = {"reason": "busy", "means": "the GPUs that could run it are leased", "position": 2, "queued": 5}
     assert waits(explained) == "2nd of 5  busy: the GPUs that could run it are leased"
+    assert waits(explained | {"queued_of": "replicas"}).startswith("2nd of 5 replicas  busy")
     more = {"needs": "1 more H100 on one host", "starts": {"p50_ms": 240_000}}
     assert waits({**explained, **more}) == "2nd of 5  ~4m  busy: needs 1 more H100 on one host"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -39,6 +40,61 @@ async def test_every_line_of_a_gang_names_its_replica(node: Node, unique: str) -
     listed = await node.run("ls", tenant=unique)
     assert "\t- sim\t" in listed.out  # a gang's last change is of no worker
     assert {line.split("replica ")[-1] for line in rest} == {"0", "1"}
+
+
+async def test_output_of_replicas_names_them_in_run_and_logs_unless_asked_not_to(node: Node, unique: str) -> None:
+    script = ("sh", "-c", "echo of $RANK; printf half; sleep 0.1; echo ' a line'; printf end")
+    ran = await node.run("run", "--job", "r", "--gpu", "2x1xH100", "--gang", "--", *script, tenant=unique)
+    lines = sorted(f"[{at}] {text}" for at in (0, 1) for text in (f"of {at}", "half a line", "end"))
+    assert sorted(ran.out.splitlines()) == lines
+    for words in ((), ("--no-follow",)):
+        ran = await node.run("logs", "r", *words, tenant=unique)
+        assert sorted(ran.out.splitlines()) == lines, words
+    one = await node.run("logs", "r", "--replica", "1", "--no-follow", tenant=unique)
+    assert one.out == "of 1\nhalf a line\nend"
+    bare = await node.run("logs", "r", "--no-prefix", "--no-follow", tenant=unique)
+    assert bare.out == "of 0\nhalf a line\nendof 1\nhalf a line\nend"
+    frames = (await node.run("logs", "r", "--json", "--no-follow", tenant=unique)).frames
+    assert {frame["text"] for frame in frames if frame["text"]} == {f"of {at}\nhalf a line\nend" for at in (0, 1)}
+
+
+async def test_a_signal_is_one_number_for_people_and_another_on_the_wire(node: Node, unique: str) -> None:
+    ran = await node.run("run", "--job", "s", "--", "sh", "-c", "kill -TERM $$", tenant=unique)
+    assert ran.code == 143
+    assert "code 143" in ran.err
+    for words in (("ls",), ("show", "s"), ("explain", "s"), ("events", "s"), ("wait", "s")):
+        told = await node.run(*words, tenant=unique)
+        assert ("143" in told.out, "-15" in told.out) == (True, False), told.out
+    assert (await node.run("show", "s", "--json", tenant=unique)).frame["data"]["code"] == -15
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_at_a_terminal_a_second_ctrl_c_cancels_what_the_first_has_let_go(
+    node: Node, unique: str, again: bool
+) -> None:
+    words = ("run", "--job", "long", "--", "sh", "-c", "echo begun; exec sleep 600")
+    async with on_a_terminal(*words, env=node.env(unique)) as (process, terminal):
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(terminal), "rb")
+        )
+        lines = Lines(reader)
+        await lines.until("begun")
+        process.send_signal(signal.SIGINT)
+        await lines.until("Ctrl-C again within 2 s")
+        if again:
+            process.send_signal(signal.SIGINT)
+            await lines.until("cancelling long, was RUNNING")
+        assert await process.wait() == 130
+        transport.close()
+    async with AsyncClient(node.url, tenant=unique) as client:
+        if again:
+            [result] = await client.wait([client.job("long")])
+            assert result.state == "CANCELLED"
+        else:
+            assert (await client.job("long").show())["state"] == "RUNNING"
+            await client.job("long").cancel()
 
 
 async def test_output_is_output_and_progress_is_talk(node: Node, unique: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.queries import views, waiting
 from moorage.scheduler.core.queries.explain import REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
@@ -182,7 +182,21 @@ def test_position_and_what_else_is_told() -> None:
     for index in range(3):
         drive.submit(f"j{index}", gpu={"count": 2}, replicas=2)
     told = why(drive, "j1")
-    assert (told["position"], told["queued"], told["asks"], told["waiting_replicas"]) == (3, 6, "2x2xany", 2)
+    assert (told["asks"], told["waiting_replicas"]) == ("2x2xany", 2)
+    assert (told["position"], told["queued"], told["queued_of"]) == (2, 3, "jobs"), "of jobs, whatever their replicas"
+
+
+@pytest.mark.interpreted
+def test_in_a_very_long_queue_the_place_is_of_replicas_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "COUNTED_MAX", 3)
+    drive = Driving()
+    for index in range(3):
+        drive.submit(f"j{index}", gpu={"count": 2}, replicas=2)
+    told = why(drive, "j1")
+    assert (told["position"], told["queued"], told["queued_of"]) == (2, 3, "jobs")
+    monkeypatch.setattr(waiting, "GLANCED_MAX", 5)
+    told = why(drive, "j1")
+    assert (told["position"], told["queued"], told["queued_of"]) == (3, 6, "replicas")
 
 
 def test_a_job_that_runs_tells_its_story_and_an_unknown_one_is_not_found() -> None:

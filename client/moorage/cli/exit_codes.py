@@ -33,7 +33,7 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     EXIT_NOT_NOW: "plan says: not now",
     EXIT_NEVER: "plan says: never on this fleet",
     EXIT_DRIFT: "audit found a difference between the ledger and the workers",
-    EXIT_INTERRUPTED: "Ctrl-C; of run, logs and wait: the job goes on",
+    EXIT_INTERRUPTED: "Ctrl-C; of run, logs and wait: the job goes on; of run after a second Ctrl-C: it is cancelled",
     EXIT_PIPE_CLOSED: "whoever read the output has gone",
 }
 #: error code -> exit code; every other code is EXIT_FAILED
@@ -63,6 +63,10 @@ def exit_code_of_result(result: Result) -> int:
     """The job's own code; 128 + the signal that ended it, as a shell has it; 1 where nothing ran; 0 for SUCCEEDED."""
     if result.state == "SUCCEEDED":
         return 0
-    if result.code is None or result.code == 0:
-        return EXIT_FAILED
-    return result.code if result.code > 0 else 128 - result.code
+    return shell_code(result.code) or EXIT_FAILED
+
+
+def shell_code(code: int | None) -> int:
+    """A job's code as a shell has it, and as people see it everywhere: 128 + the signal in place of minus the signal,
+    as it is on the wire. 0 for None."""
+    return 0 if code is None else code if code >= 0 else 128 - code

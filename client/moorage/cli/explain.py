@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import say, tell
+from moorage.cli.exit_codes import shell_code
 from moorage.cli.instead import as_words
 from moorage.cli.lookup import FIXES, code_of, frame
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.render import age, facts, ordinal, utc
+from moorage.cli.render import age, facts, ordinal, place_of, utc
 from moorage.cli.screen import APART_S, Screen
 from moorage.cli.selectors import LISTED, ask_each, one_id
 from moorage.schemas.codec import Decoder
@@ -124,7 +125,8 @@ def _why(data: dict[str, Any]) -> str:
 def explained(data: dict[str, Any]) -> str:
     """The answer of `explain`, for people."""
     if data["state"] in TERMINAL:
-        rows = [("code", data.get("code")), ("why", data.get("why")), ("ended", _ended(data))]
+        code = data.get("code")
+        rows = [("code", None if code is None else shell_code(code)), ("why", data.get("why")), ("ended", _ended(data))]
     else:
         rows = explained_rows(data)
     return facts([("job", data["job"]), ("state", data["state"]), *rows])
@@ -153,7 +155,7 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _place(data: dict[str, Any]) -> str:
     """By arrival, where one tenant waits; where tenants have turns, whose turn comes before that."""
-    place = f"{ordinal(data['position'])} of {data['queued']}{_age(data)}"
+    place = f"{place_of(data)}{_age(data)}"
     if "turn" not in data:
         return place
     return f"{place}, by arrival; its tenant's turn is the {ordinal(data['turn'])} of {data['tenants']}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import paint, say, tell
+from moorage.cli.exit_codes import shell_code
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import age, facts, table, utc
 from moorage.cli.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
@@ -76,7 +77,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("priority", data.get("priority")),
                 ("age", age(data["age_ms"]) if "age_ms" in data else ""),
                 ("worker", data.get("worker")),
-                ("code", data.get("code")),
+                ("code", _code(data.get("code"))),
                 ("why", data.get("why")),
                 ("kept", _kept(data)),
                 *_kept_rows(data),
@@ -90,7 +91,8 @@ def _show(data: dict[str, Any]) -> None:
                 ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"],
                 [_change_row(change, began) for change in changes],
                 numbers=("REV", "AFTER", "REPLICA", "TRY", "CODE"),
-                optional=("REV", "GPUS"),
+                optional=("REV", "GPUS", "CODE"),
+                wraps=True,
             )
         )
 
@@ -110,10 +112,15 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
         change["attempt"],
         change["state"],
         change.get("worker") or "-",
-        change.get("code") if change.get("code") is not None else "-",
+        _code(change.get("code")),
         len(change.get("gpus", [])) or "-",
         why_of(change["state"], change.get("why", ""), change.get("by", ""), change.get("said", "")),
     ]
+
+
+def _code(code: int | None) -> int | None:
+    """An exit code for people; None where nothing ran."""
+    return None if code is None else shell_code(code)
 
 
 def why_of(state: str, why: str, by: str, said: str) -> str:
@@ -195,7 +202,7 @@ def job_row(row: dict[str, Any]) -> list[Any]:
         row["priority"],
         row["attempt"],
         age(row["age_ms"]),
-        row["code"],
+        _code(row["code"]),
         (row["worker"] or "-")
         + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
         + (" sim" if row["simulated"] else ""),

@@ -11,6 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from moorage.cli.console import is_live, plain, say
+from moorage.cli.exit_codes import shell_code
+from moorage.cli.labelled import Labelled
 from moorage.cli.render import age, state, waits
 from moorage.cli.screen import cut
 from moorage.schemas.units import many
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """`quiet` shows nothing of its own. Output goes to stdout and stderr as the job wrote it.
+    """`quiet` shows nothing of its own. Output goes to stdout and stderr as the job wrote it; with `labelled` in whole
+    lines that name their replica.
 
     `whole`: it is to come from its beginning, so what is missing there was lost, too.
     """
 
-    def __init__(self, job: str, *, quiet: bool = False, whole: bool = False) -> None:
+    def __init__(self, job: str, *, quiet: bool = False, whole: bool = False, labelled: bool = False) -> None:
         self._job = job
         self._quiet = quiet
         self._whole = whole
@@ -39,6 +42,7 @@ class Progress:
         self._at_line_start = True
         self._simulated = False
         self._replicated = False
+        self._labelled = Labelled() if labelled else None
 
     def event(self, event: Event) -> None:
         """A transition: what the job is now, and where."""
@@ -59,7 +63,7 @@ class Progress:
             if change.attempt > 1:
                 words.append(f"attempt {change.attempt}")
             if change.code:
-                words.append(f"code {change.code}")
+                words.append(f"code {shell_code(change.code)}")
             if change.why:
                 words.append(change.why)
             self._show("  ".join(words))
@@ -82,18 +86,28 @@ class Progress:
         if piece.offset > expected:
             self._note(f"warning[output]: {piece.offset - expected} bytes of {piece.stream} were lost on the way")
         self._offsets[key] = max(expected, piece.behind)
-        if not piece.text:
+        if self._labelled is not None:
+            data = piece.text.encode() if piece.data is None else piece.data
+            self._write(piece.stream, self._labelled.lines(key, data, end=piece.end))
+        elif piece.data is not None:
+            self._write(piece.stream, piece.data)
+        elif piece.text:
+            self._write(piece.stream, piece.text)
+
+    def _write(self, name: str, text: str | bytes) -> None:
+        """To a terminal as text, elsewhere every byte as it is."""
+        if not text:
             return
         self.erase()
-        stream: TextIO = sys.stdout if piece.stream == "out" else sys.stderr
-        if piece.data is not None and not stream.isatty():
+        stream: TextIO = sys.stdout if name == "out" else sys.stderr
+        if isinstance(text, bytes) and not stream.isatty():
             stream.flush()
-            stream.buffer.write(piece.data)
+            stream.buffer.write(text)
         else:
-            stream.write(piece.text)
+            stream.write(text.decode(errors="replace") if isinstance(text, bytes) else text)
         stream.flush()
         if stream.isatty():
-            self._at_line_start = piece.text.endswith("\n")
+            self._at_line_start = text[-1:] in ("\n", b"\n")
 
     def stands(self, text: str) -> None:
         """How it stands by now, in words of the caller's."""
@@ -114,7 +128,9 @@ class Progress:
             self._drawn = False
 
     def close(self) -> None:
-        """Leave the last line where it is; output that came behind it had its place."""
+        """Write what is left of the output. Leave the last line where it is; output behind it had its place."""
+        for name, text in self._labelled.rest() if self._labelled is not None else ():
+            self._write(name, text)
         if self._rewrites and self._line and not self._drawn:
             self._draw()
         if self._drawn:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any, Final, TextIO, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from moorage.cli.console import paint, plain
 from moorage.client.durations import age
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 __all__ = ["Rows", "age", "facts", "ordinal", "state", "table", "utc", "waits"]
 
@@ -19,6 +22,8 @@ GAP: Final = "  "
 #: what the last column should have, and with what it is still better cut than wrapped by the terminal
 LAST_COLUMN_MIN: Final = 12
 LAST_COLUMN_LEAST: Final = 4
+#: what a last column that goes on in further lines should have
+WRAPPED_COLUMN_MIN: Final = 24
 
 _STATE_STYLE: Final = {
     "RUNNING": "green",
@@ -46,11 +51,13 @@ def table(
     *,
     numbers: Sequence[str] = (),
     optional: Sequence[str] = (),
+    wraps: bool = False,
     stream: TextIO | None = None,
 ) -> str:
     """Rows under an upper-case header. On a terminal aligned, numbers to the right, the last column cut to fit; in a
     pipe separated by tabs, uncut and without colour. `numbers` names the columns to align to the right, `optional`
-    those that a narrow terminal does without, the first one first."""
+    those that a narrow terminal does without, the first one first. With `wraps` the last column goes on in further
+    lines where it would be cut."""
     stream = sys.stdout if stream is None else stream
     texts = [[_text(cell) for cell in row] for row in rows]
     if not stream.isatty():
@@ -58,7 +65,7 @@ def table(
     widths = [max(len(row[at]) for row in [list(header), *texts]) for at in range(len(header))]
     columns = shutil.get_terminal_size().columns
     for name in optional:
-        if _room(columns, widths) >= min(widths[-1], LAST_COLUMN_MIN):
+        if _room(columns, widths) >= min(widths[-1], WRAPPED_COLUMN_MIN if wraps else LAST_COLUMN_MIN):
             break
         at = list(header).index(name)
         header, widths = _without(header, at), _without(widths, at)
@@ -66,19 +73,33 @@ def table(
     last = _last(columns, widths)
     lines = [paint(_line(header, widths, header, numbers, last), "dim", stream)]
     for row in texts:
-        lines.append(_line(row, widths, header, numbers, last, stream))
+        first, *rest = _wrapped(row[-1], last, breaks=True) if wraps else [row[-1]]
+        lines.append(_line([*row[:-1], first], widths, header, numbers, last, stream))
+        lines += [" " * (sum(widths[:-1]) + len(GAP) * (len(widths) - 1)) + line for line in rest]
     return "\n".join(lines)
 
 
 class Rows:
-    """A table whose rows come one by one. On a terminal they stand under a header, each column as wide as ever,
-    the last one cut to fit; in a pipe they are separated by tabs, uncut and without a header."""
+    """A table whose rows come one by one. On a terminal they stand under a header, each column as wide as its widest
+    cell so far and at least as `widths` says by the column's name, the last one cut to fit; a terminal that is narrow
+    at the first row does without the columns in `optional`. In a pipe rows are separated by tabs, uncut and without a
+    header."""
 
-    def __init__(self, header: Sequence[str], *, numbers: Sequence[str] = (), stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        header: Sequence[str],
+        *,
+        numbers: Sequence[str] = (),
+        optional: Sequence[str] = (),
+        widths: Mapping[str, int] | None = None,
+        stream: TextIO | None = None,
+    ) -> None:
         self._stream = sys.stdout if stream is None else stream
         self._header = header
         self._numbers = numbers
-        self._widths = [len(name) for name in header]
+        self._optional = optional
+        self._left_out: list[int] = []
+        self._widths = [max(len(name), (widths or {}).get(name, 0)) for name in header]
         self._begun = False
 
     def line(self, row: Sequence[Any]) -> str:
@@ -86,6 +107,10 @@ class Rows:
         texts = [_text(cell) for cell in row]
         if not self._stream.isatty():
             return "\t".join(cell.replace("\t", " ") for cell in texts)
+        if not self._begun:
+            self._leave_out()
+        for at in self._left_out:
+            del texts[at]
         self._widths = [max(width, len(text)) for width, text in zip(self._widths, texts, strict=True)]
         last = _last(shutil.get_terminal_size().columns, self._widths)
         line = _line(texts, self._widths, self._header, self._numbers, last, self._stream)
@@ -94,6 +119,14 @@ class Rows:
         self._begun = True
         header = _line(self._header, self._widths, self._header, self._numbers, last)
         return f"{paint(header, 'dim', self._stream)}\n{line}"
+
+    def _leave_out(self) -> None:
+        for name in self._optional:
+            if _room(shutil.get_terminal_size().columns, self._widths) >= LAST_COLUMN_MIN:
+                return
+            at = list(self._header).index(name)
+            self._left_out.append(at)
+            self._header, self._widths = _without(self._header, at), _without(self._widths, at)
 
 
 def _room(columns: int, widths: Sequence[int]) -> int:
@@ -158,27 +191,40 @@ def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str
     return "\n".join(lines)
 
 
-def _wrapped(text: str, room: int) -> list[str]:
+def _wrapped(text: str, room: int, *, breaks: bool = False) -> list[str]:
+    """In lines of at most `room`; a longer word is broken with `breaks`, and else stands out."""
     if len(text) <= room:
         return [text]
     import textwrap
 
-    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(text, room, break_long_words=breaks, break_on_hyphens=False)
 
 
 def waits(explained: dict[str, Any]) -> str:
     """Why a job waits, in a line, from what `explain` says: `2nd of 5  ~4m  busy: needs 1 more H100 on one host`."""
-    place = f"{ordinal(explained['position'])} of {explained['queued']}" if "position" in explained else ""
+    place = place_of(explained) if "position" in explained else ""
     starts = explained.get("starts")
     about = f"~{age(starts['p50_ms'])}" if starts else ""
     why = f"{explained['reason']}: " + (f"needs {explained['needs']}" if "needs" in explained else explained["means"])
     return GAP.join(filter(None, (place, about, why)))
 
 
+def place_of(explained: dict[str, Any]) -> str:
+    """Where a job stands in the queue: `2nd of 5`. Of a very long queue the replicas are counted, and not the jobs."""
+    place = f"{ordinal(explained['position'])} of {explained['queued']}"
+    return f"{place} replicas" if explained.get("queued_of") == "replicas" else place
+
+
 def ordinal(number: int) -> str:
     if number % 100 in (11, 12, 13):
         return f"{number}th"
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def day_and_time(moment: datetime, now: datetime) -> str:
+    """A moment to come as a person says it, in the zone of `now`: `today 22:00`, `2026-11-27 22:00`."""
+    days = (moment.date() - now.date()).days
+    return f"{('today', 'tomorrow')[days] if days in (0, 1) else moment.date()} {moment:%H:%M}"
 
 
 def utc(milliseconds: float) -> str:

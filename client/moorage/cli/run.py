@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.acceptance import say_interrupted, tell_warnings
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import emit, paint, say, tell_error
+from moorage.cli.console import emit, is_live, paint, say, tell_error
 from moorage.cli.exit_codes import exit_code_of_result
-from moorage.cli.interrupts import detachable
+from moorage.cli.interrupts import AGAIN_S, detachable
 from moorage.cli.job_flags import NO_FLAGS, JobFlags, request_of
 from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.progress import Progress
 from moorage.cli.selectors import HELP_ONE, LISTED, one_id
+from moorage.client.login import who
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.watch import Watch
     from moorage.schemas.job import Request
+
+NoPrefix = Annotated[bool, Parameter(help="Output of several replicas as it comes, without [replica].")]
 
 #: a job that waits longer than this is asked why, and then again so often
 WHY_AFTER_S: Final = 1.0
@@ -32,13 +35,15 @@ TICK_S: Final = 1.0
 
 def run(
     *command: Annotated[str, Parameter(help="What to run, after --.", command=True)],
+    no_prefix: NoPrefix = False,
     flags: JobFlags = NO_FLAGS,
     options: Options = DEFAULTS,
 ) -> int:
     """Run a command on GPUs, follow it, return its exit code.
 
-    The command's output goes to stdout and stderr, progress to stderr; stdin is not passed on. Ctrl-C detaches: the job
-    goes on. The command has to be on the worker: a full path, or a name in a job's PATH there.
+    The command's output goes to stdout and stderr, progress to stderr; stdin is not passed on. Each line of several
+    replicas begins with its replica, [0]. Ctrl-C detaches: the job goes on; a second one within 2 s cancels the job.
+    The command has to be on the worker: a full path, or a name in a job's PATH there.
     """
 
     async def work(client: AsyncClient, request: Request) -> int | None:
@@ -54,13 +59,19 @@ def run(
                 emit(job.accepted)
             tell_warnings(job.accepted)
 
-        def detach() -> None:
+        def detach() -> bool:
             if submitted:
-                _say_detached(job_id)
-            else:
-                say_interrupted([job_id])
+                return _say_detached(job_id, cancels=True)
+            say_interrupted([job_id])
+            return False
 
-        return await detachable(_follow(client, job_id, options, submit), detach)
+        async def cancel() -> None:
+            if submitted:
+                answer = await client.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
+                say(f"cancelling {job_id}, was {answer.data['was']}")
+
+        labelled = request.replicas > 1 and not no_prefix
+        return await detachable(_follow(client, job_id, options, submit, labelled=labelled), detach, cancel)
 
     def act() -> int:
         request = request_of(flags, command)
@@ -78,12 +89,14 @@ def logs(
     replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
     attempt: Annotated[int | None, Parameter(help="Only this attempt, as far as it is kept now.")] = None,
     no_follow: Annotated[bool, Parameter(help="End with what is kept now, and with code 0.")] = False,
+    no_prefix: NoPrefix = False,
     options: Options = DEFAULTS,
 ) -> int:
     """A job's output: what is kept of it, then what comes, until the job is over; exits with its code.
 
     A worker keeps what the newest attempt of each replica wrote, up to a bound for each stream, and for some time after
-    the end. Its settings say how much and how long, and `moorage show` says until when.
+    the end. Its settings say how much and how long, and `moorage show` says until when. Each line of several replicas
+    begins with its replica, [0].
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -92,31 +105,49 @@ def logs(
 
             raise rejected("invalid-argument", "--tail: lines are 0 or more", found=tail, next="moorage logs --help")
         name = await one_id(client, job, "logs")
+        labelled = not (no_prefix or options.json) and replica is None and await _has_replicas(client, name)
         if no_follow or attempt is not None:
-            return await _kept(client, name, options, tail, replica, attempt)
-        following = _follow(client, name, options, tail=tail, replica=replica)
+            return await _kept(client, name, options, tail, replica, attempt, labelled=labelled)
+        following = _follow(client, name, options, tail=tail, replica=replica, labelled=labelled)
         return await detachable(following, lambda: _say_detached(name))
 
     gc.enable()
     return with_client(options, work)
 
 
+async def _has_replicas(client: AsyncClient, job: str) -> bool:
+    """Whether the job has more than one replica."""
+    shown = await client.job(job).show()
+    return len(shown.get("replica_states", ())) > 1 or shown.get("request", {}).get("replicas", 1) > 1
+
+
 async def _kept(
-    client: AsyncClient, job: str, options: Options, tail: int | None, replica: int | None, attempt: int | None
+    client: AsyncClient,
+    job: str,
+    options: Options,
+    tail: int | None,
+    replica: int | None,
+    attempt: int | None,
+    *,
+    labelled: bool,
 ) -> int:
-    progress = Progress(job, quiet=options.json)
+    progress = Progress(job, quiet=options.json, labelled=labelled)
     async for piece in client.job(job).logs(follow=False, tail=tail, replica=replica, attempt=attempt):
         if options.json:
             emit(piece)
         else:
             progress.output(piece)
+    progress.close()
     return 0
 
 
-def _say_detached(job: str) -> None:
+def _say_detached(job: str, *, cancels: bool = False) -> bool:
+    """Say how to go on. Returns whether somebody at a terminal is told that another Ctrl-C cancels the job."""
+    tells = cancels and is_live(sys.stderr)
     say(f"detached; {job} goes on")
     say(f"  attach: moorage logs {job}")
-    say(f"  cancel: moorage cancel {job}")
+    say(f"  cancel: moorage cancel {job}{f', or Ctrl-C again within {AGAIN_S:g} s' if tells else ''}")
+    return tells
 
 
 async def _follow(
@@ -127,6 +158,7 @@ async def _follow(
     *,
     tail: int | None = None,
     replica: int | None = None,
+    labelled: bool = False,
 ) -> int:
     """Watch first, then submit, so that nothing of the output is missed; then show all of it. Returns the exit code."""
     from moorage.client.errors import JobFailed
@@ -135,7 +167,8 @@ async def _follow(
     from moorage.schemas.frames import Event
     from moorage.schemas.job import QUEUED, SUCCEEDED
 
-    outcome, progress = Outcome(job), Progress(job, quiet=options.json, whole=tail is None)
+    outcome = Outcome(job)
+    progress = Progress(job, quiet=options.json, whole=tail is None, labelled=labelled)
     async with Watch(client, client.job(job).id, past=True, tail=tail, replica=replica) as watch:
         if submit is not None:
             await submit()

@@ -45,8 +45,8 @@ def up(
 
     Other commands find it when they are run in the same folder. A moorage.toml there is read, and that is said. Ctrl-C
     ends everything, running jobs included: SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the same folder
-    goes on from there: what waited waits, and what ran is tried again if retries are left, and is otherwise FAILED, "its
-    worker was stopped". A part that dies is started again; after six times within a minute, everything ends.
+    goes on from there: what waited waits, and what ran is tried again if retries are left, and is otherwise FAILED,
+    "its worker was stopped". A part that dies is started again; after six times within a minute, everything ends.
     """
     gc.enable()
     return guarded(options, lambda: asyncio.run(_up(settings, flags, options)))

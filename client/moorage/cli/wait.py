@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import is_live, say, tell
-from moorage.cli.exit_codes import exit_code_of_result
+from moorage.cli.exit_codes import exit_code_of_result, shell_code
 from moorage.cli.interrupts import detachable
 from moorage.cli.jobs import why_of
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.progress import Progress
 from moorage.cli.render import Rows, state, waits
 from moorage.cli.selectors import HELP, HELP_ONE, LISTED, ids_of, one_id
+from moorage.schemas.job import STATES
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     from moorage.client.job import Result
     from moorage.schemas.frames import Event
 
+#: of the columns of rows that come one by one, so that the first ones stand below each other: a state's longest name,
+#: and a host of a simulated fleet
+WIDTHS: Final = {
+    "STATE": max(map(len, STATES)),
+    "WORKER": len("sim-0000 sim"),
+    "UTC": len("21:48:05.123"),
+}
+JOB_WIDTH: Final = 14
 #: a wait without a limit of its own
 FOR_DEFAULT: Final = "365d"
 
@@ -52,7 +61,7 @@ def wait(
             say(f"no job of tenant {client.tenant} to wait for: all are over")
         handles = [client.job(name) for name in names]
         results: dict[str, Result] = {}
-        rows = Rows(("JOB", "STATE", "CODE", "WHY"), numbers=("CODE",))
+        rows = Rows(("JOB", "STATE", "CODE", "WHY"), numbers=("CODE",), widths=WIDTHS)
         async with Meanwhile(client, names) as meanwhile:
             async for job in client.as_completed(handles, at_most):
                 result = results[job.id] = _known(job.known_result)
@@ -61,7 +70,8 @@ def wait(
                     answer = await client.answer("show", {"job": job.id})
                     options.shown(answer, [answer.data])
                 else:
-                    tell(rows.line((job.id, result.state, result.code, result.why)))
+                    code = None if result.code is None else shell_code(result.code)
+                    tell(rows.line((job.id, result.state, code, result.why)))
         if len(names) > 1 and not (options.json or options.format):
             failed = sum(result.state != "SUCCEEDED" for result in results.values())
             say(f"{many(len(names), 'job')} over, {failed} not SUCCEEDED")
@@ -145,11 +155,13 @@ def events(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        rows = Rows(COLUMNS, numbers=("CODE",))
         if job is not None:
-            async for event in client.job(await one_id(client, job, "events")).events():
+            name = await one_id(client, job, "events")
+            rows = _rows(len(name))
+            async for event in client.job(name).events():
                 _tell(event, options, rows)
             return None
+        rows = _rows(JOB_WIDTH)
         async for event in client.events():
             _tell(event, options, rows)
         return None
@@ -159,6 +171,10 @@ def events(
 
 
 COLUMNS: Final = ("UTC", "JOB", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY")
+
+
+def _rows(job_width: int) -> Rows:
+    return Rows(COLUMNS, numbers=("CODE",), optional=("GPUS", "TRY"), widths={**WIDTHS, "JOB": job_width})
 
 
 def _tell(event: Event, options: RowOptions, rows: Rows) -> None:
@@ -182,7 +198,7 @@ def rows_of(event: Event, *, whole: bool) -> list[list[Any]]:
                 change.attempt,
                 change.state,
                 worker or "-",
-                "-" if change.code is None else change.code,
+                "-" if change.code is None else shell_code(change.code),
                 len(change.gpus) or "-",
                 why_of(change.state, change.why, change.by, change.said),
             ]

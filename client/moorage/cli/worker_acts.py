@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, say, tell
 from moorage.cli.options import DEFAULTS, Options, guarded, with_client
+from moorage.cli.render import age, day_and_time
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -43,9 +45,10 @@ def drain(
     """
 
     async def work(client: AsyncClient) -> None:
+        asked = datetime.now().astimezone()
         done = await client.drain(worker, within=within, begin=begin, last=last, why=why)
         if "drain" in done:
-            told = ", ".join(_asked_for(within, begin, last)) + (f": {why}" if why else "") + _on_it(done)
+            told = ", ".join(_asked_for(within, begin, last, asked)) + (f": {why}" if why else "") + _on_it(done)
         else:
             told = f"draining{_goes_on(done)}"
         _tell(options, worker, done, told, undo=True)
@@ -74,9 +77,14 @@ def _check_order(within: str | None, last: str | None) -> None:
     )
 
 
-def _asked_for(within: str | None, begin: str | None, last: str | None) -> list[str]:
-    """`drained from 22:00`, `open again 2h after`."""
-    parts = [f"drained from {_with_unit(begin)}" if begin else "draining"]
+def _asked_for(within: str | None, begin: str | None, last: str | None, asked: datetime) -> list[str]:
+    """`drained from tomorrow 22:00, in 23h`, `open again 2h after`."""
+    from moorage.client.moments import seconds_until
+
+    parts = ["draining"]
+    if begin:
+        in_s = seconds_until(begin, asked)
+        parts = [f"drained from {day_and_time(asked + timedelta(seconds=in_s), asked)}, in {age(in_s * 1000)}"]
     if within:
         after = _with_unit(within)
         parts.append(f"to be empty {after} after that" if begin else f"to be empty within {after}")

@@ -123,15 +123,16 @@ def _in_line(trials: Trials) -> dict[str, Any]:
         turn = engine.planner.lines.turn_of(trials.draft, job.tenant)
         if turn is not None:
             data["turn"], data["tenants"] = turn
-    data["queued"] = place["queued"] - (job.hold is not None)
+    data["queued"], data["queued_of"] = place["queued"] - (job.hold is not None), place["queued_of"]
     return data
 
 
 def _ended(engine: Engine, job: Job) -> dict[str, Any]:
     """With which code it is over, and why, if nobody said why: then it ended by itself."""
     row = summary(engine, job)
-    why = row["why"] or (f"it ended by itself, with code {row['code']}" if row["code"] else "")
-    return {"code": row["code"], "why": why}
+    code = row["code"]
+    ended = f"with code {code}" if code is None or code >= 0 else f"by signal {-code}"
+    return {"code": code, "why": row["why"] or (f"it ended by itself, {ended}" if code else "")}
 
 
 def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:
@@ -158,22 +159,23 @@ def _refusing(engine: Engine, job: Job) -> frozenset[int]:
     return frozenset(num for num, mask in job.avoid if num in hosts and mask == (1 << len(hosts[num].cls.devices)) - 1)
 
 
-def _place(trials: Trials) -> dict[str, int]:
-    """How many wait, and which of them the job is; of a long queue those that have gone of late count, too."""
+def _place(trials: Trials) -> dict[str, Any]:
+    """How many jobs wait, and which of them the job is; of a long queue those that have gone of late count, too, and of
+    a very long one its replicas are counted."""
     engine, mine = trials.engine, (trials.priority, trials.item)
     queue, planner = engine.queue, engine.planner
     aged = planner.lines.standing_of if planner.lines.ageing is not None else None
     size = sum(len(line.entries) for line in queue.lines.values())
     if size > GLANCED_MAX:
         position = 1 + queue.position(*mine, aged)
-        return {"position": position, "queued": max(queue.size, position)}
+        return {"position": position, "queued": max(queue.size, position), "queued_of": "replicas"}
 
     def rank(priority: int, item: int) -> tuple[int, int]:
         return -(priority if aged is None else aged(priority, item)), item
 
     draft, jobs, own = trials.draft, engine.state.jobs, rank(*mine)
-    ranks = [
-        rank(line.priority, item)
+    waiting = [
+        (rank(line.priority, item), item >> REPLICA_BITS)
         for line in queue.lines.values()
         for item in line.entries
         if (
@@ -181,9 +183,10 @@ def _place(trials: Trials) -> dict[str, int]:
             if size <= COUNTED_MAX
             else item >> REPLICA_BITS in jobs
         )
-        and item != trials.item
+        and item >> REPLICA_BITS != trials.item >> REPLICA_BITS
     ]
-    return {"position": 1 + sum(other < own for other in ranks), "queued": 1 + len(ranks)}
+    before = {num for other, num in waiting if other < own}
+    return {"position": 1 + len(before), "queued": 1 + len({num for _, num in waiting}), "queued_of": "jobs"}
 
 
 def _kept_for(engine: Engine, job: Job, barred: frozenset[int]) -> list[str]:

@@ -1,0 +1,37 @@
+"""Output of several replicas in one stream: whole lines, each with its replica before it, `[3] loss 0.7`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+#: a line longer than this is written in parts
+LINE_BYTES_MAX: Final = 64 * 1024
+
+#: replica, attempt and stream ("out" or "err")
+Source = tuple[int, int, str]
+
+
+class Labelled:
+    """Holds of each source what is no whole line yet, at most `LINE_BYTES_MAX`."""
+
+    def __init__(self) -> None:
+        self._begun: dict[Source, bytes] = {}
+
+    def lines(self, source: Source, data: bytes, *, end: bool) -> bytes:
+        """The lines that are whole by now; with `end` the rest as well, as a line of its own."""
+        *whole, rest = (self._begun.pop(source, b"") + data).split(b"\n")
+        while len(rest) > LINE_BYTES_MAX:
+            whole.append(rest[:LINE_BYTES_MAX])
+            rest = rest[LINE_BYTES_MAX:]
+        if rest and end:
+            whole.append(rest)
+        elif rest:
+            self._begun[source] = rest
+        label = b"[%d] " % source[0]
+        return b"".join(label + line + b"\n" for line in whole)
+
+    def rest(self) -> Iterator[tuple[str, bytes]]:
+        """Each stream's name with a line that was begun and never ended. Forgets them."""
+        for source in list(self._begun):
+            yield source[2], self.lines(source, b"", end=True)
