@@ -404,6 +404,7 @@ async def test_beside_a_simulated_fleet_it_is_told_which_worker_lends(
     with pytest.raises(NoAgent) as nobody:
         await AsyncClient("nats://127.0.0.1:1").lease()
     assert nobody.value.fixes[0] == "start one on this host: moorage worker --id lender --simulate 2xH100"
+    assert "the moorage up of this folder simulates 4 hosts, and only a worker of one host lends" in nobody.value.why
 
 
 def test_where_a_socket_is_looked_for(tmp_path: Path) -> None:

@@ -161,6 +161,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage errors",
         "moorage errors queue-full",
     ),
+    "api": (
+        "moorage api ls",
+        """moorage api submit '{"job": "j", "gpu": {}, "run": {"argv": ["true"]}}'""",
+        "moorage api admin.fleet | jq .data.fits_now",
+    ),
     "schema": (
         "moorage schema request",
         "moorage schema event --json",

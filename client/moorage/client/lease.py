@@ -32,6 +32,7 @@ from moorage.bus.target import WORKERS_FOLDER, home, read_up
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import NoAgent, NotPermitted, client_problem, error_of, rejected, timed_out
 from moorage.client.gpus import gpu_spec
+from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import GpuSpec, format_token
 from moorage.worker.leases.client import AskedBack, BorrowedLease, LeaseRefused, borrow
 from moorage.worker.leases.protocol import SOCKET_NAME
@@ -214,11 +215,27 @@ async def _borrowed(
     if not refused.errno:
         raise error_of(refused.problem)
     looked = ", ".join(str(path) for path in sockets)
-    up = read_up(home())
+    simulates = up.simulate if (up := read_up(home())) is not None else ""
     raise NoAgent(
-        client_problem("no-agent", f"no worker of this host lends GPUs: looked at {looked}", found=looked),
+        client_problem("no-agent", f"no worker of this host lends GPUs: {_why_none(simulates)}looked at {looked}"),
         (
-            f"start one on this host: {_A_SIMULATED_LENDER if up is not None and up.simulate else 'moorage worker'}",
+            f"start one on this host: {_A_SIMULATED_LENDER if simulates else 'moorage worker'}",
             f"or name its socket: {SOCKET_VARIABLE}=<its state>/{SOCKET_NAME}",
         ),
     )
+
+
+def _why_none(simulates: str) -> str:
+    """Why the `moorage up` of this folder lends nothing, where it simulates several hosts; else ""."""
+    if not simulates:
+        return ""
+    from moorage.worker.run import simulated_of
+    from moorage.worker.settings import WorkerSettings
+
+    try:
+        hosts = simulated_of(WorkerSettings(Path("unused"), simulate=simulates)) or ()
+    except Refused:
+        return ""
+    if len(hosts) < 2:
+        return ""
+    return f"the moorage up of this folder simulates {len(hosts)} hosts, and only a worker of one host lends; "
