@@ -13,12 +13,12 @@ KILLS  ?= 10
 CLUSTER ?= 5
 # other Pythons than the one of .venv; debian13 is Debian 13 with its own, and needs root and debootstrap
 PYTHONS ?= python3.12 python3.13
-COMPILED_TESTS := $(addprefix tests/,scheduler sim live client bus schemas fuzz frames)
+COMPILED_TESTS := $(addprefix tests/,scheduler sim live client bus schemas fuzz frames workloads)
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 .PHONY: help test test-compiled test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench- \
         placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
-        sim-wide sim-long chaos chaos-long soak takeover hostile fsyncs fuzz clean
+        sim-wide sim-long workloads chaos chaos-long soak takeover hostile fsyncs fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -83,6 +83,10 @@ sim-wide: $(STAMP)  ## the same with restores, other settings, other devices, an
 
 sim-long: SEEDS = 10000
 sim-long: sim  ## ten thousand of them, on every core
+
+workloads: CASES ?= 10000
+workloads: $(STAMP)  ## random fleets, requests and acts, confirmed by a reference scheduler; goes on where it was stopped; CASES=10000 FROM=0
+	$(BIN)/python -m tests.workloads.many --cases $(CASES) --from $(FROM)
 
 fuzz: $(STAMP)  ## a million frames over everything that decodes, 100,000 at a running system
 	$(BIN)/python -m tests.fuzz.many --frames 1000000

@@ -153,7 +153,7 @@ class Driving:
         ]
         found = Counter(item for item, _ in standing)
         pauses = Counter(item for _, kind, item in engine.timers.rows if kind == BACKOFF)
-        assert queue.size == len(standing)
+        assert queue.size == len(standing), f"the queue counts {queue.size} entries, and has {len(standing)}"
         priorities = {(item, line.priority) for item, line in standing}
         for job in self.state.jobs.values():
             waiting = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]

@@ -1,0 +1,421 @@
+"""What a case asks of the scheduler, drawn from a seed: a fleet, settings, and some hundred steps as plain data.
+
+A plan knows nothing of what becomes of it. A step that names a job, a worker or a running attempt names it by a number,
+which is taken modulo what there is by then. So a plan with steps left out is a plan, too (`shrink`), and one seed is
+the same case everywhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from moorage.schemas.frames import CANNOT_RUN, NOT_PERMITTED
+
+H100: Final = "NVIDIA H100 80GB HBM3"
+L40S: Final = "NVIDIA L40S"
+A10: Final = "NVIDIA A10"
+A100: Final = "NVIDIA A100-SXM4-80GB"
+T4: Final = "Tesla T4"
+MI300: Final = "AMD Instinct MI300X"
+VENDOR_OF: Final = {MI300: "amd"}
+MEMORY_OF: Final = {H100: 81_559, L40S: 46_068, A10: 23_028, A100: 81_920, T4: 15_360, MI300: 196_592}
+#: models that are asked for; nobody has the last three
+ASKED: Final = (None, None, None, "H100", "L40S", "=A10", "A10", ["A100", "T4"], "mi300", "B300", "GH200", ["X", "Y9"])
+TENANTS: Final = ("t", "t", "u", "v")
+#: why a worker refuses a placement; the first two are about the job, which then goes elsewhere
+REFUSALS: Final = (
+    NOT_PERMITTED + "tenant t may not have this here",
+    CANNOT_RUN + "the driver does not know these words",
+    "device-busy 0",
+    "start-failed: request: no memory",
+    "time-slicing-config-missing",
+    "",
+)
+
+
+class Step(NamedTuple):
+    """One thing that happens: `verb` is a method of `world.World`, `given` its arguments by name."""
+
+    verb: str
+    given: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.verb} " + " ".join(f"{name}={value!r}" for name, value in self.given.items())
+
+
+class Plan(NamedTuple):
+    """`settings` are fields of the scheduler's `Config`; `small` makes the bounds of soft tables small."""
+
+    seed: int
+    theme: str
+    settings: dict[str, Any]
+    small: bool
+    steps: list[Step]
+
+
+class Draw:
+    """Draws from one seed. `odds` by name are the theme's: how often something is asked for."""
+
+    def __init__(self, seed: int, odds: dict[str, float]) -> None:
+        self.random = random.Random(seed)
+        self.odds = odds
+        self.jobs = 0
+        self.workers = 0
+        self.steps: list[Step] = []
+
+    def pick(self, *of: Any) -> Any:
+        return self.random.choice(of)
+
+    def chance(self, name: str) -> bool:
+        return self.random.random() < self.odds.get(name, 0.0)
+
+    def add(self, step: str, /, **given: Any) -> None:
+        self.steps.append(Step(step, given))
+
+    def salt(self) -> int:
+        return self.random.randrange(1 << 30)
+
+    # ------------------------------------------------------------------------------------------------- the fleet
+
+    def worker(self, **fixed: Any) -> None:
+        """A worker joins; `fixed` fields are not drawn."""
+        count = self.pick(0, 1, 1, 2, 2, 4, 8) if not self.chance("large") else 64
+        model = self.pick(H100, H100, L40S, A10, A100, T4, MI300)
+        models = [model] * count
+        if count > 1 and self.chance("mixed host"):
+            models = [self.pick(H100, L40S, A10) for _ in range(count)]
+        spec: dict[str, Any] = {
+            "models": models,
+            "memory_known": not self.chance("no memory"),
+            "cpu_milli": self.pick(0, 0, 4_000, 16_000, 64_000),
+            "memory_mib": self.pick(0, 0, 16_384, 131_072),
+        }
+        if self.chance("label"):
+            spec["labels"] = {"zone": self.pick("a", "b"), "host": f"w{self.workers}"}
+        if self.chance("few modes"):
+            spec["modes"] = self.pick(["exclusive"], ["exclusive", "mps"], ["mps", "time-slice"])
+        if self.chance("few drivers"):
+            spec["drivers"] = self.pick(["noop"], ["process"])
+        if self.chance("rules"):
+            spec["drivers_for"] = self.pick({"t": ["noop"], "*": ["process"]}, {"u": []}, {"*": ["noop"]})
+        if self.chance("few sharers"):
+            spec["sharers_max"] = {"mps": self.pick(1, 2), "time-slice": self.pick(1, 2, 3)}
+        if count > 1 and self.chance("not all lent"):
+            spec["lent_slots"] = sorted(self.random.sample(range(count), self.random.randrange(1, count)))
+        if count > 1 and self.chance("linked"):
+            spec["numa"] = count // 2
+        self.workers += 1
+        self.add("join", name=f"w{self.workers - 1}", spec=spec | fixed)
+
+    # ------------------------------------------------------------------------------------------------- the requests
+
+    def gpu(self) -> dict[str, Any] | None:
+        """The `gpu` object of a request."""
+        if self.chance("no gpu"):
+            return None
+        gpu: dict[str, Any] = {}
+        if self.chance("many gpus"):
+            gpu["count"] = self.pick(2, 2, 3, 4, 8, 64)
+        model = self.pick(*ASKED)
+        if model is not None and self.chance("model"):
+            gpu["model"] = model
+        elif self.chance("vendor"):
+            gpu["vendor"] = self.pick("", "amd", "nvidia", "nobody")
+        if self.chance("least memory"):
+            gpu["min_memory_mib"] = self.pick(1, 20_000, 40_000, 80_000, 500_000)
+        if self.chance("share"):
+            gpu["sharing"] = self.pick("mps", "mps", "time-slice")
+            if self.chance("part"):
+                gpu["share"] = {"memory_mib": self.pick(0, 1_000, 20_000), "compute_percent": self.pick(10, 40, 100)}
+            if gpu["sharing"] == "time-slice" and "count" not in gpu and self.chance("slot"):
+                gpu["time_slice_index"] = self.pick(0, 0, 1, 9)
+        if self.chance("gang"):
+            gpu["scheduling"] = "gang"
+        elif self.chance("spread"):
+            gpu["scheduling"] = "spread"
+        return gpu
+
+    def request(self) -> dict[str, Any]:
+        """The fields of a request, all but its id."""
+        gpu = self.gpu()
+        fields: dict[str, Any] = {
+            "gpu": gpu,
+            "replicas": self.pick(1, 1, 1, 1, 2, 3),
+            "priority": self.pick(50, 50, 50, 10, 60, 80, 90) if self.chance("priority") else 50,
+            "run": {"driver": "noop", "argv": [self.pick("a", "b")]},
+            "retries": self.pick(0, 1),
+        }
+        if self.chance("limit of time"):
+            fields["run"]["timeout_s"] = self.pick(1, 5, 5, 30, 600, 86_400)
+            fields["run"]["grace_s"] = self.pick(0, 1, 10)
+        if self.chance("other driver"):
+            fields["run"] |= {"driver": self.pick("process", "docker"), "argv": ["true"]}
+        if self.chance("resources"):
+            fields["resources"] = {
+                "cpu_milli": self.pick(0, 500, 2_000, 8_000),
+                "memory_mib": self.pick(0, 1_024, 16_384, 10**6),
+            }
+        if self.chance("requires"):
+            fields["requires"] = self.pick({"zone": ["a"]}, {"zone": ["a", "b"]}, {"host": ["w0", "w1"]}, {"no": ["x"]})
+        if self.chance("deadline"):
+            fields["deadline_s"] = self.pick(1, 20, 60)
+        if self.chance("start within"):
+            fields["start_within_s"] = self.pick(1, 10)
+        if self.chance("reject"):
+            fields["on_no_match"] = "reject"
+        if self.chance("keep"):
+            fields["on_partition"] = "keep"
+        return fields
+
+    def submit(self, **fixed: Any) -> None:
+        """A job is submitted; the very same request several times over, where a batch comes."""
+        fields = self.request() | fixed
+        if (fields["gpu"] or {}).get("scheduling") == "gang":
+            fields.pop("on_partition", None)
+        tenant = self.pick(*TENANTS)
+        for _ in range(self.random.randrange(2, 6) if self.chance("batch") else 1):
+            if self.chance("own limit of time"):
+                fields["run"] = fields["run"] | {"timeout_s": self.pick(1, 2, 60, 3_600)}
+            self.jobs += 1
+            self.add("submit", tenant=tenant, job=f"j{self.jobs}", fields=fields)
+
+    # ------------------------------------------------------------------------------------------------- what else
+
+    def order(self) -> None:
+        """An operator acts on a tenant or a job."""
+        verb = self.pick("hold", "hold", "release", "limit", "limit", "share", "share", "priority", "requeue")
+        given: dict[str, Any] = {"verb": verb, "tenant": self.pick("t", "t", "u", "v")}
+        if verb == "limit":
+            given["gpus"] = self.pick(0, 1, 2, 4, 8)
+        elif verb == "share":
+            given |= {"weight": self.pick(0, 1, 3), "gpus": self.pick(0, 0, 1, 4)}
+        elif verb in ("priority", "requeue") or self.chance("order of a job"):
+            given["job"] = self.salt()
+        if verb == "priority":
+            given["priority"] = self.pick(0, 50, 60, 90, 100)
+        self.add("order", **given)
+
+    def operate(self) -> None:
+        """An operator acts on a worker."""
+        verb = self.pick("cordon", "drain", "drain", "uncordon", "uncordon", "release")
+        given: dict[str, Any] = {"verb": verb, "worker": self.salt()}
+        if verb == "drain" and self.chance("window"):
+            given["drain"] = self.pick(
+                {"from_s": 5.0, "for_s": 10.0},
+                {"from_s": 60.0, "within_s": 30.0},
+                {"within_s": 20.0},
+                {"from_s": 900.0, "for_s": 3_600.0},
+            )
+        self.add("operate", **given)
+
+    def trouble(self) -> None:
+        """Something happens to a worker or one of its devices."""
+        verb = self.pick("busy", "busy", "claimer", "sick", "unwell", "restart", "die", "silence", "goodbye")
+        given: dict[str, Any] = {"worker": self.salt()}
+        if verb in ("busy", "sick", "unwell"):
+            given["slot"] = self.salt()
+        if verb == "silence":
+            given["s"] = self.pick(5, 24, 40)
+        self.add(verb, **given)
+
+    def round(self) -> None:
+        """One round of a case: some of everything, then time goes on."""
+        while self.chance("submit"):
+            self.submit()
+        if self.chance("cancel"):
+            self.add("cancel", job=self.salt())
+        if self.chance("order"):
+            self.order()
+        if self.chance("operate"):
+            self.operate()
+        if self.chance("trouble"):
+            self.trouble()
+        if self.chance("refuse"):
+            self.add("refuse", salt=self.salt(), percent=self.pick(10, 50, 100), why=self.pick(*REFUSALS))
+        elif self.chance("obey"):
+            self.add("refuse", salt=0, percent=0, why="")
+        if self.chance("join late"):
+            self.worker()
+        if self.chance("lead"):
+            self.add("lead")
+        if self.chance("work"):
+            self.add("work", salt=self.salt(), percent=self.pick(10, 30, 100), code=self.pick(0, 0, 0, 1))
+        self.add("tick", ms=self.pick(5, 50, 400, 1_000, 2_000))
+
+
+_ALL: Final = {
+    "submit": 0.55, "batch": 0.15, "cancel": 0.08, "order": 0.08, "operate": 0.05, "trouble": 0.06, "refuse": 0.06,
+    "obey": 0.3, "join late": 0.02, "lead": 0.01, "work": 0.35, "order of a job": 0.5, "window": 0.6,
+    "large": 0.02, "mixed host": 0.15, "no memory": 0.1, "label": 0.2, "few modes": 0.15, "few drivers": 0.1,
+    "rules": 0.06, "few sharers": 0.15, "not all lent": 0.15, "linked": 0.3,
+    "no gpu": 0.15, "many gpus": 0.3, "model": 0.4, "vendor": 0.1, "least memory": 0.1, "share": 0.2, "part": 0.5,
+    "slot": 0.3, "gang": 0.15, "spread": 0.1, "priority": 0.3, "limit of time": 0.4, "other driver": 0.05,
+    "resources": 0.3, "requires": 0.08, "deadline": 0.05, "start within": 0.05, "reject": 0.05, "keep": 0.1,
+}  # fmt: skip
+#: what a theme has more or less of than `_ALL`: a rare sequence of one kind hardly ever comes where all kinds come
+THEMES: Final[dict[str, dict[str, float]]] = {
+    "mixed": {},
+    "processors alone": {"no gpu": 1.0, "batch": 0.6, "submit": 0.7, "resources": 0.6, "requires": 0.0},
+    "shares alone": {"no gpu": 0.0, "share": 1.0, "many gpus": 0.15, "gang": 0.1, "submit": 0.7, "few modes": 0.3},
+    "gangs alone": {"no gpu": 0.0, "gang": 1.0, "share": 0.05, "model": 0.1, "trouble": 0.03},
+    "backfill": {
+        "batch": 0.7, "many gpus": 0.5, "limit of time": 1.0, "own limit of time": 0.5, "refuse": 0.4, "obey": 0.1,
+        "model": 0.0, "vendor": 0.0, "share": 0.0, "gang": 0.1, "no gpu": 0.0, "priority": 0.05, "work": 0.2,
+        "trouble": 0.0, "order": 0.02, "operate": 0.02, "few drivers": 0.0, "requires": 0.0,
+    },
+    "orders": {
+        "order": 0.3, "order of a job": 0.3, "many gpus": 0.5, "limit of time": 0.2, "model": 0.1, "share": 0.05,
+        "work": 0.15, "no gpu": 0.05, "trouble": 0.0, "submit": 0.5,
+    },
+    "preemption": {
+        "many gpus": 0.15, "model": 0.1, "share": 0.05, "gang": 0.05, "priority": 1.0, "work": 0.1, "trouble": 0.0,
+        "no gpu": 0.05, "submit": 0.7, "order": 0.05, "refuse": 0.02,
+    },
+    "drains": {"operate": 0.3, "window": 0.9, "limit of time": 0.7, "own limit of time": 0.3, "batch": 0.4},
+    "troubles": {"trouble": 0.4, "lead": 0.05, "join late": 0.05, "refuse": 0.15},
+    "models nobody has": {"model": 0.9, "vendor": 0.3, "join late": 0.06, "batch": 0.5, "reject": 0.2},
+    "ever new shapes": {},
+}  # fmt: skip
+
+
+def _settings(draw: Draw, theme: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "order": draw.pick("fair", "fair", "fair", "arrival", "fifo"),
+        "reserve_after": draw.pick(1, 1, 2, 30),
+        "ageing": draw.pick(0, 0, 0, 36_000),
+        "ended_max": draw.pick(4, 20),
+        "ranker": draw.pick(*["fragments"] * 6, "pack", "headroom", "best-fit", "fgd"),
+        "fair_share_half_life": draw.pick(10, 3_600),
+    }
+    if theme == "preemption" or draw.random.random() < 0.15:
+        settings |= {
+            "preempt_priority": draw.pick(60, 80, 101) if theme != "preemption" else draw.pick(60, 80),
+            "preempt_after": draw.pick(0.0, 0.05, 3.0),
+            "reclaim": draw.pick(True, False),
+        }
+    if theme == "ever new shapes":
+        settings |= {"order": "fair", "ranker": "fragments", "ended_max": 4}
+    if theme in ("backfill", "orders"):
+        settings |= {"reserve_after": 1, "order": draw.pick("fair", "fair", "arrival")}
+    return settings
+
+
+def _rounds(draw: Draw, rounds: int) -> None:
+    for _ in range(rounds):
+        draw.round()
+
+
+def _ever_new(draw: Draw) -> None:
+    """Steady work in great number, and beside it requests as nobody has made any: 2 in 100 replicas or fewer."""
+    draw.worker(models=[], cpu_milli=0, memory_mib=1 << 30, drivers=["noop"])
+    draw.worker(models=[H100] * 8, cpu_milli=0, memory_mib=1 << 30, drivers=["noop"])
+    draw.add("order", verb="share", tenant="t", weight=1, gpus=0)
+    kinds = draw.pick([{}], [None], [{}, None, {"min_memory_mib": 1}, {"model": "M"}])
+    steady: dict[str, Any] = {"gpu": {}, "run": {"driver": "noop"}, "replicas": 1_024, "start_within_s": 0.0}
+    for _ in range(10):
+        draw.jobs += 1
+        draw.add("submit", tenant="u", job=f"j{draw.jobs}", fields=steady)
+        draw.add("tick", ms=50)
+        for _ in range(25):
+            number = draw.salt() % 100_000
+            gpu: Any = draw.pick(*kinds)
+            if gpu:
+                gpu = {"min_memory_mib": 1 + number % 80_000} if "min_memory_mib" in gpu else {"model": f"M{number}"}
+            draw.jobs += 1
+            fields = {"gpu": gpu, "resources": {"memory_mib": 1 + number}, "run": {"driver": "noop"}}
+            draw.add("submit", tenant=draw.pick(*TENANTS), job=f"j{draw.jobs}", fields=fields)
+        draw.add("tick", ms=1_000)
+        draw.add("cancel all")
+        for _ in range(3):
+            draw.add("tick", ms=1_000)
+
+
+def _full_then_urgent(draw: Draw) -> None:
+    """Many small hosts, full with work of all priorities; then urgent work comes."""
+    hosts = draw.random.randrange(6, 16)
+    gpus = draw.pick(1, 1, 2)
+    for _ in range(hosts):
+        draw.worker(models=[H100] * gpus, cpu_milli=0, memory_mib=0)
+    for _ in range(hosts * gpus):
+        draw.jobs += 1
+        fields = {"gpu": {}, "priority": draw.pick(10, 50, 50, 70), "run": {"driver": "noop"}}
+        draw.add("submit", tenant=draw.pick(*TENANTS), job=f"j{draw.jobs}", fields=fields)
+    draw.add("tick", ms=1_000)
+    draw.add("tick", ms=2_000)
+    for _ in range(draw.random.randrange(1, 4)):
+        draw.submit(gpu=draw.pick({}, {}, {"count": gpus}, {"scheduling": "gang"}), priority=draw.pick(80, 90))
+        for _ in range(draw.random.randrange(1, 4)):
+            draw.add("tick", ms=1_000)
+
+
+def _crowd(draw: Draw) -> None:
+    """A few hosts alike, filled with small jobs; a large job waits until hosts are reserved for it, others come behind.
+
+    Then what the theme is about: jobs short enough to pass it, some of which workers refuse, or an operator's act.
+    """
+    gpus, hosts = draw.pick(4, 8), draw.pick(1, 1, 2, 3)
+    for _ in range(hosts):
+        draw.worker(models=[H100] * gpus, cpu_milli=0, memory_mib=0, drivers=["noop"])
+    limits = {"timeout_s": draw.pick(60, 600, 3_600)} if draw.random.random() < 0.8 else {}
+    for _ in range(draw.random.randrange(hosts, hosts * gpus + 2)):
+        gpu = {"count": draw.pick(1, 1, 2)}
+        draw.jobs += 1
+        run = {"driver": "noop", "grace_s": 1} | limits
+        draw.add("submit", tenant=draw.pick(*TENANTS), job=f"j{draw.jobs}", fields={"gpu": gpu, "run": run})
+    draw.add("tick", ms=400)
+    if draw.random.random() < 0.5:
+        draw.add("work", salt=draw.salt(), percent=draw.pick(10, 30), code=0)
+    for _ in range(draw.pick(1, 1, 2)):
+        draw.jobs += 1
+        gpu = draw.pick({"count": gpus}, {"count": gpus // 2}, {"count": gpus // 2, "scheduling": "gang"})
+        fields = {"gpu": gpu, "replicas": draw.pick(1, 2), "run": {"driver": "noop"}}
+        draw.add("submit", tenant=draw.pick("t", "u"), job=f"j{draw.jobs}", fields=fields)
+    for _ in range(3):
+        draw.add("tick", ms=1_000)
+
+
+def _crowded(draw: Draw) -> None:
+    _crowd(draw)
+    for _ in range(draw.random.randrange(2, 5)):
+        draw.round()
+        draw.submit(gpu={"count": draw.pick(1, 1, 2)}, requires={})
+        draw.add("tick", ms=1_000)
+    draw.add("rest")
+    _rounds(draw, 5)
+
+
+def _begin(draw: Draw, workers: int) -> None:
+    for _ in range(workers):
+        draw.worker()
+
+
+def _mixed(draw: Draw) -> None:
+    _begin(draw, draw.random.randrange(1, 6))
+    _rounds(draw, 14)
+    draw.add("rest")
+    _rounds(draw, 6)
+
+
+def _preemption(draw: Draw) -> None:
+    _full_then_urgent(draw)
+    draw.add("rest")
+    _rounds(draw, 6)
+
+
+_MAKERS: Final[dict[str, Callable[[Draw], None]]] = {
+    "ever new shapes": _ever_new, "preemption": _preemption, "backfill": _crowded, "orders": _crowded,
+}  # fmt: skip
+
+
+def made(seed: int) -> Plan:
+    """The plan of a seed. Every case ends in rest, and then in the end of all its jobs."""
+    themes = list(THEMES)
+    theme = themes[seed % len(themes)]
+    draw = Draw(seed, _ALL | THEMES[theme])
+    settings = _settings(draw, theme)
+    _MAKERS.get(theme, _mixed)(draw)
+    draw.add("rest")
+    draw.add("end all")
+    return Plan(seed, theme, settings, draw.random.random() < 0.5 or theme == "ever new shapes", draw.steps)

@@ -1,0 +1,357 @@
+"""A reference scheduler: it says of each job that waits why it may, or that it could start. Plain, and slow.
+
+It goes by the state that the ledger gives, by what the workers themselves know, and by the requests: no index, no
+memory, nothing of the planner but the reservation, which it confirms as well. Asked in rest: nothing is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from moorage.scheduler.core.state import Job, Member, Replica, State
+from moorage.schemas.codec import decode_request
+from moorage.schemas.gpu import SHARERS_MAX, format_token, model_matches
+from moorage.schemas.job import STATES, Request
+
+if TYPE_CHECKING:
+    from tests.workloads.world import World
+
+#: the mode that a member's number stands for
+MODES: Final = ("", "exclusive", "mps", "time-slice")
+#: how long a job without a time limit must be able to run before a drain, see `lifecycle.windows`
+SETTLE_MS: Final = 600_000
+#: how long a reservation may stand whose hosts cannot hold it, and a preemption whose victims have gone
+SHORT_MS: Final = 60_000
+VOID_MS: Final = 10_000
+ON_THE_WAY: Final = ("PLACED", "CLAIMED", "ENDING", "CANCELLING")
+
+
+class Room:
+    """What is left on one worker for new work; None of it where the worker takes none."""
+
+    def __init__(self, world: World, num: int, without: Iterable[Member] = (), *, empty: bool = False) -> None:
+        self.worker = worker = world.drive.state.worker_by_num[num]
+        real = world.drive.workers[worker.id]
+        hello = self.hello = worker.hello
+        gone = set(without)
+        members = [] if empty else [member for member in worker.members.values() if member not in gone]
+        self.users: list[list[tuple[str, int, int]]] = [[] for _ in hello["gpu_pool"]]
+        self.cpu, self.memory = hello["cpu_milli"], hello["memory_mib"]
+        for member in members:
+            request = decode_request(member.replica.job.body)
+            resources, gpu = request.resources, request.effective_gpu
+            self.cpu -= resources.cpu_milli if resources else 0
+            self.memory -= resources.memory_mib if resources else 0
+            for slot in slots_of(member.mask):
+                self.users[slot].append((MODES[member.mode], *share_of(gpu)))
+        lent = hello.get("lent_slots")
+        shut = set() if empty else real.local | slots_of(worker.quarantined | worker.unwell_mask)
+        if not empty:
+            shut |= {int(name[1:]) for name in world.ill.get(worker.id, ())}
+        takes = [slot for slot in range(len(self.users)) if lent is None or slot in lent]
+        self.slots = [] if real.waiting and not empty else [slot for slot in takes if slot not in shut]
+
+    def put(self, job: Job, request: Request, *, avoiding: bool = True) -> bool:
+        """Put one replica there; False where it has no room."""
+        slots = self._choose(job, request, avoiding)
+        if slots is None:
+            return False
+        gpu, resources = request.effective_gpu, request.resources
+        for slot in slots:
+            self.users[slot].append((gpu.effective_sharing if gpu else "", *share_of(gpu)))
+        self.cpu -= resources.cpu_milli if resources else 0
+        self.memory -= resources.memory_mib if resources else 0
+        return True
+
+    def _choose(self, job: Job, request: Request, avoiding: bool) -> list[int] | None:
+        hello, gpu, resources = self.hello, request.effective_gpu, request.resources
+        driver, rules = request.workload.driver, hello.get("drivers_for") or {}
+        if driver not in hello["drivers"] or (rules and driver not in rules.get(job.tenant, rules.get("*", ()))):
+            return None
+        if any(hello["labels"].get(name) not in values for name, values in request.requires.items()):
+            return None
+        if resources and hello["cpu_milli"] and resources.cpu_milli and resources.cpu_milli > self.cpu:
+            return None
+        if resources and hello["memory_mib"] and resources.memory_mib and resources.memory_mib > self.memory:
+            return None
+        if gpu is None:
+            return []
+        if gpu.effective_sharing not in hello["modes"]:
+            return None
+        avoid = slots_of(dict(job.avoid).get(self.worker.num, 0)) if avoiding else set()
+        found = [slot for slot in self.slots if slot not in avoid and self._takes(slot, request)]
+        found.sort(key=lambda slot: -len(self.users[slot]))
+        return found[: gpu.count] if len(found) >= gpu.count else None
+
+    def _takes(self, slot: int, request: Request) -> bool:
+        """Whether a device takes one more that asks so."""
+        device, users, gpu = self.hello["gpu_pool"][slot], self.users[slot], request.effective_gpu
+        assert gpu is not None
+        mib, percent = share_of(gpu)
+        memory, mode = device.get("memory_mib", 0), gpu.effective_sharing
+        if gpu.effective_vendor not in ("", device["vendor"].lower()):
+            return False
+        if gpu.models and not any(model_matches(model, device["name"]) for model in gpu.models):
+            return False
+        if memory < (gpu.min_memory_mib or 0) or memory < mib:
+            return False
+        if gpu.time_slice_index is not None and gpu.time_slice_index != device["index"]:
+            return False
+        if mode == "exclusive":
+            return not users
+        most = min(SHARERS_MAX[mode], self.hello["sharers_max"].get(mode, SHARERS_MAX[mode]))
+        if len(users) >= max(1, most) or any(user[0] != mode for user in users):
+            return False
+        if percent and sum(user[2] for user in users) + percent > 100:
+            return False
+        return not mib or sum(user[1] for user in users) + mib <= memory
+
+
+def slots_of(mask: int) -> set[int]:
+    return {slot for slot in range(mask.bit_length()) if mask >> slot & 1}
+
+
+def share_of(gpu: object) -> tuple[int, int]:
+    """(MiB, percent) that a sharer counts on its device; 100 percent is no cap, and not counted."""
+    share = getattr(gpu, "share", None)
+    return (share.memory_mib, share.compute_percent % 100) if share is not None else (0, 0)
+
+
+class Waiting(NamedTuple):
+    """A replica that waits, or a gang with all of its own."""
+
+    job: Job
+    replica: Replica
+    request: Request
+    priority: int
+
+    @property
+    def together(self) -> int:
+        gpu = self.request.effective_gpu
+        return self.request.replicas if gpu is not None and gpu.scheduling == "gang" else 1
+
+    @property
+    def gpus(self) -> int:
+        gpu = self.request.effective_gpu
+        return gpu.count * self.together if gpu is not None else 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.job.tenant}/{self.job.name}/{self.replica.index}"
+
+
+def waiting_in(state: State) -> list[Waiting]:
+    """All that waits, in order of arrival."""
+    found: list[Waiting] = []
+    for job in state.jobs.values():
+        request = decode_request(job.body)
+        priority = job.priority if job.priority >= 0 else request.priority
+        queued = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]
+        rows = [Waiting(job, replica, request, priority) for replica in queued]
+        found += rows[:1] if rows and rows[0].together > 1 else rows
+    return found
+
+
+def starts(world: World, who: Waiting, barred: Iterable[int], without: Iterable[Member] = ()) -> bool:
+    """Whether it could start now on open workers that are not `barred`, were the members `without` gone."""
+    left, gone = who.together, list(without)
+    for num in open_workers(world):
+        if num in barred:
+            continue
+        room = Room(world, num, gone)
+        while left and room.put(who.job, who.request):
+            left -= 1
+    return not left
+
+
+def could_ever(world: World, who: Waiting) -> bool:
+    """Whether all workers together could hold it, were they empty and well."""
+    left = who.together
+    for worker in world.drive.state.worker_by_num:
+        if worker.session:
+            room = Room(world, worker.num, empty=True)
+            while left and room.put(who.job, who.request, avoiding=False):
+                left -= 1
+    return not left
+
+
+def open_workers(world: World) -> list[int]:
+    return [worker.num for worker in world.drive.state.worker_by_num if worker.session and worker.flag == "open"]
+
+
+def left_too_soon(state: State, who: Waiting) -> set[int]:
+    """The workers that a drain empties before it surely has ended."""
+    now, limit_s = state.time_ms, who.request.workload.timeout_s
+    ends = [now + int(limit_s * 1000)] if limit_s is not None else []
+    if who.request.deadline_s is not None:
+        ends.append(who.job.accepted_ms + int(who.request.deadline_s * 1000))
+    end = min(ends) if ends else now + SETTLE_MS
+    return {num for num, w in state.windows.items() if w.window is not None and now <= w.window.leave_ms < end}
+
+
+def taken_back(world: World, who: Waiting) -> set[int]:
+    """The workers on which others end, or have just ended, for another job that waits."""
+    found: set[int] = set()
+    for job in world.drive.state.preempting.values():
+        if job.preempts is not None and not alike(world, job, who):
+            found |= set(job.preempts[0])
+    return found
+
+
+def alike(world: World, job: Job, who: Waiting) -> bool:
+    """Whether a job waits in the same line: of the same priority, tenant and shape."""
+    engine = world.drive.engine
+    return (job.tenant, engine.priority_of(job), engine.shape_of(job)) == (
+        who.job.tenant, who.priority, engine.shape_of(who.job),
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- why something waits
+
+
+def confirm(world: World) -> tuple[list[str], dict[str, list[Waiting]]]:
+    """(what is wrong, what waits by the reason that was confirmed)."""
+    state = world.drive.state
+    every = waiting_in(state)
+    wrong = [f"{member_name(m)} is {STATES[m.replica.state]} for ever" for m in state.members() if _is_stuck(m)]
+    found: dict[str, list[Waiting]] = {}
+    for who in every:
+        reason = why(world, who, every)
+        if reason:
+            found.setdefault(reason, []).append(who)
+        else:
+            wrong.append(f"{who.name} waits, and could start ({format_token(who.request.effective_gpu)})")
+    return wrong + _wrong_reservation(world, every) + _wrong_preemptions(world), found
+
+
+def why(world: World, who: Waiting, every: list[Waiting]) -> str:
+    """The reason for which it waits, confirmed; empty where there is none."""
+    state, config = world.drive.state, world.drive.config
+    tenant = state.tenants[who.job.tenant]
+    if who.job.hold is not None or tenant.hold is not None:
+        return "held"
+    if who.replica.not_before > state.time_ms:
+        return "pause"
+    if over_limit(state, who):
+        return "limit"
+    if any(_goes_first(world, other, who, every) for other in every if over_limit(state, other)):
+        return "limit of another"
+    if config.order == "fifo" and _is_behind(world, who, every):
+        return "ahead"
+    soon = left_too_soon(state, who)
+    taken, reserved = taken_back(world, who), _reserved(world, who)
+    if not starts(world, who, ()):
+        return "no room"
+    if not starts(world, who, soon):
+        return "leaving"
+    if not starts(world, who, soon | taken):
+        return "taken back"
+    if not starts(world, who, soon | taken | reserved):
+        return "reserved"
+    return ""
+
+
+def over_limit(state: State, who: Waiting) -> bool:
+    tenant = state.tenants[who.job.tenant]
+    return bool(tenant.gpus_max and who.gpus and tenant.gpus + who.gpus > tenant.gpus_max)
+
+
+def _goes_first(world: World, other: Waiting, who: Waiting, every: list[Waiting]) -> bool:
+    """Whether another job of its tenant waits for the limit, and what comes behind it has to wait as well."""
+    state = world.drive.state
+    if other.job.tenant != who.job.tenant or not who.gpus or other.job.hold is not None:
+        return False
+    if other.gpus > state.tenants[who.job.tenant].gpus_max or other.replica.not_before > state.time_ms:
+        return False
+    return comes_before(world, other, who, every) and could_ever(world, other)
+
+
+def _is_behind(world: World, who: Waiting, every: list[Waiting]) -> bool:
+    """In strict order: whether a job that may start, and cannot, comes before it."""
+    state = world.drive.state
+    return any(
+        comes_before(world, other, who, every)
+        and other.job.hold is None
+        and state.tenants[other.job.tenant].hold is None
+        and other.replica.not_before <= state.time_ms
+        and not over_limit(state, other)
+        and could_ever(world, other)
+        for other in every
+        if other is not who
+    )
+
+
+def comes_before(world: World, other: Waiting, who: Waiting, every: list[Waiting]) -> bool:
+    """By priority, with its age where jobs age, then by arrival. Under fair share either may come first."""
+    state, config = world.drive.state, world.drive.config
+    if config.order == "fair" and state.half_life_ms:
+        return True
+
+    def key(one: Waiting) -> tuple[int, int, int]:
+        priority, ages = one.priority, config.ages
+        if ages is not None:
+            classes = sorted({each.priority for each in every})
+            priority = ages.standing(classes, priority, state.time_ms - one.job.accepted_ms)
+        return -priority, one.job.num, one.replica.index
+
+    return key(other) < key(who)
+
+
+def _reserved(world: World, who: Waiting) -> set[int]:
+    """The workers that the reservation closes to it; none where it is its own, or the reservation is void."""
+    held = world.drive.engine.planner.holding.reservation
+    if held is None or _void(world) or (who.job.num, who.replica.index) == (held.item >> 10, held.item & 1023):
+        return set()
+    if (held.priority, held.shape) == (who.priority, world.drive.engine.shape_of(who.job)):
+        return set()  # the first of its line has none, and goes before it
+    return set(held.hosts)
+
+
+def _void(world: World) -> str:
+    """Why the reservation should not stand; empty where it may."""
+    held, state = world.drive.engine.planner.holding.reservation, world.drive.state
+    if held is None:
+        return ""
+    job = state.jobs.get(held.item >> 10)
+    if job is None or job.over:
+        return "its job is over"
+    replica = job.replicas[held.item & 1023]
+    request = decode_request(job.body)
+    who = Waiting(job, replica, request, job.priority if job.priority >= 0 else request.priority)
+    if STATES[replica.state] != "QUEUED":
+        return f"{who.name} is {STATES[replica.state]}"
+    if job.hold is not None or state.tenants[job.tenant].hold is not None:
+        return f"{who.name} is held"
+    if over_limit(state, who):
+        return f"{who.name} is over its tenant's limit"
+    if replica.not_before > state.time_ms:
+        return f"{who.name} waits out a pause"
+    return ""
+
+
+def _wrong_reservation(world: World, every: list[Waiting]) -> list[str]:
+    """That its job may start and cannot is confirmed with the job itself."""
+    void = _void(world)
+    if void and every:  # where nothing waits it closes no host to anything, and goes with the next pass
+        return [f"hosts are reserved, and {void}"]
+    held = world.drive.engine.planner.holding.reservation
+    if held is None or world.drive.config.order != "fifo":
+        return []
+    return ["hosts are reserved in strict order"]
+
+
+def _wrong_preemptions(world: World) -> list[str]:
+    """In rest nothing ends any more, so no host is held for what others have ended for."""
+    return [
+        f"hosts are held for {job.tenant}/{job.name}, for which nothing ends"
+        for job in world.drive.state.preempting.values()
+    ]
+
+
+def _is_stuck(member: Member) -> bool:
+    return STATES[member.replica.state] in ON_THE_WAY and bool(member.worker.session) and member.phase < 3
+
+
+def member_name(member: Member) -> str:
+    return f"{member.replica.job.tenant}/{member.replica.job.name}/{member.replica.index} on {member.worker.id}"

@@ -1,0 +1,143 @@
+"""Soft tables: whatever the core remembers beside the ledger's state stays within bounds that are named here.
+
+The rule: no container that an engine keeps outgrows the state, that is some multiple of what lives in it, or a bound
+that is a constant of its module. `small_bounds` makes those constants small, so that some hundred jobs reach them.
+Both look into what compiled code does not show: a compiled engine is not looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from moorage.scheduler.compiled import is_compiled
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.shape import SHAPES_MAX
+from moorage.scheduler.core.state import State
+
+CORE: Final = "moorage.scheduler.core."
+#: constants that bound a soft table, by module and name, with what they are in a world of small bounds
+BOUNDS: Final = {
+    ("rank.mix", "COUNTED_MAX"): 32,
+    ("rank.table", "RANKS_MAX"): 32,
+    ("rank.classic", "_ASKS_MAX"): 32,
+    ("rank.fragments", "KEPT_MAX"): 48,
+    ("rank.scarcity", "SHAPES_MAX"): 32,
+    ("rank.prices", "CELLS_MAX"): 64,
+    ("fairshare", "RATES_MAX"): 32,
+    ("host", "FITS_MAX"): 32,
+    ("host", "RANKS_MAX"): 32,
+    ("fleet", "ASKED_MAX"): 16,
+    ("fleet", "OPENED_MAX"): 64,
+    ("lifecycle.admission", "MATCHED_MAX"): 32,
+    ("lifecycle.admission", "SOONEST_MAX"): 32,
+    ("lifecycle.unmatched", "KEPT_MAX"): 32,
+    ("lifecycle.timers", "TIMERS_SPARE"): 16,
+    ("effects.event_encoder", "TEXTS_MAX"): 32,
+    ("queueing.claims", "FIRST_MAX"): 16,
+    ("queueing.durations", "GROUPS_MAX"): 32,
+    ("queueing.waited", "TENANTS_MAX"): 2,
+    ("queueing.preemption", "COMPARED_MAX"): 3,
+    ("queueing.preemption", "HOSTS_MAX"): 3,
+    ("decide.preempting", "FOLLOWED_MAX"): 16,
+    ("engine", "QUEUE_SPARE"): 16,
+}
+CONTAINERS: Final = (dict, list, set, deque)
+#: of anything, and so many for each thing that lives in the state
+ALWAYS: Final = 64
+EACH: Final = 2
+#: tables whose bound is a constant that is not made small: a shape that is forgotten is another one when it comes again
+CONSTANT: Final = {"Shapes._by_key": SHAPES_MAX}
+#: objects that are no soft table of the engine's
+NOT_SOFT: Final = ("State", "Finished", "Job", "Replica", "Member", "Worker", "Tenant", "Shape", "Record", "Draft")
+
+
+@contextlib.contextmanager
+def small_bounds() -> Iterator[None]:
+    """The bounds of soft tables are small meanwhile, also where they are the default of an argument."""
+    if is_compiled():
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for (name, constant), small in BOUNDS.items():
+            module = importlib.import_module(CORE + name)
+            if not hasattr(module, constant):
+                continue
+            large = getattr(module, constant)
+            stack.callback(setattr, module, constant, large)
+            setattr(module, constant, small)
+            for kind in [each for each in vars(module).values() if isinstance(each, type)]:
+                made: Any = vars(kind).get("__init__")
+                defaults = getattr(made, "__defaults__", None) or ()
+                if large in defaults:
+                    stack.callback(setattr, made, "__defaults__", defaults)
+                    made.__defaults__ = tuple(small if value == large else value for value in defaults)
+        yield
+
+
+class Tables:
+    """The containers that an engine keeps beside the state, and all that it keeps keeps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.known: list[tuple[Any, str]] = []  # what has each of them, and under which name
+        self.look()
+
+    def look(self) -> None:
+        """Find them, in all objects of the core that the engine leads to."""
+        self.known = []
+        seen: set[int] = {id(self.engine.state)}
+        todo: list[Any] = [self.engine]
+        while todo:
+            thing = todo.pop()
+            for name in _names(type(thing)):
+                value = getattr(thing, name, None)
+                if isinstance(value, CONTAINERS):
+                    self.known.append((thing, name))
+                    inner = value.values() if isinstance(value, Mapping) else value
+                    todo += [each for each in inner if _is_ours(each, seen)]
+                elif _is_ours(value, seen):
+                    todo.append(value)
+
+    def confirm(self, state: State) -> None:
+        """Raises AssertionError where one of those that were found has outgrown its bound."""
+        most = ALWAYS + EACH * live(state)
+        for thing, name in self.known:
+            size = len(getattr(thing, name) or ())
+            if size > most:
+                key = f"{type(thing).__name__}.{name}"
+                assert size <= CONSTANT.get(key, most), f"{key} has {size} entries, {most} do for all that lives"
+
+
+def _is_ours(value: Any, seen: set[int]) -> bool:
+    kind = type(value)
+    if not kind.__module__.startswith(CORE) or kind.__name__ in NOT_SOFT or id(value) in seen:
+        return False
+    seen.add(id(value))
+    return True
+
+
+_NAMES: Final[dict[type, tuple[str, ...]]] = {}
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    """The fields of a class; of one without slots those that its `__init__` names."""
+    if kind not in _NAMES:
+        names: list[str] = []
+        for each in kind.__mro__:
+            slots = getattr(each, "__slots__", ())
+            names += [slots] if isinstance(slots, str) else list(slots)
+            made: Any = vars(each).get("__init__")
+            names += made.__code__.co_names if hasattr(made, "__code__") else ()
+        _NAMES[kind] = tuple(dict.fromkeys(name for name in names if name != "__weakref__"))
+    return _NAMES[kind]
+
+
+def live(state: State) -> int:
+    """How much there is of all that lives in the state."""
+    replicas = sum(len(job.replicas) for job in state.jobs.values())
+    devices = sum(len(worker.hello.get("gpu_pool", ())) + 1 for worker in state.worker_by_num)
+    return len(state.jobs) + replicas + devices + len(state.tenants)

@@ -1,0 +1,129 @@
+"""Confirms preemptions: none of lower priority would have done, and in rest none that may end others waits for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from moorage.scheduler.core.records import Act
+from moorage.scheduler.core.state import Job, Member
+from moorage.schemas.codec import decode_request
+from moorage.schemas.job import STATES
+from tests.workloads.reference import Waiting, left_too_soon, starts, taken_back
+
+if TYPE_CHECKING:
+    from tests.workloads.world import World
+
+RUNNING: Final = "RUNNING"
+
+
+def confirm(world: World) -> None:
+    """The preemptions of the record that was just folded ended the least of those that might end."""
+    found = [act for act in world.drive.acts if act[0] == Act.PREEMPT and act[2]]
+    if not found:
+        return
+    ended = {num for act in found for num in act[3]}
+    for act in found:
+        job = world.drive.state.jobs[act[1]]
+        who = as_waiting(world, job)
+        if is_reclaim(world, who):
+            continue
+        victims = set(act[3])
+        most = max(defended(world, member) for num in victims for member in members_of(world, num))
+        least = [each for each in endable(world, who, but=ended - victims) if defended(world, each) < most]
+        barred = taken_back(world, who) | left_too_soon(world.drive.state, who) | reserved_for_others(world, who)
+        assert not starts(world, who, barred - set(act[2]), without=least), (
+            f"for {who.name} of priority {who.priority} a job of priority {most} ended, though"
+            f" {sorted({m.replica.job.name for m in least})} of lower priority would have done"
+        )
+
+
+def as_waiting(world: World, job: Job) -> Waiting:
+    request = decode_request(job.body)
+    queued = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"] or list(job.replicas)
+    return Waiting(job, queued[0], request, job.priority if job.priority >= 0 else request.priority)
+
+
+def is_reclaim(world: World, who: Waiting) -> bool:
+    """Whether it may take back what its tenant is guaranteed; else it goes by priority alone."""
+    tenant = world.drive.state.tenants[who.job.tenant]
+    return world.drive.config.reclaim and tenant.guaranteed > 0
+
+
+def members_of(world: World, num: int) -> list[Member]:
+    return [member for member in world.drive.state.members() if member.replica.job.num == num]
+
+
+def began_ms(member: Member, now_ms: int) -> int:
+    rows = [row[1] for row in member.replica.job.story if row[2] == member.replica.index and row[9] == member.fence]
+    named = [
+        row[1]
+        for row in member.replica.job.story
+        if row[2] == member.replica.index and row[9] == member.fence and STATES[row[4]] in (RUNNING, "PLACED")
+    ]
+    return max(named) if named else max(rows, default=now_ms)
+
+
+def defended(world: World, member: Member) -> int:
+    """The priority of a running job; with its age as it was when it began, where jobs age."""
+    job, state = member.replica.job, world.drive.state
+    priority = as_waiting(world, job).priority
+    ages = world.drive.config.ages
+    if ages is None:
+        return priority
+    peers = [each.member for each in job.replicas if each.member is not None] if job.gang else [member]
+    began = min(began_ms(peer, state.time_ms) for peer in peers)
+    return ages.of(priority, began - job.accepted_ms)
+
+
+def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
+    """What runs, may be ended for it and shares no device; of the jobs `but`, by number, nothing."""
+    state, config = world.drive.state, world.drive.config
+    found: list[Member] = []
+    for member in state.members():
+        job = member.replica.job
+        peers = [each.member for each in job.replicas] if job.gang else [member]
+        if job is who.job or job.num in but or any(peer is None for peer in peers):
+            continue
+        if any(peer is None or not _runs(world, peer) for peer in peers) or member.mode > 1:
+            continue
+        began = max(began_ms(peer, state.time_ms) for peer in peers if peer is not None)
+        if state.time_ms - began < config.preempt_after * 1000 or defended(world, member) >= who.priority:
+            continue
+        found.append(member)
+    return found
+
+
+def _runs(world: World, member: Member) -> bool:
+    """It runs, or this very record asks it to end."""
+    state = STATES[member.replica.state]
+    return member.replica.member is member and (state == RUNNING or (state == "ENDING" and _ends_now(world, member)))
+
+
+def _ends_now(world: World, member: Member) -> bool:
+    named = {num for act in world.drive.acts if act[0] == Act.PREEMPT for num in act[3]}
+    return member.replica.job.num in named
+
+
+def reserved_for_others(world: World, who: Waiting) -> set[int]:
+    """The hosts that a reservation closes to a job that may end others."""
+    held = world.drive.engine.planner.holding.reservation
+    if held is None or held.item >> 10 == who.job.num:
+        return set()
+    return set(held.hosts)
+
+
+def hidden(world: World, full: list[Waiting]) -> list[str]:
+    """In rest, of what finds no room: the first of each line that may end others, where enough would go for it."""
+    engine, config = world.drive.engine, world.drive.config
+    firsts = {(who.priority, engine.shape_of(who.job)): who for who in reversed(full)}
+    wrong: list[str] = []
+    for who in firsts.values():
+        gpu = who.request.effective_gpu
+        if who.priority < config.preempt_priority or (gpu is not None and gpu.effective_sharing != "exclusive"):
+            continue
+        barred = left_too_soon(world.drive.state, who) | taken_back(world, who) | reserved_for_others(world, who)
+        least = endable(world, who, but=set())
+        if least and starts(world, who, barred, without=least):
+            names = sorted({member.replica.job.name for member in least})
+            wrong.append(f"{who.name} of priority {who.priority} waits, though it may end others: {names}")
+    return wrong

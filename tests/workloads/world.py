@@ -1,0 +1,376 @@
+"""Carries out a plan: one engine, honest workers that may refuse, operators, and virtual time.
+
+After every record `Driving` validates state, fleet and queue, and the soft tables are compared with their bounds; in
+rest `reference` confirms what waits. A broken promise is an AssertionError, with the step at which it was seen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+from moorage.scheduler.compiled import is_compiled
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.lifecycle.timers import BACKOFF
+from moorage.scheduler.core.records import decode_record
+from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell
+from tests.scheduler.driving import Driving
+from tests.scheduler.honest_worker import Worker
+from tests.workloads import reference, victims
+from tests.workloads.plan import MEMORY_OF, VENDOR_OF, Plan
+from tests.workloads.tables import Tables, small_bounds
+
+RENEW_MS: Final = 2_000
+LEASE_MS: Final = 20_000
+#: a tick of rest, in ms, and how many in a row must bring nothing new
+REST_MS: Final = 2_000
+QUIET_TICKS: Final = 6
+#: ticks after which a world must have come to rest
+REST_TICKS_MAX: Final = 150
+#: records after which the soft tables are looked for anew; how long those are is looked at after each
+TABLES_EVERY: Final = 32
+#: records between two looks at the state of a standby, which folds the same
+SHADOW_EVERY: Final = 8
+#: how a case's end ends its jobs
+END: Final = "the case is over"
+
+
+class Refusing(Worker):
+    """An honest worker that refuses some of what it is sent, for reasons of its own."""
+
+    percent = 0
+    salt = 0
+    why = ""
+    _said = ""
+
+    def blocked(self, place: Place) -> bool:
+        self._said = ""
+        name = f"{self.salt} {self.id} {place.tenant} {place.job} {place.replica}"
+        if not self.why.startswith(("not-permitted:", "cannot-run:")):
+            name += f" {place.attempt} {place.fence}"  # another time it may go well
+        if self.percent and random.Random(name).randrange(100) < self.percent:
+            self._said = self.why or "refused"
+            return True
+        return super().blocked(place)
+
+    def say(self, kind: Any, place: Place, code: int = 0, detail: str = "") -> None:
+        super().say(kind, place, code, self._said if kind == "refused" and self._said else detail)
+
+
+class Record(Driving):
+    """As `Driving`, which keeps what stands in the last record; the standby's state is compared now and then."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.acts: list[list[Any]] = []
+        self.steps = 0
+
+    def store(self, payload: bytes) -> int:
+        record = decode_record(payload)
+        self.acts, self.steps = record.acts, len(record.steps)
+        return super().store(payload)
+
+    def check(self) -> None:
+        if self.state.seq % SHADOW_EVERY == 0:
+            super().check()
+            return
+        validate(self.state)
+        self.engine.fleet.validate()
+        self.check_counters()
+        self.check_queue()
+
+
+class World:
+    """One case. `log` takes a line for each thing that happens."""
+
+    def __init__(self, plan: Plan, log: list[str] | None = None) -> None:
+        self.plan = plan
+        self.log = log
+        with self._bounds():
+            self.drive = Record(Config(**plan.settings))
+        self.silent: dict[str, int] = {}  # worker -> ms until which nothing of it comes through
+        self.renewed: dict[str, int] = {}  # worker -> when its last answered renewal was sent
+        self.sent: dict[str, tuple[Worker, Any]] = {}  # reply -> whose frame waits for it
+        self.ill: dict[str, dict[str, str]] = {}  # worker -> what its load frames say
+        self.found: Counter[str] = Counter()  # reasons that were confirmed
+        self._tables: Tables | None = None
+        self._told = 0
+        self.records = 0
+
+    # ------------------------------------------------------------------------------------------------- the frame
+
+    def run(self) -> None:
+        with self._bounds():
+            for number, step in enumerate(self.plan.steps):
+                self.say(f"{number:4} {self.drive.now / 1000 - 1000:9.3f} s  {step}")
+                getattr(self, step.verb.replace(" ", "_"))(**step.given)
+
+    def _bounds(self) -> AbstractContextManager[None]:
+        return small_bounds() if self.plan.small else nullcontext()
+
+    def say(self, line: str) -> None:
+        if self.log is not None:
+            self.log.append(line)
+
+    # ------------------------------------------------------------------------------------------------- time
+
+    def tick(self, ms: int) -> None:
+        """Workers send what they have, then one record; what it says reaches them at once."""
+        drive = self.drive
+        for name, worker in drive.workers.items():
+            if self._is_away(name, worker):
+                continue
+            if not worker.session:
+                self._send(worker, worker.join_frame())
+                continue
+            if drive.now - self.renewed.get(name, -RENEW_MS) >= RENEW_MS:
+                self._send(worker, worker.renew_frame())
+                if name in self.ill:
+                    drive.load(name, **self.ill[name])
+            facts = worker.fact_frame()
+            if facts is not None:
+                self._send(worker, facts)
+        drive.tick(ms)
+        self._answers()
+        self._events()
+        self.records += 1
+        victims.confirm(self)
+        self._look_at_tables()
+
+    def _look_at_tables(self) -> None:
+        if is_compiled():
+            return
+        if self._tables is None or self._tables.engine is not self.drive.engine or self.records % TABLES_EVERY == 0:
+            self._tables = Tables(self.drive.engine)
+        self._tables.confirm(self.drive.state)
+
+    def _is_away(self, name: str, worker: Worker) -> bool:
+        """Whether nothing of a worker comes through now; it ends its jobs itself once its lease has run out."""
+        until = self.silent.get(name)
+        if until is None:
+            return False
+        if worker.session and self.drive.now - self.renewed.get(name, 0) >= LEASE_MS:
+            worker.fence()
+        if self.drive.now < until:
+            return True
+        del self.silent[name]
+        worker.auto = True
+        return False
+
+    def _send(self, worker: Worker, frame: Join | Renew | FactFrame | Goodbye) -> None:
+        if isinstance(frame, Renew):
+            self.renewed[worker.id] = self.drive.now
+        self.sent[self.drive.send(worker.id, frame)] = (worker, frame)
+
+    def _answers(self) -> None:
+        for reply in [reply for reply in self.sent if reply in self.drive.answers]:
+            worker, frame = self.sent.pop(reply)
+            answer = self.drive.answers.pop(reply)
+            if isinstance(frame, Join):
+                if answer["kind"] == "joined":
+                    worker.joined(answer["session"], len(frame.facts))
+                    self.renewed[worker.id] = self.drive.now - RENEW_MS
+                else:
+                    self.say(f"                    {worker.id} may not join: {answer['message']}")
+            elif getattr(frame, "session", "") != worker.session:
+                continue
+            elif answer["kind"] == "error" and answer["code"] == "session-over":
+                worker.fence()
+            elif isinstance(frame, FactFrame) and answer["kind"] == "recorded":
+                worker.fact_answered(answer["no"])
+
+    def _events(self) -> None:
+        if self.log is not None:
+            for event in self.drive.events[self._told :]:
+                for change in event["changes"]:
+                    where = f" on {change['worker']}" if "worker" in change else ""
+                    why = f": {change['why']}" if change.get("why") else ""
+                    name = f"{event['tenant']}/{event['job']}/{change['replica']}"
+                    self.say(f"                    {name} {change['state']}{where}{why}")
+        self._told = len(self.drive.events)
+
+    def rest(self) -> None:
+        """Nothing new happens, pauses end: then what waits is confirmed."""
+        self.refuse(0, 0, "")
+        engine, quiet = self.drive.engine, 0
+        for _ in range(REST_TICKS_MAX):
+            self.tick(REST_MS)
+            pauses = any(kind == BACKOFF for _, kind, _ in engine.timers.rows)
+            done = not (self.drive.acts or self.drive.steps or self.sent or self.silent or pauses)
+            quiet = quiet + 1 if done and not any(w.gathered or w.flying for w in self.drive.workers.values()) else 0
+            if quiet >= QUIET_TICKS:
+                break
+        else:
+            raise AssertionError(f"no rest after {REST_TICKS_MAX * REST_MS // 1000} s: {self._restless()}")
+        wrong, found = reference.confirm(self)
+        wrong += victims.hidden(self, found.get("no room", []))
+        for reason, waiting in found.items():
+            self.found[reason] += len(waiting)
+            self.say(f"                    waits, {reason}: {' '.join(who.name for who in waiting)}")
+        assert not wrong, "; ".join(wrong)
+
+    def _restless(self) -> str:
+        waits = [f"{kind} at {at}" for at, kind, _ in sorted(self.drive.engine.timers.rows)[:3]]
+        return f"timers {waits}, unanswered {len(self.sent)}, silent {list(self.silent)}, last acts {self.drive.acts}"
+
+    def end_all(self) -> None:
+        """All jobs are cancelled: nothing stays behind, and one job more starts if it may."""
+        for job in list(self.drive.state.jobs.values()):
+            if not job.over:
+                self.drive.offer_cancel(job.name, tenant=job.tenant, why=END)
+        for _ in range(REST_TICKS_MAX):
+            self.tick(REST_MS)
+            if not any(not job.over for job in self.drive.state.jobs.values()):
+                break
+        left = [f"{job.tenant}/{job.name} {job.state}" for job in self.drive.state.jobs.values() if not job.over]
+        assert not left, f"cancelled, and not over: {left}"
+        self.submit("last", "the-last", {"gpu": {"vendor": ""}, "run": {"driver": "noop"}})
+        self.submit("last", "the-very-last", {"run": {"driver": "noop"}})
+        self.rest()
+
+    # ------------------------------------------------------------------------------------------------- workers
+
+    def join(self, name: str, spec: dict[str, Any]) -> None:
+        models, numa = spec["models"], spec.get("numa", 0)
+        pool = [
+            Device(
+                slot, VENDOR_OF.get(model, "nvidia"), model, f"GPU-of-the-worker-{name}-{slot}",
+                MEMORY_OF.get(model, 0) if spec.get("memory_known", True) else 0, numa=slot // numa if numa else -1,
+            )
+            for slot, model in enumerate(models)
+        ]  # fmt: skip
+        fields: dict[str, Any] = {"drivers": ["noop", "process"], "modes": ["exclusive", "mps", "time-slice"]}
+        fields |= {key: value for key, value in spec.items() if key not in ("models", "numa", "memory_known")}
+        hello = Hello(name, "boot-1", gpu_pool=pool, **fields)
+        worker = Refusing(name, hello, f"machine-{name}")
+        self.drive.workers[name] = worker
+        self._send(worker, worker.join_frame())
+        self.tick(1)
+
+    def _worker(self, number: int) -> Worker | None:
+        """One that has a session, by a number taken modulo how many have."""
+        up = [worker for worker in self.drive.workers.values() if worker.session and worker.id not in self.silent]
+        return up[number % len(up)] if up else None
+
+    def refuse(self, salt: int, percent: int, why: str) -> None:
+        """From now on workers refuse so many in a hundred of what they are sent."""
+        for worker in self.drive.workers.values():
+            if isinstance(worker, Refusing):
+                worker.salt, worker.percent, worker.why = salt, percent, why
+
+    def work(self, salt: int, percent: int, code: int) -> None:
+        """So many in a hundred of what runs exits."""
+        draw = random.Random(salt)
+        for worker in self.drive.workers.values():
+            for key in [key for key, held in worker.held.items() if held.phase == "running"]:
+                if draw.randrange(100) < percent:
+                    worker.finish(key, code)
+
+    def busy(self, worker: int, slot: int) -> None:
+        """A process of the worker's own host claims a device that is free, or gives it back."""
+        found = self._worker(worker)
+        if found is None or not found.hello.gpu_pool:
+            return
+        at = slot % len(found.hello.gpu_pool)
+        if at in found.local:
+            found.local.discard(at)
+        elif not any(at in held.place.slots for held in found.held.values()):
+            found.local.add(at)
+
+    def claimer(self, worker: int) -> None:
+        """A process of the worker's own host begins to wait for a device, or ends to."""
+        found = self._worker(worker)
+        if found is not None:
+            found.waiting = not found.waiting
+
+    def sick(self, worker: int, slot: int) -> None:
+        found = self._worker(worker)
+        if found is None or not found.hello.gpu_pool:
+            return
+        at = slot % len(found.hello.gpu_pool)
+        sick = self.ill.setdefault(found.id, {})
+        if sick.pop(f"s{at}", None) is None:
+            sick[f"s{at}"] = "ecc"
+
+    def unwell(self, worker: int, slot: int) -> None:
+        """A worker says of a device that it fails, and what runs there has to leave; or that it is well again."""
+        found = self._worker(worker)
+        if found is None or not found.hello.gpu_pool:
+            return
+        at = slot % len(found.hello.gpu_pool)
+        if any(each.slot == at for each in found.unwell):
+            found.unwell = [each for each in found.unwell if each.slot != at]
+        else:
+            found.unwell = [*found.unwell, Unwell(at, "xid", "Xid 79", slot % 2 == 0)]
+
+    def restart(self, worker: int) -> None:
+        """An agent is started anew; its jobs live on."""
+        found = self._worker(worker)
+        if found is not None:
+            found.session = ""
+
+    def die(self, worker: int) -> None:
+        """A machine restarts."""
+        found = self._worker(worker)
+        if found is not None:
+            found.die()
+
+    def silence(self, worker: int, s: int) -> None:
+        """Nothing of a worker comes through for so many seconds."""
+        found = self._worker(worker)
+        if found is not None:
+            self.silent[found.id] = self.drive.now + 1000 * s
+            found.auto = False
+
+    def goodbye(self, worker: int) -> None:
+        """A worker says goodbye, and joins anew with the next record."""
+        found = self._worker(worker)
+        if found is not None and not found.held:
+            self._send(found, Goodbye(found.session))
+            found.session = ""
+
+    def lead(self) -> None:
+        """Another scheduler leads."""
+        self.sent.clear()
+        self.drive.lead()
+        self.renewed.clear()
+        for worker in self.drive.workers.values():
+            worker.flying, worker.gathered = (
+                None,
+                [*(worker.flying.facts if worker.flying is not None else ()), *worker.gathered],
+            )
+
+    # ------------------------------------------------------------------------------------------------- callers
+
+    def submit(self, tenant: str, job: str, fields: dict[str, Any]) -> None:
+        self.drive.offer_submit(job, tenant=tenant, **fields)
+
+    def cancel(self, job: int) -> None:
+        found = self._job(job)
+        if found is not None:
+            self.drive.offer_cancel(found[1], tenant=found[0])
+
+    def cancel_all(self) -> None:
+        for job in self.drive.state.jobs.values():
+            if not job.over:
+                self.drive.offer_cancel(job.name, tenant=job.tenant)
+
+    def _job(self, number: int) -> tuple[str, str] | None:
+        live = [(job.tenant, job.name) for job in self.drive.state.jobs.values() if not job.over]
+        return live[number % len(live)] if live else None
+
+    def order(self, verb: str, tenant: str, job: int = -1, **asked: Any) -> None:
+        if job >= 0:
+            found = self._job(job)
+            if found is None:
+                return
+            tenant, asked["job"] = found
+        self.drive.offer_order(verb, tenant=tenant, **asked)
+
+    def operate(self, verb: str, worker: int, drain: dict[str, Any] | None = None) -> None:
+        names = list(self.drive.workers)
+        if names:
+            self.drive.offer_operate(verb, names[worker % len(names)], **(drain or {}))
