@@ -254,7 +254,7 @@ def test_views_of_everything_are_plain_data() -> None:
         views.ls(drive.engine, "nobody", {}),
         views.ls(drive.engine, "t", {"states": ["RUNNING"], "limit": 1}),
         views.fleet(drive.engine, drive.now),
-        views.audit(drive.engine, drive.engine.reports),
+        views.audit(drive.engine),
     ):
         assert encode(view)
     fleet_view = views.fleet(drive.engine, drive.now)
@@ -262,6 +262,61 @@ def test_views_of_everything_are_plain_data() -> None:
     assert [row["cells"] for row in fleet_view["workers"]] == ["", "##"]
     assert views.ls(drive.engine, "t", {"limit": 0}).__class__.__name__ == "Problem"
     assert views.ls(drive.engine, "t", {"states": ["NO"]}).__class__.__name__ == "Problem"
+
+
+def test_an_audit_shows_only_what_two_renewals_of_a_worker_showed() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 4)
+    drive.submit("known", gpu={})
+    drive.submit("ends", gpu={})
+    drive.settle()
+
+    def drift() -> list[tuple[str, str]]:
+        rows = views.audit(drive.engine)["drift"]
+        return [(row["kind"], row["member"].partition(" ")[0]) for row in rows]
+
+    assert drift() == [], "it has had no time for a renewal"
+    drive.renew()
+    worker.finish(next(key for key in worker.held if key[1] == "ends"))
+    drive.send("w0", worker.renew_frame())  # lists it still, in the record of its end
+    drive.settle()
+    assert drift() == []
+    gone, worker.held = worker.held, {}
+    for shown in ([], [("ledger-only", "t/known/0")]):
+        drive.renew()
+        assert drift() == shown
+    worker.held = gone
+    drive.renew()
+    assert drift() == []
+    held = drive.state.workers["w0"].members
+    member = held.pop(next(iter(held)))  # as if the ledger had lost it
+    drive.checks = False
+    for shown in ([], [("worker-only", "t/known/0")]):
+        drive.send("w0", worker.renew_frame())
+        drive.tick(obey=False)
+        assert drift() == shown
+    held[member.key] = member
+    drive.lead()
+    assert drift() == []
+    drive.pass_time(3_500, renew=False)
+    assert drift() == [("silent", "")]
+
+
+def test_while_nothing_is_placed_after_a_restore_a_job_that_fits_says_so() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.lead()
+    drive.state.restored_ms, drive.state.restored_epoch = drive.state.time_ms, drive.state.epoch - 1
+    drive.renew()
+    drive.submit("j", gpu={})
+    drive.pass_time(5_000)
+    found = why(drive, "j")
+    assert (found["reason"], found["means"]) == ("restored", REASONS["restored"])
+    assert found["because"] == "jobs that were placed after the backup may still run on workers that are not heard yet"
+    assert 0 < found["starts_in_ms"] <= drive.config.lost_ms - 5_000
+    assert "fixes" not in found
+    drive.pass_time(found["starts_in_ms"] + 1_000)
+    assert drive.states("j") == ["PLACED"]
 
 
 def test_each_filter_that_took_some_is_counted() -> None:

@@ -70,6 +70,21 @@ def test_its_code_is_0_where_every_rank_ended_so_and_that_of_the_rank_that_faile
     assert (drive.job("g").state, shown_code(drive)) == ("FAILED", 7)
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_the_last_row_of_each_rank_says_how_it_ended(together: bool) -> None:
+    drive = gang(stage="RUNNING")
+    drive.facts([("exited", "g", 2, 0, "exit")])
+    drive.facts([("exited", "g", 1, 7, "exit")], tick=not together)
+    drive.facts([("exited", "g", 0, -15, "exit")])
+    assert drive.states("g") == ["FAILED"] * 3
+    rows = {change["replica"]: change for change in views.show(drive.engine, "t", "g")["changes"]}
+    assert {index: (row["state"], row.get("code"), row.get("why")) for index, row in rows.items() if index >= 0} == {
+        0: ("FAILED", -15, "gang: replica 1: exit code 7"),
+        1: ("FAILED", 7, "gang: replica 1: exit code 7"),
+        2: ("FAILED", None, "gang: replica 1: exit code 7"),
+    }
+
+
 def test_all_claims_in_one_record() -> None:
     drive = gang(stage="STARTED")
     assert phase(drive) == GangPhase.STARTED

@@ -37,18 +37,21 @@ from moorage.schemas.frames import (
     Join,
     Joined,
     Load,
+    Look,
+    Looked,
     Output,
     Place,
     Renew,
     Renewed,
     RollCall,
+    Standing,
     Start,
     Wanted,
 )
 
 KINDS: list[Any] = [
     Hello, Load, FleetFrame, Join, Joined, Renew, Renewed, FactFrame, FactAck, Goodbye, Wanted, RollCall, Accepted,
-    Event, Events, Answer, Output, Problem, Join | Goodbye | FactFrame | Renew, dict[str, Any],
+    Event, Events, Answer, Output, Problem, Standing, Look, Looked, Join | Goodbye | FactFrame | Renew, dict[str, Any],
 ]  # fmt: skip
 DECODERS = [*(Decoder[Any](kind) for kind in KINDS), decode_request]
 
@@ -58,9 +61,11 @@ def survives(payload: bytes) -> None:
     readers: list[Callable[[bytes], Any]] = [*DECODERS, split_array]
     for decoder in readers:
         try:
-            decoder(payload)
+            frame = decoder(payload)
         except Refused as refused:
             told.append(refused.problem)
+            continue
+        assert encode(frame, json=False), "what was read can be answered and recorded in either form"
     assert {problem.code for problem in told} <= {"invalid-argument", "too-large", "unknown-version"}
     assert {problem.fault for problem in told} <= {"caller"}
     assert encode(told)
@@ -99,6 +104,8 @@ FRAMES: list[Any] = [
     Renew("s", 1),
     FactFrame("s", 1, []),
     Goodbye("s"),
+    Standing("s1", "0.3.0", 2, 7, settings={"lease_s": 20}),
+    Look(1, 2),
     Wanted(
         "w", "s", 1,
         place=[Place("t", "j", 0, 1, 9, [0], "exclusive", False, b"{}")],
@@ -134,6 +141,28 @@ def test_a_field_of_a_wrong_type(frame: Any, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(fields)))
     fields[name] = data.draw(json_values | st.just(2**70) | st.just(-(2**70)))
     survives(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("number", [2**64, 2**200])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"kind": "standing", "scheduler": "s", "release": "0.3.0", "level": 2, "ledger": "N"},
+        {"kind": "standing", "scheduler": "s", "release": "0.3.0", "level": 2, "ledger": 1, "settings": {"a": "N"}},
+        {"kind": "look", "ask": "N", "reign": 1},
+        {"run": {"argv": ["x"]}, "driver_config": {"handler": {"input": ["N"]}}},
+        {"run": {"argv": ["x"]}, "resource_requirements": {"gpu": {"count": "N"}}},
+        {"worker": "w0", "slots": ["N"]},
+    ],
+)
+def test_a_number_over_64_bits_is_refused_where_it_is_read(frame: dict[str, Any], number: int) -> None:
+    """JSON has such numbers. What was to go on in msgpack with one failed: a submit, `fleet`, a worker's audit."""
+    text = json.dumps(frame).replace('"N"', str(number)).encode()
+    kind = {"standing": Standing, "look": Look}.get(frame.get("kind", ""), dict[str, Any])
+    with pytest.raises(Refused) as refused:
+        (decode_request if "run" in frame else Decoder[Any](kind))(text)
+    assert refused.value.problem.code == "invalid-argument"
+    assert refused.value.problem.message == "a number does not fit into 64 bits"
 
 
 @pytest.mark.parametrize("depth", [65, 1_000, 5_000, 100_000, 400_000])

@@ -120,6 +120,7 @@ def test_a_gap_leads_to_a_new_session_that_carries_on(bench: Bench) -> None:
     commands = bench.do(AnswerRefused("fact", 3, problem("gap", "frame 1 is missing")))
     assert not of(EndMember, commands)
     assert [held.job for held in of(SendJoin, commands)[0].holding] == [name[1]]
+    assert [line.level for line in of(Log, commands)] == ["warning"], "after a restore that is as it should be"
 
 
 def test_facts_that_nobody_answered_travel_with_the_join_in_order(bench: Bench) -> None:

@@ -24,7 +24,7 @@ APART_S: Final = 4.5
 KINDS: Final[dict[str, str]] = {
     "ledger-only": "the ledger says it runs there, the worker does not hold it",
     "worker-only": "the worker holds it, the ledger does not know it",
-    "silent": "the worker has not renewed in this reign",
+    "silent": "the worker has not renewed since this scheduler leads",
     "nvml-foreign": "a process is on a device that nobody leases",
     "nvml-memory": "memory is in use on a device that nobody leases, and no process of it is seen",
     "nvml-missing": "a leased device does not answer its driver",
@@ -36,7 +36,7 @@ _Key = tuple[str, str, str]
 
 def audit(
     *,
-    quick: Annotated[bool, Parameter(help="One look: what is on its way counts as drift, too.")] = False,
+    quick: Annotated[bool, Parameter(help="Ask once: a difference may be gone a moment later.")] = False,
     watch: Annotated[bool, Parameter(help="Look again and again: a line when a difference comes or goes.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
@@ -67,7 +67,7 @@ def audit(
             return 0
         say(f"drift: {many(len(standing), 'difference')}; {_summary(answer.data)}")
         _tell_silent(answer.data)
-        say(_fix(standing))
+        say(_fix_after_once() if quick else _fix(standing))
         return EXIT_DRIFT
 
     return with_client(options, work)
@@ -121,6 +121,10 @@ def _summary(data: dict[str, Any]) -> str:
         f"{data['leases']} GPUs leased",
     )
     return ("no drift: " if not data["drift"] else "looked at ") + ", ".join(parts)
+
+
+def _fix_after_once() -> str:
+    return "fix: moorage audit, which asks twice: what it shows again is drift, and it says what to do"
 
 
 def _fix(standing: Iterable[_Key]) -> str:

@@ -26,9 +26,11 @@ _NOT_NOW: Final = frozenset({"not-leading", "overloaded"})
 
 T = TypeVar("T")
 
-decode_accepted: Final[Decoder[Accepted | Problem]] = Decoder(Accepted | Problem)
-decode_batch: Final[Decoder[list[Accepted | Problem] | Problem]] = Decoder(list[Accepted | Problem] | Problem)
-decode_answer: Final[Decoder[Answer | Problem]] = Decoder(Answer | Problem)
+decode_accepted: Final[Decoder[Accepted | Problem]] = Decoder(Accepted | Problem, from_leader=True)
+decode_batch: Final[Decoder[list[Accepted | Problem] | Problem]] = Decoder(
+    list[Accepted | Problem] | Problem, from_leader=True
+)
+decode_answer: Final[Decoder[Answer | Problem]] = Decoder(Answer | Problem, from_leader=True)
 _decode_frame: Final[Decoder[dict[str, Any]]] = Decoder(dict[str, Any])
 _decode_problem: Final[Decoder[Problem]] = Decoder(Problem)
 

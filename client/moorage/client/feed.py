@@ -37,7 +37,7 @@ OTHERS_FREE: Final = 5_000
 #: it does not stand for so long after it heard more than that
 CROWDED_OUT_S: Final = 60.0
 
-decode_events: Final[Decoder[Events]] = Decoder(Events)
+decode_events: Final[Decoder[Events]] = Decoder(Events, from_leader=True)
 
 Refresh = Callable[[], None]
 

@@ -50,8 +50,8 @@ HANDLER: Final = "handler"
 #: drivers that mark the end of each stream
 _ENDS_ITS_STREAMS: Final = ("process", HANDLER)
 
-_decode_event: Final[Decoder[Event]] = Decoder(Event)
-_decode_output: Final[Decoder[Output]] = Decoder(Output)
+_decode_event: Final[Decoder[Event]] = Decoder(Event, from_leader=True)
+_decode_output: Final[Decoder[Output]] = Decoder(Output, from_leader=True)
 
 
 class Watch:

@@ -47,7 +47,7 @@ SUBMIT_SHARE: Final = 100
 #: an estimate has changed when it is off by a fifth, and by more than this
 CHANGED_MS: Final = 5_000
 #: reasons under which no estimate stands: nothing that runs is waited for
-_NO_ESTIMATE: Final = NEVER_REASONS | {"held", "not-heard", "closed", "sick"}
+_NO_ESTIMATE: Final = NEVER_REASONS | {"held", "restored", "not-heard", "closed", "sick"}
 
 
 class _Followed(NamedTuple):

@@ -217,7 +217,7 @@ class Questions:
 
         def told(answers: dict[str, Looked], silent: list[str]) -> None:
             def answer() -> dict[str, Any]:
-                data = views.audit(self._engine, self._engine.reports)
+                data = views.audit(self._engine)
                 data["drift"] += device_drift(answers)
                 left_out = sum(frame.more for frame in answers.values())
                 return {**data, "looked": len(answers), "not_looked": silent, "left_out": left_out}

@@ -23,6 +23,7 @@ NESTING_MAX: Final = 64
 
 #: the first byte of a msgpack map or array, of up to 15 parts or with their number in 2 or 4 bytes
 _MSGPACK_FIRST: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+_NUMBERS: Final = f"{-(2**63)}..{2**64 - 1}"
 _json_encode: Final = msgspec.json.Encoder().encode
 _msgpack_encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -38,10 +39,15 @@ def encode(frame: object, *, json: bool = True) -> bytes:
 
 
 class Decoder(Generic[T]):
-    """One type, both encodings, built once. `bytes_max` bounds what is looked at."""
+    """One type, both encodings, built once. `bytes_max` bounds what is looked at.
 
-    def __init__(self, kind: type[T] | Any, bytes_max: int = FRAME_BYTES_MAX) -> None:
+    JSON has numbers of any size, msgpack of 64 bits: what does not fit is refused here, so that whatever was decoded
+    can be answered and recorded. With `from_leader` that is not checked: a leader sends no such numbers.
+    """
+
+    def __init__(self, kind: type[T] | Any, bytes_max: int = FRAME_BYTES_MAX, *, from_leader: bool = False) -> None:
         self._kind = kind
+        self._from_leader = from_leader
         self._json: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._msgpack: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._bytes_max = bytes_max
@@ -52,9 +58,9 @@ class Decoder(Generic[T]):
             raise _too_large(len(payload), self._bytes_max)
         try:
             if not payload or payload[0] not in _MSGPACK_FIRST:
-                frame = self._json.decode(payload)
+                frame, checked = self._json.decode(payload), self._from_leader
             else:
-                frame = self._msgpack.decode(payload)
+                frame, checked = self._msgpack.decode(payload), True
         except msgspec.MsgspecError as error:
             raise Refused(explain_decode_error(error, self._kind)) from None
         except RecursionError:
@@ -71,6 +77,8 @@ class Decoder(Generic[T]):
                 allowed=str(VERSION),
                 next="use a release of moorage that speaks this version",
             )
+        if not checked:
+            _check_numbers(frame)
         return frame
 
 
@@ -108,6 +116,13 @@ def split_array(payload: bytes) -> list[msgspec.Raw]:
         raise Refused(explain_decode_error(error, list)) from None
     except RecursionError:
         raise _too_deep() from None
+
+
+def _check_numbers(frame: object) -> None:
+    try:
+        _msgpack_encode(frame)
+    except OverflowError:
+        raise refuse("invalid-argument", "a number does not fit into 64 bits", allowed=_NUMBERS) from None
 
 
 def _too_large(size: int, bytes_max: int) -> Refused:

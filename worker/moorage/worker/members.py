@@ -227,8 +227,9 @@ class Members:
         if code == "session-over":
             self._session_over("the leader says that it is over")
         elif code == "gap":
-            # the ledger lacks a frame that was acknowledged: begin a new session with what is held here
-            self._log("error", code, event.problem.message)
+            # the ledger lacks a frame that was acknowledged, as one that was restored from a backup does: begin a new
+            # session with what is held here
+            self._log("warning", code, "the ledger lacks reports that it had acknowledged: joining anew with what runs")
             session.lost()
             self._join_if_clear(adopt=True)
         elif code != "not-leading":

@@ -30,6 +30,7 @@ from moorage.scheduler.core.state import (
     AT_RUNNING,
     BYTES_APIECE,
     CLAIMED,
+    EXITED,
     LOST_KEPT,
     PLACED,
     QUEUED,
@@ -99,6 +100,7 @@ class Draft:
         "avoided",
         "bytes",
         "counts",
+        "ended",
         "ends",
         "evidence",
         "examined",
@@ -163,6 +165,9 @@ class Draft:
         self.unwell: dict[int, int] = {}  # by worker number: the slots that are unwell from this record on
         self.well: dict[int, int] = {}  # by worker number: an operator's word on slots, as this record leaves it
         self.avoided: dict[Job, None] = {}  # jobs that avoid other devices from now on; in order, as it numbers shapes
+        self.ended: dict[
+            Replica, tuple[int, str]
+        ] = {}  # with which code, and why, the attempt of a gang's rank is over
         self._note_numbers: dict[str, int] = {}
         self._state: dict[Replica, int] = {}
         self._held: dict[Replica, Member | None] = {}
@@ -431,6 +436,8 @@ class Draft:
             self.bytes += RUN_BYTES
         run.exited = True
         run.to, run.code, run.note = to, code, self.note(why)
+        if to == EXITED:
+            self.ended[replica] = code, why
         self._phase[member] = AT_EXITED
         self._state[replica] = to
         self._held[replica] = None
@@ -470,6 +477,8 @@ class Draft:
         """REFUSE, WITHDRAW or LOSE: the attempt is over, and holds no devices any more."""
         self._settle(member)
         self.step(op, replica.job.num, replica.index, to, 0, self.note(why))
+        if to == EXITED:
+            self.ended[replica] = 0, why
         self._state[replica] = to
         self._held[replica] = None
         self.gone.add(member)
@@ -499,11 +508,11 @@ class Draft:
         self._state[replica] = to
         self.ends.add(replica.job.num)
 
-    def move(self, replica: Replica, to: int, why: str) -> None:
+    def move(self, replica: Replica, to: int, why: str, code: int = 0) -> None:
         self._settle(replica.member)
         if self.state_of(replica) == QUEUED:
             self.left_queue += 1
-        self.step(Op.MOVE, replica.job.num, replica.index, to, 0, self.note(why))
+        self.step(Op.MOVE, replica.job.num, replica.index, to, code, self.note(why))
         self._state[replica] = to
 
     def backoff(self, replica: Replica, not_before: int, count: int) -> None:

@@ -40,7 +40,7 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
 from moorage.scheduler.core.lifecycle.retention import Retention
-from moorage.scheduler.core.lifecycle.sessions import Sessions, lose_bytes
+from moorage.scheduler.core.lifecycle.sessions import Report, Sessions, lose_bytes, reported
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
@@ -120,6 +120,7 @@ class Engine:
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
         self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, mono_ms)
         self.may_place, self.behind = self._stale_ledger.may_place, self._stale_ledger.behind
+        self.waits_for = self._stale_ledger.waits_for
         self._rid = 0
         self.planner.lines.overdue = self.timers.overdue
         self._pending = PendingEvents()
@@ -127,7 +128,7 @@ class Engine:
         self._untold: tuple[InFlight, Folded] | None = None
         self._accepting: dict[int, Request] = {}  # jobs that this record accepts, while some worker has a drain planned
         self._looked_ms = 0
-        self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
+        self.reports: dict[int, Report] = {}  # of each worker that renewed in this reign, for audits
         self._built_ms = mono_ms
         self._replan = False  # the last record was full, or a worker joined with it: more may be placed at once
         self._hurry = False  # the last record had no room for all that was offered
@@ -512,10 +513,10 @@ class Engine:
             wanted.add(member)
         for event, frame, host in flight.renewed:
             host.last_ms = mono_ms
-            self.reports[host.worker.num] = frame
             renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining")
             out.answers.append((event.reply, encode(renewed, json=event.json)))
-            writer.want_differences(wanted, host.worker, frame.held, frame.no)
+            unknown = writer.want_differences(wanted, host.worker, frame.held, frame.no)
+            self.reports[host.worker.num] = reported(self.reports.get(host.worker.num), unknown)
             if host.worker.well and frame.well_n < host.worker.well_n:
                 wanted.well(host.worker)
         for event, session in flight.joined:

@@ -86,9 +86,12 @@ class EventEncoder:
                     changes += last
                 if fence:
                     changes += f',"fence":{fence}'
-            elif why:
-                last = f',"why":{_text(why).decode()}'
-                changes += last
+            else:
+                if code:  # of a rank that ends with its gang, as its EXITED row had it
+                    changes += f',"code":{code}'
+                if why:
+                    last = f',"why":{_text(why).decode()}'
+                    changes += last
             changes += _BY_WORKER if actor == BY_WORKER else _by(actor) if actor else "},"
         state = STATES[job.replicas[0].state] if len(job.replicas) == 1 else job.state
         return (

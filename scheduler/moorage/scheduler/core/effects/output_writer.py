@@ -108,10 +108,12 @@ class OutputWriter:
         out.answers.append((event.reply, encode(joined, json=event.json)))
         self.want_differences(wanted, state.workers[event.worker], frame.holding, 0)
 
-    def want_differences(self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int) -> None:
+    def want_differences(self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int) -> list[Held]:
+        """Ask again for what the list does not show, and for the end of what the ledger does not know; returns that."""
         again, unknown = self._sessions.differences(worker, held, no)
         for member in again:
             wanted.add(member)
         for entry_ in unknown:
             if entry_.phase != "exited":
                 wanted.end_unknown(worker, entry_)
+        return unknown

@@ -214,7 +214,9 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
                 )
             )
         else:
-            changes.append(Change(number, time, index, attempt, STORY_WORDS[to], why=why, by=by, said=said))
+            changes.append(
+                Change(number, time, index, attempt, STORY_WORDS[to], code=code or None, why=why, by=by, said=said)
+            )
     return changes
 
 

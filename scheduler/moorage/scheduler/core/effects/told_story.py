@@ -51,7 +51,8 @@ def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
         by, _, said = move.by.partition(" ")
         worker = workers.get(move.worker)
         if worker is None:
-            yield Change(move.rev, move.time_ms, move.replica, move.attempt, state, why=move.why, by=by, said=said)
+            name = move.rev, move.time_ms, move.replica, move.attempt, state
+            yield Change(*name, code=move.code or None, why=move.why, by=by, said=said)
             continue
         placed = state == STATES[PLACED]
         gpus = [worker.gpus[slot] for slot in slots_of(move.slots) if slot in worker.gpus] if placed else []

@@ -8,7 +8,7 @@ milliseconds: ledger time never decides a loss.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -34,6 +34,13 @@ _OUR_OWN: Final = frozenset({"lost_ms", "json"})
 #: after so many joins in a row without a frame of the session a worker counts as not heard
 JOINS_UNPROVEN_MAX: Final = 2
 _OVER: Final = frozenset({"exited", "refused", "withdrawn", "not-held"})
+
+
+class Report(NamedTuple):
+    """What a worker's last renewal listed and the ledger did not know; `twice`: in the renewal before that, too."""
+
+    unknown: frozenset[MemberKey]
+    twice: frozenset[MemberKey]
 
 
 class Sessions:
@@ -362,6 +369,12 @@ class Sessions:
                     member.missed += 1
                 again.append(member)
         return again, unknown
+
+
+def reported(last: Report | None, unknown: list[Held]) -> Report:
+    """A renewal that lists these members, which the ledger does not know, after the one before."""
+    keys = frozenset((h.tenant, h.job, h.replica, h.fence) for h in unknown if h.phase != "exited")
+    return Report(keys, keys & last.unknown if last is not None else frozenset())
 
 
 def _as_recorded(hello: Hello) -> dict[str, Any]:

@@ -37,6 +37,17 @@ class StaleLedgerGuard:
             return mono_ms - self._began_mono_ms >= lost_ms
         return time_ms >= state.restored_ms + lost_ms
 
+    def waits_for(self, time_ms: int, mono_ms: int) -> tuple[str, int]:
+        """Why nothing is placed now, and for how many ms at most; only where `may_place` is False."""
+        state, lost_ms = self._state, self._lost_ms
+        left_ms = lost_ms - (mono_ms - self._began_mono_ms)
+        if state.restored_ms >= 0 and state.epoch != state.restored_epoch + 1:
+            left_ms = state.restored_ms + lost_ms - time_ms
+        if state.restored_ms >= 0 and left_ms > 0:
+            return "jobs that were placed after the backup may still run on workers that are not heard yet", left_ms
+        left_ms = int(BEHIND_RENEWALS * self._config.renew_s * 1000) - (mono_ms - self._began_mono_ms)
+        return f"of its workers {len(self._sessions.ahead)} know of records that the ledger lacks", max(0, left_ms)
+
     def behind(self, mono_ms: int) -> str:
         """Why this ledger turned out to be an older backup; empty where it is none.
 

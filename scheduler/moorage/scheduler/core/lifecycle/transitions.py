@@ -297,6 +297,18 @@ class Lifecycle:
                 draft.end(peer, ENDING, EXITED, f"gang: replica {replica.index}: {why}")
         self._settle_gang(draft, job)
 
+    @staticmethod
+    def _ended_with(draft: Draft, job: Job) -> tuple[dict[int, int], str]:
+        """Of a gang whose attempts are over: the code of each rank that has one, and why the first rank failed."""
+        attempt, codes, why = job.replicas[0].attempt, dict[int, int](), ""
+        ends = [(row[2], row[7], row[8]) for row in job.story if row[4] == EXITED and row[3] == attempt]
+        ends += [(replica.index, *end) for replica, end in draft.ended.items() if replica.job is job]
+        for index, code, detail in ends:
+            codes[index] = code
+            if not why and (code or detail):
+                why = f"gang: replica {index}: {detail or f'exit code {code}'}"
+        return codes, why
+
     def _settle_gang(self, draft: Draft, job: Job) -> None:
         """Once the attempts of all ranks are over: success, a new attempt, or the end, for all of them together."""
         if any(draft.state_of(peer) != EXITED for peer in job.replicas):
@@ -304,8 +316,9 @@ class Lifecycle:
         phase, after, count = draft.gang_of(job)
         if phase == GangPhase.STARTED:
             after = SUCCEEDED
+        codes, why = self._ended_with(draft, job) if after in (FAILED, TIMED_OUT) else ({}, "")
         for peer in job.replicas:
-            draft.move(peer, after, "")
+            draft.move(peer, after, why, codes.get(peer.index, 0))
         draft.gang(job, GangPhase.OVER)
         if after == QUEUED:
             first = job.replicas[0]

@@ -12,6 +12,8 @@ from moorage.scheduler.core.shape import Shape
 #: every reason for waiting, and what it means; a closed list (the reference page is made from it)
 REASONS: Final[dict[str, str]] = {
     "placing": "it fits now and is placed with the next record",
+    "restored": "the ledger was restored from a backup, or may be an older one: nothing is placed until its workers are"
+    " heard, or would be lost",
     "no-worker": "no worker has joined",
     "not-heard": "no worker that could run it was heard in this reign yet",
     "driver": "no worker offers the driver",

@@ -21,9 +21,10 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fairshare import usage_milli
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
-from moorage.scheduler.core.state import AT_EXITED, PLACED, Job, Replica, StandingOrder, Worker
+from moorage.scheduler.core.state import AT_EXITED, AT_PLACED, PLACED, Job, Replica, StandingOrder, Worker
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
@@ -464,27 +465,27 @@ def cells(host: Host | None, size: int) -> str:
     return text
 
 
-def audit(engine: Engine, reports: dict[int, Any]) -> dict[str, Any]:
-    """The ledger against what each worker's last renewal said it holds; `drift` is empty when they agree.
+def audit(engine: Engine) -> dict[str, Any]:
+    """The ledger against what each worker's renewals said it holds; `drift` is empty when they agree.
 
-    A member placed or ended since that renewal is no drift: only what the two have disagreed on for longer than two
-    renewals is shown by the caller asking twice.
+    Only a difference that its last two renewals both showed is drift: what is younger may be on its way. A worker is
+    silent once it has had the time for a renewal.
     """
     drift = []
+    patience_ms = BEHIND_RENEWALS * engine.config.renew_s * 1000
     for worker in engine.state.worker_by_num:
         if not worker.session:
             continue
-        report = reports.get(worker.num)
+        report, host = engine.reports.get(worker.num), engine.fleet.hosts.get(worker.num)
         if report is None:
-            drift.append({"worker": worker.id, "kind": "silent", "member": ""})
+            if host is None or engine.built_ms - host.last_ms > patience_ms:
+                drift.append({"worker": worker.id, "kind": "silent", "member": ""})
             continue
-        held = {(h.tenant, h.job, h.replica, h.fence): h.phase for h in report.held}
         for key, member in worker.members.items():
-            if key not in held and member.phase not in (0, AT_EXITED) and report.no == worker.no:
+            if member.missed > 1 and member.phase not in (AT_PLACED, AT_EXITED):
                 drift.append({"worker": worker.id, "kind": "ledger-only", "member": _name(key)})
-        for key, phase in held.items():
-            if key not in worker.members and phase != "exited":
-                drift.append({"worker": worker.id, "kind": "worker-only", "member": _name(key)})
+        for key in sorted(report.twice - worker.members.keys()):
+            drift.append({"worker": worker.id, "kind": "worker-only", "member": _name(key)})
     return {
         "drift": drift,
         "workers": sum(1 for worker in engine.state.worker_by_num if worker.session),

@@ -35,7 +35,9 @@ GLANCED_MAX: Final = 8_192
 #: how a refusal begins where the host could not start it: nobody else has claimed its GPUs
 START_FAILED: Final = "start-failed"
 #: reasons that no change of the request cures: somebody has to act, or a time to pass
-UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "rules", "preempting", "backoff", "contended"})
+UNCURED = frozenset(
+    {"placing", "restored", "no-worker", "not-heard", "driver", "rules", "preempting", "backoff", "contended"}
+)
 
 
 def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -> dict[str, Any] | Problem:
@@ -99,6 +101,9 @@ def _reason(trials: Trials, found: Explanation, barred: frozenset[int], replica:
         data["reason"] = _pause_after(job, replica)
         data["means"] = REASONS[data["reason"]]
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
+    if data["reason"] == "placing" and not engine.may_place(trials.now_ms, engine.built_ms):
+        because, left_ms = engine.waits_for(trials.now_ms, engine.built_ms)
+        data |= {"reason": "restored", "means": REASONS["restored"], "because": because, "starts_in_ms": left_ms}
     last = _last_why(job)
     if "because" not in data and (last.startswith(ABOUT_THE_JOB) or data["reason"] in ("backoff", "contended")):
         data["because"] = last
