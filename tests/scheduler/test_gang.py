@@ -77,7 +77,9 @@ def test_the_last_row_of_each_rank_says_how_it_ended(together: bool) -> None:
     drive.facts([("exited", "g", 1, 7, "exit")], tick=not together)
     drive.facts([("exited", "g", 0, -15, "exit")])
     assert drive.states("g") == ["FAILED"] * 3
-    rows = {change["replica"]: change for change in views.show(drive.engine, "t", "g")["changes"]}
+    shown = views.show(drive.engine, "t", "g")
+    assert isinstance(shown, dict)
+    rows = {change["replica"]: change for change in shown["changes"]}
     assert {index: (row["state"], row.get("code"), row.get("why")) for index, row in rows.items() if index >= 0} == {
         0: ("FAILED", -15, "gang: replica 1: exit code 7"),
         1: ("FAILED", 7, "gang: replica 1: exit code 7"),
