@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import threading
 import zlib
 from pathlib import Path
 
@@ -11,7 +13,15 @@ import pytest
 
 from moorage.schemas.frames import Fact, FactFrame, Place
 from moorage.worker import journal as journal_module
-from moorage.worker.journal import MAGIC, Journal, JournalInUse, JournalState, JournalUnreadable, MemoryJournal
+from moorage.worker.journal import (
+    MAGIC,
+    Journal,
+    JournalInUse,
+    JournalState,
+    JournalUnreadable,
+    MemoryJournal,
+    is_in_use,
+)
 from moorage.worker.member_messages import MemberName
 
 
@@ -121,6 +131,18 @@ def test_two_agents_cannot_share_a_journal(path: Path) -> None:
         Journal(path)
     journal.close()
     Journal(path).close()
+
+
+def test_a_look_at_the_lock_keeps_no_agent_out(path: Path) -> None:
+    """`is_in_use` holds a shared lock for a moment; an agent that starts just then waits that moment."""
+    Journal(path).close()
+    look = os.open(path.with_suffix(".lock"), os.O_RDWR)
+    fcntl.flock(look, fcntl.LOCK_SH)
+    threading.Timer(0.01, os.close, (look,)).start()
+    journal = Journal(path)
+    assert is_in_use(path)
+    journal.close()
+    assert not is_in_use(path)
 
 
 def test_a_join_takes_over_all_unanswered_facts(path: Path) -> None:

@@ -24,7 +24,7 @@ from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.leases import returning
 from moorage.worker.leases import server as lease_server
-from moorage.worker.leases.client import LeaseRefused, borrow, recall
+from moorage.worker.leases.client import AskedBack, LeaseRefused, borrow, recall
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
 from moorage.worker.pool import GpuPool
@@ -308,6 +308,47 @@ async def test_a_lease_is_asked_back_with_reason_and_deadline_and_marked_when_ov
             await other.give_back()
             await until(lambda: list(w.quarantined()) == [0], what="one came back")
         await until(lambda: not w.quarantined() and not w.taken(), what="both are back")
+
+
+async def test_a_callback_that_raises_hides_no_lost_lease(caplog: pytest.LogCaptureFixture) -> None:
+    """With the listener ended, the process would go on using a GPU that others get."""
+
+    def raises(asked: AskedBack) -> None:
+        raise RuntimeError(asked.reason)
+
+    async with lender("1xH100") as w:
+        async with borrow(w.path, on_asked_back=raises) as lease:
+            w.server.ask_back("maintenance", 60.0)
+            await lease.wait_asked_back()
+            await w.server.close()
+            await until(lambda: lease.lost, what="the holder learns that the agent is gone")
+        assert [record.exc_text is not None for record in caplog.records if "raised" in record.message] == [True, True]
+
+
+async def test_a_drain_that_is_taken_back_leaves_no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_server, "DRAIN_S", 0.0)
+    async with lender("1xH100") as w, borrow(w.path):
+        w.server.drain(True)
+        await until(lambda: 0 in w.quarantined(), what="the holder is overdue")
+        w.server.drain(False)
+        assert not w.quarantined()
+        assert [holder.asked_back for holder in w.server.holders] == [None]
+
+
+async def test_devices_that_cannot_be_looked_at_come_back_once_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with lender("1xH100") as w:
+        look, broken = w.inventory.memory_is_free, asyncio.Event()
+
+        async def memory_is_free(slot: int) -> bool:
+            if not broken.is_set():
+                broken.set()
+                raise OSError("no driver")
+            return await look(slot)
+
+        monkeypatch.setattr(w.inventory, "memory_is_free", memory_is_free)
+        async with borrow(w.path):
+            pass
+        await until(lambda: broken.is_set() and not w.taken(), what="the device is back")
 
 
 async def test_leaving_asks_back_and_refuses_who_waits() -> None:

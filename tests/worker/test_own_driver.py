@@ -11,6 +11,7 @@ from moorage.schemas.frames import End
 from moorage.schemas.job import Request
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.noop import NoopDriver
+from moorage.worker.journal import Journal, is_in_use
 from moorage.worker.member_messages import MemberName
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
@@ -20,6 +21,28 @@ from tests.worker.test_agent_process import body, name_of, place
 
 class Unnamed(NoopDriver):
     name = ""
+
+
+class Unclosed(NoopDriver):
+    """A driver that does not close."""
+
+    name = "unclosed"
+
+    async def close(self) -> None:
+        raise OSError("it stays")
+
+
+async def test_a_driver_that_does_not_close_keeps_nothing_else_open(nats_url: str, unique: str, tmp_path: Path) -> None:
+    drivers = ("tests.worker.test_own_driver:Unclosed", "process")
+    settings = WorkerSettings(tmp_path, "w1", prefix=unique, simulate="1xH100", drivers=drivers)
+    worker = await start(settings, nats_url)
+    (agent,) = worker.agents
+    journal = agent.journal
+    assert isinstance(journal, Journal)
+    with pytest.raises(OSError, match="it stays"):
+        await worker.host.remove(agent)
+    assert not is_in_use(journal.path)
+    await worker.stop()
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,18 @@ def test_a_torn_end_hurts_only_the_last_record(tmp_path: Path, cut: int) -> None
     assert list(read_journal(path)) == ["a"]
 
 
+def test_a_damaged_record_hides_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path, RECORDS).close()
+    data = bytearray(path.read_bytes())
+    at = data.index(b"MOORAGE_JOB=b") - 20
+    length = int.from_bytes(data[:4], "big")
+    data[4 + length + 4] = 0xC1  # no msgpack: the first byte of the second record
+    assert at > 4 + length
+    path.write_bytes(bytes(data))
+    assert list(read_journal(path)) == ["c"]
+
+
 def test_compaction_waits_until_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moorage.worker.supervisor.journal.COMPACT_BYTES", 100)
     path = tmp_path / "journal"

@@ -14,9 +14,11 @@ from typing import cast
 import pytest
 
 from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.supervisor import client
 from moorage.worker.supervisor.client import START_MEMBERS_MAX, Answer, Supervised, SupervisorRefused
 from moorage.worker.supervisor.protocol import Done, Event, StartMember
 from tests.waiting import until
+from tests.worker.supervisor_rig import arguments_of, rig_at, sh
 
 
 class Told:
@@ -85,6 +87,26 @@ async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_
             await link.close("w1")
 
 
+async def test_a_listener_that_raises_ends_the_worker_and_not_its_hearing_alone() -> None:
+    """A worker that heard no end of a job any more would go on with none of them over."""
+
+    class Broken(Told):
+        def on_event(self, key: str, event: Event) -> None:
+            raise ValueError(key)
+
+    broke: list[BaseException] = []
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        link = SupervisorLink(Path(folder) / "s", on_broken=broke.append)
+        await link.open("w1", Broken())
+        link.start([StartMember(key="w1|a", argv=("/bin/true",), env={})])
+        await until(lambda: broke, what="it is said")
+        assert [str(error) for error in broke] == ["a"]
+        last = link._supervised
+        assert last is not None
+        await last.shutdown(0.0)
+        await link.close("w1")
+
+
 class Choosy:
     """A supervisor that takes the first frame of a start and refuses the second one, later."""
 
@@ -137,3 +159,18 @@ async def test_an_agent_without_a_free_descriptor_finds_a_supervisor_once_it_has
             if last is not None:
                 await last.shutdown(0.0)
             await link.close("w1")
+
+
+async def test_an_agent_that_starts_beside_much_output_hears_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing takes events yet while it asks: the answer stands behind more output than the client keeps."""
+    monkeypatch.setattr(client, "EVENTS_BYTES_MAX", 64 * 1024)
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        async with rig_at(Path(folder) / "s", *arguments_of("walk")) as rig:
+            await rig.client.start([sh("w1|a", "yes | head -c 4000000; sleep 60", stream_output=True)])
+            transport = rig.client._transport
+            assert transport is not None
+            await until(lambda: not transport.is_reading(), what="the client has stopped reading")
+            async with asyncio.timeout(20):
+                listed = await rig.client.list()
+            assert [event.key for event in listed.running] == ["w1|a"]
+            assert not transport.is_reading(), "nobody waits for an answer any more"

@@ -204,13 +204,13 @@ class Feed:
         own = 0
         for event in events:
             name = event.job
-            if (following := listeners.get(name)) is not None:
-                own += 1
+            following, beginning = listeners.get(name), beginnings.get(name)
+            if following is not None:
                 for hear, _ in following:
                     hear(event)
-            elif (beginning := beginnings.get(name)) is not None:
-                own += 1
+            if beginning is not None:  # also of a job that is followed: its result is taken from here
                 beginning.hear(event)
+            own += following is not None or beginning is not None
         self._own += own
         self._others += len(events) - own
         if self._timer is not None and self._others > OTHERS_FREE + OTHERS_PER_OWN * self._own:

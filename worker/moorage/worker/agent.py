@@ -11,6 +11,7 @@ A turn never awaits: whatever takes time, as reading devices does, is a task tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import traceback
@@ -166,7 +167,9 @@ class Agent:
         )
         self.watch = DeviceWatch(self.devices, facts.boot, self.pool, settings.probation, host.now(), health_file)
         self.say = ThrottledLog(worker, host.now)
-        self.reporter = Reporter(self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch)
+        self.reporter = Reporter(
+            self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy
+        )
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address))
         self.output = OutputReader(self, worker, self.members.session, self.drivers)
         self.leader = LeaderLink(
@@ -237,9 +240,10 @@ class Agent:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for driver in self.drivers.values():
-            await driver.close()
-        self.journal.close()
+        async with contextlib.AsyncExitStack() as closing:  # each is closed, also if another one's close raises
+            closing.callback(self.journal.close)
+            for driver in reversed(self.drivers.values()):
+                closing.push_async_callback(driver.close)
 
     def leave(self) -> None:
         """End all jobs, report that, and say goodbye; then `left` is set."""

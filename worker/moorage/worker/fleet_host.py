@@ -190,8 +190,12 @@ class FleetHost:
         except Exception as error:  # a defect: whoever runs the host must hear of it, and its other agents must not
             if self.agents.pop(agent.worker, None) is not None:
                 self._broken.append(agent)
-            if not self.failed.done():
-                self.failed.set_exception(error)
+            self.broke(error)
+
+    def broke(self, error: BaseException) -> None:
+        """End `serve` with this defect of a part that agents share."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
 
     async def _send(self) -> None:
         try:

@@ -31,6 +31,9 @@ MAGIC: Final = b"moorage-agent-journal-1\n"
 #: the file is written anew beyond this, or beyond twice the live state where that is more
 JOURNAL_BYTES_MAX: Final = 8 * 1024 * 1024
 RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
+#: a look at the lock lasts microseconds
+LOCK_TRIES_MAX: Final = 100
+LOCK_RETRY_S: Final = 0.001
 
 _HEADER: Final = struct.Struct(">II")
 #: facts after which a member needs no place here any more
@@ -86,11 +89,28 @@ def is_in_use(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: an agent that starts now can tell it from an agent's
     except BlockingIOError:
         return True
     finally:
         os.close(lock)
+    return False
+
+
+def _lock_alone(lock: int) -> bool:
+    """Lock an agent's lock file; False if another agent holds it, and not `is_in_use` for a moment."""
+    for _ in range(LOCK_TRIES_MAX):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            pass
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        time.sleep(LOCK_RETRY_S)
     return False
 
 
@@ -231,11 +251,9 @@ class Journal(MemoryJournal):
         self._bytes_max = JOURNAL_BYTES_MAX
         # the lock is on a file of its own: the journal's is replaced at every compaction
         self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock_alone(self._lock):
             os.close(self._lock)
-            raise JournalInUse(path) from None
+            raise JournalInUse(path)
         try:
             self._file = self._open()
         except BaseException:

@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Hello, Load, Look, Looked, SlotLoad
+from moorage.schemas.frames import Device, Hello, Load, Look, Looked, SlotLoad
 from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 from moorage.worker.device_watch import DeviceWatch
@@ -21,7 +21,7 @@ from moorage.worker.inventory.host import HostFacts
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import HealthChanged, Log
 from moorage.worker.policy import Policy
-from moorage.worker.pool import GpuPool
+from moorage.worker.pool import GpuPool, SlotState
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 from moorage.worker.shell import Shell
 
@@ -39,6 +39,7 @@ class Reporter:
         drivers: Mapping[str, Driver],
         pool: GpuPool,
         watch: DeviceWatch,
+        policy: Policy,
     ) -> None:
         self.worker = worker
         self.settings = settings
@@ -47,6 +48,7 @@ class Reporter:
         self.drivers = drivers
         self.pool = pool
         self.watch = watch
+        self.policy = policy
         self.devices = inventory.devices()
         self.subjects = Subjects(settings.prefix)
         self._shell = shell
@@ -112,7 +114,7 @@ class Reporter:
 
     def hello_to_the_leader(self) -> Hello:
         """With what is nobody else's business: the rules by tenant."""
-        return replace(self.hello(), drivers_for=Policy.of(self.settings).told())
+        return replace(self.hello(), drivers_for=self.policy.told())
 
     def say_hello(self) -> None:
         self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))
@@ -183,18 +185,24 @@ class Reporter:
             self.pool.generation,
             pending_claimers=self.pool.pending_claimers(),
             gpu_pool=[
-                SlotLoad(
-                    device.index,
-                    state.sharers > 0,
-                    state.sharers,
-                    state.mode or "",
-                    reading.util_percent,
-                    reading.memory_used_mib,
-                    reading.temperature_c,
-                    *self.watch.shown(state, reading, now),
-                )
+                self._slot_load(device, state, reading, now)
                 for device, state, reading in zip(self.devices, self.pool.slot_states(), self._readings, strict=True)
             ],
             simulated=self.inventory.simulated,
         )
         self._shell.post(self.subjects.load(self.worker), encode(frame))
+
+    def _slot_load(self, device: Device, state: SlotState, reading: SlotReading, now: float) -> SlotLoad:
+        health, foreign, detail = self.watch.shown(state, reading, now)
+        return SlotLoad(
+            index=device.index,
+            leased=state.sharers > 0,
+            sharers=state.sharers,
+            mode=state.mode or "",
+            util_percent=reading.util_percent,
+            memory_used_mib=reading.memory_used_mib,
+            temperature_c=reading.temperature_c,
+            health=health,
+            foreign=foreign,
+            detail=detail,
+        )

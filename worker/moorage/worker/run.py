@@ -121,7 +121,7 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     worker = Worker(host, connection, [])
     bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
     where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
-    link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds)
+    link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds, on_broken=host.broke)
     try:
         await _put_agents(worker, settings, facts, hosts, link)
         await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))

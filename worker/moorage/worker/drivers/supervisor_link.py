@@ -80,8 +80,16 @@ class Listener(Protocol):
 class SupervisorLink:
     """`open` it once or more; every `open` needs its `close`."""
 
-    def __init__(self, state: Path, arguments: Sequence[str] = (), bounds: OutputBounds | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        arguments: Sequence[str] = (),
+        bounds: OutputBounds | None = None,
+        on_broken: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """`on_broken` gets what ends the reading of events, a defect: without them no end of a job is known."""
         self.state = state
+        self._on_broken = on_broken
         self.boot = ""
         self.keeper = OutputKeeper(state, bounds or OutputBounds())
         self._arguments = arguments
@@ -104,6 +112,8 @@ class SupervisorLink:
                 await self._look_at_output(self._supervised)
                 self._pump = asyncio.get_running_loop().create_task(self._pump_events())
                 self._sweeps = asyncio.get_running_loop().create_task(self.keeper.run())
+                self._pump.add_done_callback(self._over)
+                self._sweeps.add_done_callback(self._over)
             listed = await self._supervised.list()
             self._listeners[worker] = listener
             return _of_worker(worker, listed)
@@ -153,8 +163,7 @@ class SupervisorLink:
         for task in (self._pump, self._sweeps):
             if task is not None:
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+                await asyncio.wait((task,))  # what it raised was handed on already
         self._pump = self._sweeps = None
         if self._supervised is not None:
             with contextlib.suppress(SupervisorError, TimeoutError):
@@ -255,6 +264,12 @@ class SupervisorLink:
         error = answer.exception()
         if isinstance(error, SupervisorRefused):
             refused(str(error))  # any other says that it is gone: the next one's list says what became of it
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the events of the supervisor are not read any more", exc_info=error)
+            if self._on_broken is not None:
+                self._on_broken(error)
 
     async def _pump_events(self) -> None:
         while True:

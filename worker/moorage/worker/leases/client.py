@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -33,6 +34,8 @@ RETURN_S_MAX: Final = 5.0
 ANSWER_S_MAX: Final = 10.0
 #: why a lease was lost: the connection to the agent ended, by its end or restart
 AGENT_GONE: Final = "agent-gone"
+
+log = logging.getLogger("moorage.worker")
 
 
 class LeaseRefused(MoorageError):
@@ -138,8 +141,12 @@ class BorrowedLease:
     def _told(self, asked: AskedBack) -> None:
         self.asked_back = asked
         self._news.set()
-        if self._on_asked_back is not None:
+        if self._on_asked_back is None:
+            return
+        try:
             self._on_asked_back(asked)
+        except Exception:  # the listener goes on: without it nobody would learn that the lease is lost
+            log.exception("on_asked_back of %r raised", self)
 
     def __repr__(self) -> str:
         state = "lost" if self._lost else "given back" if self._over else "held"
@@ -159,9 +166,9 @@ async def borrow(
 
     `path` is the agent's socket. `gpu` is a token (`2xH100:80G`, `1xL40S@time-slice`) or a spec for one replica: all of
     it is granted or nothing. Waiting is first come, first served, for at most `timeout_s` (None: as long as it takes).
-    The lease belongs to this process and ends with it. `on_asked_back` is called in the event loop. Raises LeaseRefused
-    (no agent there, a user who may not borrow, nothing that matches), SharingUnavailable, ValueError for a bad token,
-    TimeoutError.
+    The lease belongs to this process and ends with it. `on_asked_back` is called in the event loop; what it raises is
+    logged. Raises LeaseRefused (no agent there, a user who may not borrow, nothing that matches), SharingUnavailable,
+    ValueError for a bad token, TimeoutError.
     """
     spec = gpu if isinstance(gpu, GpuSpec) else _spec_of(gpu)
     reader, writer = await _connect(Path(path))

@@ -36,6 +36,7 @@ class Returning:
         self._free_wait_s = free_wait_s
         self._spawn = spawn
         self._freeing: set[GpuLease] = set()
+        self._unseen: set[int] = set()  # slots whose device could not be looked at, which the log says once
         self._marked: dict[int, set[Holder]] = {}  # slots that we put in quarantine, with whom it is for
 
     def free(self, leases: list[GpuLease], holder: Holder) -> None:
@@ -68,15 +69,31 @@ class Returning:
                 self._mark(slot, holder, f"memory kept after the lease of pid {holder.pid}")
                 log.error("%s: slot %d is in quarantine: memory kept after %r", self._worker, slot, holder)
             await asyncio.sleep(PROBE_QUARANTINED_S if waited_out else PROBE_S)
+        self._unseen.discard(slot)
         self._freeing.discard(lease)
         lease.release()
         self._unmark(slot, holder)  # also where it was overdue
 
     async def _is_free(self, slot: int, mode: Sharing, pids: set[int]) -> bool:
+        """Whether nothing of the holder is on the device. An inventory that raises shows nothing to be free."""
+        try:
+            return await self._look(slot, mode, pids)
+        except Exception as error:
+            if slot not in self._unseen:
+                self._unseen.add(slot)
+                log.error("%s: the device of slot %d cannot be looked at: %r", self._worker, slot, error)
+            return False
+
+    async def _look(self, slot: int, mode: Sharing, pids: set[int]) -> bool:
         if mode == "exclusive":
             return await self._inventory.memory_is_free(slot)
         reading = (await self._inventory.sample())[slot]
         return reading.health != "unresponsive" and not any(each.pid in pids for each in reading.processes)
+
+    def stays(self, holder: Holder) -> None:
+        """The holder need not give back any more: its devices are in no quarantine for being overdue."""
+        for slot in holder.slots:
+            self._unmark(slot, holder)
 
     def _mark(self, slot: int, holder: Holder, reason: str) -> None:
         self._marked.setdefault(slot, set()).add(holder)

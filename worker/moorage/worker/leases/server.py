@@ -140,9 +140,12 @@ class LeaseServer:
         elif not draining and self._closing == DRAINED:
             self._closing = ""
             for holder in self.holders:
+                if holder.asked_back is None or holder.asked_back.reason != DRAINED:
+                    continue  # an operator asked it back for another reason
                 holder.asked_back = None
                 if holder.overdue is not None:
                     holder.overdue.cancel()
+                self._returning.stays(holder)
 
     def _refuse(self, reason: str) -> None:
         """Lend nothing from now on, also not to those that wait."""

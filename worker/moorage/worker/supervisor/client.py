@@ -292,6 +292,8 @@ class Supervised(asyncio.Protocol):
         self._waiting[request.n] = future
         future.add_done_callback(lambda _: self._waiting.pop(request.n, None))
         self._transport.write(frame)
+        if not self._transport.is_reading():
+            self._transport.resume_reading()
         return future
 
     # -- hearing
@@ -366,9 +368,16 @@ class Supervised(asyncio.Protocol):
                         self._events_bytes += len(message.data)
         if self._events:
             self._some.set()
-            full = len(self._events) > EVENTS_MAX or self._events_bytes > EVENTS_BYTES_MAX
-            if full and self._transport is not None:
-                self._transport.pause_reading()
+            self._pause_if_full()
+
+    def _pause_if_full(self) -> None:
+        """Stop reading while many events wait for `next_events`, unless an answer is awaited.
+
+        The answer comes behind events. Its caller may be the one that takes the events later, as at an agent's start.
+        """
+        full = len(self._events) > EVENTS_MAX or self._events_bytes > EVENTS_BYTES_MAX
+        if full and self._transport is not None and all(answer.done() for answer in self._waiting.values()):
+            self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(SupervisorGone(f"the supervisor closed the connection{f': {exc}' if exc else ''}"))

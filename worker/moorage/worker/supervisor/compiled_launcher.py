@@ -25,8 +25,8 @@ def compiled_launcher(state: Path, log: Callable[[str], None]) -> str | None:
     """
     try:
         source = SOURCE.read_bytes()
-        machine = os.uname().machine.encode()
-        path = state / (NAME + hashlib.blake2b(source + machine, digest_size=8).hexdigest())
+        about = "\0".join((os.uname().machine, *_FLAGS, _compiler() or "")).encode()
+        path = state / (NAME + hashlib.blake2b(source + about, digest_size=8).hexdigest())
         if not path.exists():
             _build(state, path)
         if subprocess.run([path], timeout=BUILD_S_MAX, check=False).returncode == USAGE:
@@ -38,9 +38,13 @@ def compiled_launcher(state: Path, log: Callable[[str], None]) -> str | None:
     return None
 
 
+def _compiler() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc")
+
+
 def _build(state: Path, path: Path) -> None:
     """Raises `OSError`, `SubprocessError`."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
+    compiler = _compiler()
     if compiler is None:
         raise FileNotFoundError("no C compiler: install gcc to have one")
     for old in state.glob(NAME + "*"):

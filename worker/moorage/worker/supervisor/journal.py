@@ -70,11 +70,11 @@ def read_journal(path: Path) -> dict[str, Left]:
         body = data[at + _HEADER_BYTES : at + _HEADER_BYTES + length_bytes]
         if len(body) < length_bytes:
             break
+        at += _HEADER_BYTES + length_bytes
         try:
             record = _decode(body)
         except UNREADABLE:
-            break
-        at += _HEADER_BYTES + length_bytes
+            continue  # one damaged record hides only itself: its length leads to the next one
         match record:
             case Starting():
                 left[record.key] = Left(starting=record)
