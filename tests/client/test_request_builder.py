@@ -19,6 +19,7 @@ from moorage.client.request_builder import RequestBuilder, build_request
 from moorage.schemas.codec import encode
 from moorage.schemas.gpu import parse_token
 from moorage.schemas.names import JOB_ID_DIGITS, is_job
+from tests.schemas.impossible import IMPOSSIBLE
 
 
 @pytest.mark.parametrize(
@@ -234,3 +235,18 @@ def test_ids_of_a_forked_child_are_its_own() -> None:
         assert told[15:] != job_ids._chance.randbytes(16)
     finally:
         job_ids._last = 0
+
+
+@pytest.mark.parametrize(("fields", "field"), IMPOSSIBLE)
+def test_what_no_worker_could_do_is_refused_before_it_is_sent(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(Rejected) as refused:
+        build_request(fields)
+    assert (refused.value.code, refused.value.problem.field) == ("invalid-argument", f"$.{field}")
+
+
+def test_a_builder_refuses_a_command_without_a_program_behind_one_with_it() -> None:
+    builder = RequestBuilder()
+    builder.encoded(["true"])
+    with pytest.raises(Rejected) as refused:
+        builder.encoded([""])
+    assert refused.value.problem.field == "$.run.argv"

@@ -14,6 +14,7 @@ from moorage.scheduler.core.lifecycle.admission import is_plain
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, decode_record
 from tests.scheduler.driving import Driving
+from tests.schemas.impossible import IMPOSSIBLE
 
 
 def acts(drive: Driving, tag: str) -> list[list[Any]]:
@@ -50,6 +51,14 @@ def test_the_same_request_again_is_a_duplicate_whatever_its_encoding() -> None:
 def test_a_nul_in_what_the_system_is_told_is_refused_and_named(field: str) -> None:
     answer = Driving().submit("j", run={"driver": "noop", field: "/a\0b"})
     assert (answer["code"], answer["field"]) == ("invalid-argument", f"$.run.{field}")
+    assert answer["found"]
+    assert answer["allowed"]
+
+
+@pytest.mark.parametrize(("fields", "field"), IMPOSSIBLE)
+def test_what_no_worker_could_do_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
+    answer = Driving().submit("j", **fields)
+    assert (answer["code"], answer["field"]) == ("invalid-argument", f"$.{field}")
     assert answer["found"]
     assert answer["allowed"]
 

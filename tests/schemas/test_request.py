@@ -14,6 +14,7 @@ from moorage.schemas.codec import canonical, decode_request, identity, same_requ
 from moorage.schemas.errors import CODES, Problem, Refused
 from moorage.schemas.job import REPLICAS_MAX, Request
 from moorage.schemas.names import is_job, is_tenant, is_worker, worker_slug
+from tests.schemas.impossible import IMPOSSIBLE, POSSIBLE
 
 RUN: dict[str, Any] = {"driver": "noop"}
 
@@ -344,3 +345,16 @@ def test_names() -> None:
 @given(st.text())
 def test_any_host_name_gives_a_worker_id(host: str) -> None:
     assert is_worker(worker_slug(host))
+
+
+@pytest.mark.parametrize(("fields", "field"), IMPOSSIBLE)
+def test_what_no_worker_could_do_is_known_by_its_field_and_still_read(fields: dict[str, Any], field: str) -> None:
+    trouble = decode_request(json.dumps(fields).encode()).trouble  # an older ledger may hold it
+    assert trouble is not None
+    assert (trouble.field, bool(trouble.allowed)) == (field, True)
+    assert trouble.message.startswith(field.rpartition(".")[2])
+
+
+@pytest.mark.parametrize("fields", POSSIBLE)
+def test_what_a_worker_may_be_able_to_do_is_no_trouble(fields: dict[str, Any]) -> None:
+    assert decode_request(json.dumps(fields).encode()).trouble is None

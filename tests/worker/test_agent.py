@@ -13,7 +13,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.cpu_latency import CpuLatency
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import problem
+from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import End, Place, RollCall, Start
 from moorage.schemas.job import Request
 from moorage.worker.agent import Agent
@@ -394,6 +394,25 @@ async def test_the_noop_drivers_words(
         await w.leader.want("w1", place(name_of(), body(*argv)))
         exited = await w.leader.heard("w1", "exited", name_of())
         assert (exited.code, exited.detail) == (code, reason)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("exit", "9" * 20),
+        ("exit", "256"),
+        ("exit", "-65"),
+        ("sleep", "nan"),
+        ("sleep", "inf"),
+        ("sleep", "-1"),
+        ("sleep", "1", "99999"),
+    ],
+)
+def test_the_noop_driver_refuses_what_no_process_could_do(argv: tuple[str, ...]) -> None:
+    request = msgspec.json.decode(body(*argv), type=Request)
+    with pytest.raises(Refused) as refused:
+        NoopDriver().check(request)
+    assert refused.value.problem.field == "$.run.argv"
 
 
 async def test_the_noop_driver_times_out_fails_and_refuses_what_it_does_not_know(

@@ -14,8 +14,9 @@ _MOMENT: Final = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?|\d{4}-\d{2}-\d{2}.*", re.
 
 
 def seconds_until(moment: Duration, now: datetime) -> float:
-    """How long from `now` (with its zone) until a moment: `22:00` (the next one), `2026-11-21T22:00`, the same with an
-    offset, or a duration from now, `2h`. A moment without an offset is in the zone of `now`.
+    """How long from `now` until a moment: `22:00` (the next one), `2026-11-21T22:00`, the same with an offset, or a
+    duration from now, `2h`. A moment without an offset is in the zone of `now`, which is this machine's where it names
+    none; a change of summer time in between counts.
 
     Raises `Rejected` for anything else, and for a moment that is past.
     """
@@ -23,19 +24,30 @@ def seconds_until(moment: Duration, now: datetime) -> float:
         return seconds(moment)
     text = moment.strip()
     try:
-        if ":" in text and "-" not in text and "T" not in text:
-            clock = time.fromisoformat(text.zfill(5))
-            at = datetime.combine(now.date(), clock, now.tzinfo)
-            at = at if at > now else datetime.combine(now.date() + timedelta(days=1), clock, now.tzinfo)
-        else:
-            at = datetime.fromisoformat(text.replace(" ", "T", 1))
-            at = at if at.tzinfo is not None else at.replace(tzinfo=now.tzinfo)
-    except ValueError:
+        at = _next_time(text, now) if "-" not in text and "T" not in text else _date_and_time(text, now)
+        # by the clock of UTC: the difference of two moments of one zone would leave a change of summer time out
+        left_s = at.timestamp() - now.timestamp()
+    except (ValueError, OverflowError, OSError):
         raise _no_moment(moment, "no such moment") from None
-    left_s = (at - now).total_seconds()
     if left_s < 0:
         raise _no_moment(moment, f"it is past since {-left_s:.0f} s")
     return seconds(left_s)
+
+
+def _next_time(text: str, now: datetime) -> datetime:
+    """When the clock shows `9:30` or `09:30:15` next. Raises ValueError."""
+    hour, _, rest = text.partition(":")
+    clock = time.fromisoformat(f"{hour:0>2}:{rest}")
+    at = datetime.combine(now.date(), clock, now.tzinfo)
+    if at.timestamp() > now.timestamp():
+        return at
+    return datetime.combine(now.date() + timedelta(days=1), clock, now.tzinfo)
+
+
+def _date_and_time(text: str, now: datetime) -> datetime:
+    """Raises ValueError."""
+    at = datetime.fromisoformat(text.replace(" ", "T", 1))
+    return at if at.tzinfo is not None else at.replace(tzinfo=now.tzinfo)
 
 
 def drain_fields(
@@ -44,7 +56,7 @@ def drain_fields(
     """What `drain` is asked beside the worker. Raises `Rejected` for what is no duration or no moment to come."""
     given = {
         "within_s": None if within is None else seconds(within),
-        "from_s": None if begin is None else seconds_until(begin, datetime.now().astimezone()),
+        "from_s": None if begin is None else seconds_until(begin, datetime.now()),
         "for_s": None if last is None else seconds(last),
         "why": why or None,
     }

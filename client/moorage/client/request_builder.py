@@ -16,7 +16,7 @@ from moorage.client.job_ids import fresh_job_id
 from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.gpu import GpuSpec
-from moorage.schemas.job import Request, Run, check_command
+from moorage.schemas.job import Request, Run, check_command, names_a_program
 from moorage.schemas.names import is_job
 
 _TEXT: Final = frozenset({str})
@@ -26,6 +26,12 @@ COMMAND: Final = (tuple, list)
 _NO_WORDS: Final = (bytes, bytearray, memoryview, type(None), list, tuple, dict, set, frozenset)
 #: how the body of a template begins
 _ID_OF_TEMPLATE: Final = b'{"job":"j"'
+#: what to do about a field that is refused
+_NEXT: Final = {
+    "run.argv": "give the program that is to run: its name in the worker's PATH, or its whole path",
+    "run.cwd": "name the whole path, as the worker sees it",
+    "run.user": "name a user of the worker's host, or leave it out",
+}
 
 What = Request | Sequence[str] | Mapping[str, Any]
 
@@ -100,14 +106,14 @@ def _checked(body: dict[str, Any]) -> Request:
         request = msgspec.convert(body, Request)
     except msgspec.ValidationError as error:
         raise _odd_variable(body) or Rejected(explain_decode_error(error, Request)) from None
-    if request.run is not None and request.run.cwd is not None and not request.run.cwd.startswith("/"):
+    if (trouble := request.trouble) is not None:
         raise rejected(
             "invalid-argument",
-            "cwd is a folder of the worker's, not of this process: it is absolute",
-            field="$.run.cwd",
-            found=request.run.cwd,
-            allowed="a path that begins with /; left out: /",
-            next="name the whole path, as the worker sees it",
+            trouble.message,
+            field=f"$.{trouble.field}",
+            found=trouble.found,
+            allowed=trouble.allowed,
+            next=_NEXT.get(trouble.field, ""),
         )
     return request
 
@@ -238,6 +244,8 @@ class RequestBuilder:
             try:
                 argv = _argv(words)
                 check_command(workload.driver, argv)
+                if not names_a_program(argv):
+                    return None
                 self._command = _with(self._template, "run", _with(workload, "argv", argv))
                 self._body_after_id = encode(self._command).removeprefix(_ID_OF_TEMPLATE)
             except ValueError:

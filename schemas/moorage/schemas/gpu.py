@@ -8,8 +8,11 @@ from typing import Final, Literal
 
 import msgspec
 
+from moorage.schemas.trouble import Trouble, quoted
+
 Sharing = Literal["exclusive", "mps", "time-slice"]
 Scheduling = Literal["best-effort", "gang", "spread"]
+MODES: Final = ("native", "vm")
 SHARING_MODES: Final[tuple[Sharing, ...]] = ("exclusive", "mps", "time-slice")
 
 GPUS_PER_REPLICA_MAX: Final = 64  # a worker's slots are one 64-bit mask in the ledger
@@ -54,7 +57,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     count: int = 1  # GPUs a replica, 1..64, all of one host
     vendor: str | None = None  # null: nvidia, or any where a model is named; "" is any
-    mode: str | None = None  # taken, and not looked at
+    mode: str | None = None  # native or vm, of hosts that run macOS; a Linux host does not look at it
     model: str | list[str] | None = None  # part of its name, in any case; `=A10` whole words; of several any will do
     min_memory_mib: int | None = None  # of each GPU
     sharing: Sharing | None = None  # null is exclusive
@@ -63,9 +66,9 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     scheduling: Scheduling | None = None
     distributed: Distributed | None = None  # of a gang
     mps_pipe_dir: str | None = None  # of the MPS daemon, where it is not the default
-    mps_log_dir: str | None = None  # the same
+    mps_log_dir: str | None = None  # the same; both are absolute, and need sharing mps
     time_slice_index: int | None = None  # this GPU of the host and no other, with time-slice
-    time_slicing_config_path: str | None = None  # a file that must be there on the host, with time-slice
+    time_slicing_config_path: str | None = None  # an absolute path that must be there, with time-slice
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= GPUS_PER_REPLICA_MAX:
@@ -91,6 +94,29 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
                 )
         if self.share is not None and self.sharing in (None, "exclusive"):
             raise ValueError("share needs sharing mps or time-slice")
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What would be accepted and have no effect, or could mean nothing on a host; see `Request.trouble`."""
+        if self.mode is not None and self.mode not in MODES:
+            allowed = f"{', '.join(MODES)}, or null"
+            return Trouble("gpu.mode", f"mode must be one of {allowed}", quoted(self.mode), allowed)
+        for name, path, sharing in (
+            ("mps_pipe_dir", self.mps_pipe_dir, "mps"),
+            ("mps_log_dir", self.mps_log_dir, "mps"),
+            ("time_slicing_config_path", self.time_slicing_config_path, "time-slice"),
+        ):
+            if path is None:
+                continue
+            if self.sharing != sharing:
+                return Trouble(
+                    f"gpu.{name}", f"{name} needs sharing {sharing}", quoted(path), f"null without sharing {sharing}"
+                )
+            if not path.startswith("/") or "\0" in path:
+                return Trouble(
+                    f"gpu.{name}", f"{name} must be an absolute path on the worker", quoted(path), "a path from /"
+                )
+        return None
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final, Literal
 
 import msgspec
 
 from moorage.schemas.gpu import GpuSpec
-from moorage.schemas.names import ENV_NAME, LABEL_KEY, is_job
+from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_job, is_secret
+from moorage.schemas.trouble import Trouble, quoted
 
 REPLICAS_MAX: Final = 1024
 PRIORITY_MAX: Final = 100
@@ -21,7 +23,12 @@ LABELS_MAX: Final = 64
 #: than the request is counted for
 REQUIRED_MAX: Final = 256
 WORD_CHARS_MAX: Final = 256
-_NO_TROUBLE: Final = ("", "")
+#: bytes of a path, with the NUL behind it: PATH_MAX of limits.h
+PATH_BYTES_MAX: Final = 4096
+#: the greatest user id: 2**32 - 1 is -1, which setuid(2) takes for no user
+UID_MAX: Final = 2**32 - 2
+#: not what useradd allows but what no user database can hold, or a command would take for an option
+_USER: Final = re.compile(r"(?!-)[^\s:/\0]+")
 CHECKPOINT_SIGNALS: Final = (
     "SIGUSR1",
     "SIGUSR2",
@@ -107,6 +114,66 @@ def _check_env(env: dict[str, str | Secret]) -> None:
             )
         if isinstance(value, str) and ("\0" in value or len(value) > TEXT_BYTES_MAX):
             raise ValueError(f"env.{key} must be at most {TEXT_BYTES_MAX} characters without NUL, found {_odd(value)}")
+
+
+def names_a_program(argv: list[str]) -> bool:
+    """Whether a command begins with a word; a driver that needs none may have no command."""
+    return not argv or bool(argv[0])
+
+
+def _command_trouble(run: Run) -> Trouble | None:
+    for name, text in (("user", run.user), ("cwd", run.cwd), ("driver", run.driver)):
+        if text and "\0" in text:
+            return Trouble(f"run.{name}", f"{name} may not hold a NUL", text, "text without NUL")
+    if len(run.driver) > WORD_CHARS_MAX:
+        return _too_long("run.driver", run.driver)
+    if not names_a_program(run.argv):
+        return Trouble(
+            "run.argv", "argv must begin with the name of a program", quoted(run.argv[0]), "a name or a whole path"
+        )
+    if run.cwd is not None and not (
+        run.cwd.startswith("/") and len(run.cwd.encode(errors="surrogatepass")) < PATH_BYTES_MAX
+    ):
+        message = "cwd must be an absolute path on the worker"
+        return Trouble(
+            "run.cwd", message, quoted(run.cwd), f"a path that begins with /, below {PATH_BYTES_MAX} bytes; null is /"
+        )
+    if run.user is not None and not is_user(run.user):
+        return Trouble(
+            "run.user", "user must be a user of the worker's host", quoted(run.user), f"a name, or 0..{UID_MAX}"
+        )
+    for name, value in run.env.items():
+        if isinstance(value, Secret) and not is_secret(value.secret):
+            return Trouble(
+                f"run.env.{name}.secret", "secret must be the name of a secret", quoted(value.secret), SECRET_WORDS
+            )
+    return None
+
+
+def is_user(user: str) -> bool:
+    """Whether a host may have a user of that name or number."""
+    if len(user) > WORD_CHARS_MAX or _USER.fullmatch(user) is None:
+        return False
+    return not user.isdecimal() or (user.isascii() and int(user) <= UID_MAX)
+
+
+def _too_long(field: str, text: str) -> Trouble:
+    name = field.rpartition(".")[2]
+    allowed = f"at most {WORD_CHARS_MAX} characters"
+    return Trouble(field, f"{name} may have {allowed}", text, allowed)
+
+
+def _checkpoint_trouble(run: Run) -> Trouble | None:
+    if run.checkpoint_signal is None:
+        return None
+    if run.checkpoint_signal not in CHECKPOINT_SIGNALS:
+        allowed = ", ".join(CHECKPOINT_SIGNALS)
+        message = f"checkpoint_signal must be one of {allowed}"
+        return Trouble("run.checkpoint_signal", message, run.checkpoint_signal, allowed)
+    if run.timeout_s is not None and run.checkpoint_before_s >= run.timeout_s:
+        message = f"checkpoint_before_s must be below timeout_s = {run.timeout_s:g}"
+        return Trouble("run.checkpoint_before_s", message, run.checkpoint_before_s, f"below {run.timeout_s:g}")
+    return None
 
 
 def _odd(text: str) -> str:
@@ -204,43 +271,33 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return None
 
     @property
-    def checkpoint_trouble(self) -> str:
-        """What is wrong with its checkpoint signal, empty for nothing: asked at admission, not of what was accepted."""
-        run = self.workload
-        if run.checkpoint_signal is None:
-            return ""
-        if run.checkpoint_signal not in CHECKPOINT_SIGNALS:
-            return f"checkpoint_signal must be one of {', '.join(CHECKPOINT_SIGNALS)}"
-        if run.timeout_s is not None and run.checkpoint_before_s >= run.timeout_s:
-            return f"checkpoint_before_s must be below timeout_s = {run.timeout_s:g}"
-        return ""
+    def trouble(self) -> Trouble | None:
+        """What no worker could do with it, beyond what decoding checks. For admission and the SDK: a request that is
+        in the ledger was accepted, and is read whatever this says."""
+        return (
+            _command_trouble(self.workload)
+            or (None if self.gpu is None else self.gpu.trouble)
+            or self._length_trouble
+            or _checkpoint_trouble(self.workload)
+        )
 
     @property
-    def length_trouble(self) -> tuple[str, str]:
-        """A field of what is asked of a host that says too much, and why; empty for none: asked at admission, not of
-        what was accepted."""
-        run, gpu = self.run, self.gpu
-        if run is not None and len(run.driver) > WORD_CHARS_MAX:
-            return "run.driver", f"driver may have at most {WORD_CHARS_MAX} characters"
+    def _length_trouble(self) -> Trouble | None:
+        """A field of what is asked of a host that says too much."""
+        gpu = self.gpu
         if gpu is not None and gpu.vendor is not None and len(gpu.vendor) > WORD_CHARS_MAX:
-            return "gpu.vendor", f"vendor may have at most {WORD_CHARS_MAX} characters"
+            return _too_long("gpu.vendor", gpu.vendor)
         if not self.requires:
-            return _NO_TROUBLE
+            return None
         values = [value for values in self.requires.values() for value in values]
         if len(values) > REQUIRED_MAX:
-            return "requires", f"requires may list {REQUIRED_MAX} values in all, found {len(values)}"
-        if any(len(value) > WORD_CHARS_MAX for value in values):
-            return "requires", f"requires may list values of at most {WORD_CHARS_MAX} characters"
-        return _NO_TROUBLE
-
-    @property
-    def nul_trouble(self) -> str:
-        """Which field of `run` holds a NUL, empty for none: asked at admission, not of what was accepted."""
-        run = self.workload
-        for name, text in (("user", run.user), ("cwd", run.cwd), ("driver", run.driver)):
-            if text and "\0" in text:
-                return name
-        return ""
+            message = f"requires may list {REQUIRED_MAX} values in all, found {len(values)}"
+            return Trouble("requires", message, len(values), f"at most {REQUIRED_MAX} values")
+        for value in values:
+            if len(value) > WORD_CHARS_MAX:
+                message = f"requires may list values of at most {WORD_CHARS_MAX} characters"
+                return Trouble("requires", message, value, f"at most {WORD_CHARS_MAX} characters")
+        return None
 
     @property
     def workload(self) -> Run:

@@ -10,6 +10,9 @@ JOB: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 WORKER: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LABEL_KEY: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+#: the file of a secret in a worker's folder of secrets
+SECRET: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+SECRET_WORDS: Final = "1..128 letters, digits, '_', '.', '-', and not '.' or '..'"
 #: what job ids that moorage makes up consist of, behind their j: Crockford's base 32, whose order is that of ASCII
 JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 #: how the uuid of a GPU begins that somebody made up
@@ -18,6 +21,11 @@ SIMULATED_UUID: Final = "SIM-"
 is_tenant = TENANT.fullmatch
 is_job = JOB.fullmatch
 is_worker = WORKER.fullmatch
+
+
+def is_secret(name: str) -> bool:
+    """Whether a secret may be called so: it names a file of one folder, and no path out of it."""
+    return SECRET.fullmatch(name) is not None and name not in (".", "..")
 
 
 def worker_slug(host_name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Final, Literal
 
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.job import Secret
+from moorage.schemas.names import SECRET_WORDS, is_secret
 from moorage.worker.environment import JobEnvironment
 
 SECRET_BYTES_MAX: Final = 32 * 1024
-_SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 SecretFault = Literal["name", "folder", "missing", "not-a-file", "readable-by-others", "too-large", "not-text"]
 
@@ -29,7 +28,7 @@ class SecretRefused(MoorageError):
 
 
 _SECRET_FAULTS: Final[dict[SecretFault, str]] = {
-    "name": "a name has 1..128 letters, digits, '_', '.', '-' and is not '.' or '..'",
+    "name": f"a name has {SECRET_WORDS}",
     "folder": "the worker's folder of secrets is missing, or others may write to it",
     "missing": "there is no such file in the worker's folder of secrets",
     "not-a-file": "it is not a regular file",
@@ -62,7 +61,7 @@ def trouble_with_secrets(folder: Path) -> str:
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{folder} may be written to by others (mode {stat.S_IMODE(mode):o})"
     for name in names:
-        if name.startswith(".") or not _SECRET_NAME.fullmatch(name):
+        if name.startswith(".") or not is_secret(name):
             continue  # nobody's secret
         try:
             _read_secret(name, folder)
@@ -72,7 +71,7 @@ def trouble_with_secrets(folder: Path) -> str:
 
 
 def _read_secret(name: str, folder: Path | None) -> str:
-    if not _SECRET_NAME.fullmatch(name) or name in (".", ".."):
+    if not is_secret(name):
         raise SecretRefused(name, "name")
     if folder is None:
         raise SecretRefused(name, "folder")

@@ -2,7 +2,7 @@
 
 A member ends at once with code 0, unless `argv` says otherwise, for tests:
 
-    ["exit", "3"]            ends at once with code 3 (negative: as by that signal)
+    ["exit", "3"]            ends at once with code 3, -64..255 (negative: as by that signal)
     ["sleep", "1.5"]         ends with code 0 after so many seconds, or by `timeout_s`, whichever is first
     ["sleep", "1.5", "3"]    the same with code 3
     ["hang"]                 runs until it is ended
@@ -17,13 +17,18 @@ from typing import Final
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
-from moorage.schemas.job import Request
+from moorage.schemas.job import DURATION_S_MAX, Request
 from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Traits
 
 #: minus SIGTERM and minus SIGKILL, as a real process would end by the two words
 CODE_ENDED: Final = -15
 CODE_TIMED_OUT: Final = -15
+#: of a reason that is reported
+DETAIL_CHARS_MAX: Final = 200
+#: exit codes, and minus the numbers of signals
+CODE_MIN: Final = -64
+CODE_MAX: Final = 255
 _WORDS: Final = {"exit": (2, 2), "sleep": (2, 3), "hang": (1, 1), "fail": (1, 2)}
 
 
@@ -109,17 +114,33 @@ def _script(argv: list[str]) -> tuple[str, float, int, str]:
         if not least <= len(argv) <= most:
             raise ValueError
         if word == "exit":
-            return word, 0.0, int(argv[1]), ""
+            return word, 0.0, _code(argv[1]), ""
         if word == "sleep":
-            return word, float(argv[1]), int(argv[2]) if len(argv) == 3 else 0, ""
+            return word, _seconds(argv[1]), _code(argv[2]) if len(argv) == 3 else 0, ""
         if word == "hang":
             return word, math.inf, 0, ""
-        return word, 0.0, CODE_NOT_FOUND, argv[1] if len(argv) == 2 else "start-failed"
+        return word, 0.0, CODE_NOT_FOUND, argv[1][:DETAIL_CHARS_MAX] if len(argv) == 2 else "start-failed"
     except ValueError:
         raise refuse(
             "invalid-argument",
             "the driver noop does not know these words",
             field="$.run.argv",
             found=" ".join(argv)[:80],
-            allowed="none, or exit <code>, sleep <seconds> [code], hang, fail [why]",
+            allowed=f"none, or exit <code>, sleep <seconds> [code], hang, fail [why]; codes {CODE_MIN}..{CODE_MAX}",
         ) from None
+
+
+def _code(text: str) -> int:
+    """Raises ValueError for what no process ends with: a report could not carry it."""
+    code = int(text)
+    if not CODE_MIN <= code <= CODE_MAX:
+        raise ValueError
+    return code
+
+
+def _seconds(text: str) -> float:
+    """Raises ValueError for what is no duration: NaN, too."""
+    seconds = float(text)
+    if not 0 <= seconds <= DURATION_S_MAX:
+        raise ValueError
+    return seconds

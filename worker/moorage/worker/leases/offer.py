@@ -27,6 +27,9 @@ def matching(spec: GpuSpec, devices: Sequence[Device]) -> set[int]:
 
 def check(spec: GpuSpec, devices: Sequence[Device], modes: Sequence[str]) -> None:
     """Raises MoorageError for what a host with these devices and sharing modes will never have."""
+    if (trouble := spec.trouble) is not None:
+        field, message, found, allowed = trouble
+        raise MoorageError(problem("invalid-argument", message, field=f"$.{field}", found=found, allowed=allowed))
     if spec.effective_sharing not in modes:
         raise MoorageError(
             problem(
@@ -47,13 +50,13 @@ def check(spec: GpuSpec, devices: Sequence[Device], modes: Sequence[str]) -> Non
                 next=f"ask for @{spec.effective_sharing} alone",
             )
         )
-    found = len(matching(spec, devices))
-    if found < spec.count:
+    count = len(matching(spec, devices))
+    if count < spec.count:
         have = ", ".join(sorted({device.name for device in devices})) or "no GPU"
         raise MoorageError(
             problem(
                 "no-match",
-                f"this host has {found} GPUs like {format_token(spec)}, of {len(devices)}",
+                f"this host has {count} GPUs like {format_token(spec)}, of {len(devices)}",
                 field="$.gpu",
                 found=spec.count,
                 allowed=have,

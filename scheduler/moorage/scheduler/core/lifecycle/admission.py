@@ -68,30 +68,11 @@ def _malformed(event: Submit) -> Problem | None:
             allowed=f"{NESTING_MAX} levels",
             job=event.name,
         )
-    field = request.nul_trouble
-    if field:
-        return problem(
-            "invalid-argument",
-            f"{field} may not hold a NUL",
-            field=f"$.run.{field}",
-            found=getattr(request.workload, field),
-            allowed="text without NUL",
-            job=event.name,
-        )
-    field, trouble = request.length_trouble
-    if field:
-        return problem("invalid-argument", trouble, field=f"$.{field}", job=event.name)
-    trouble = request.checkpoint_trouble
-    if not trouble:
+    trouble = request.trouble
+    if trouble is None:
         return None
-    run, before = request.workload, trouble.startswith("checkpoint_before_s")
-    return problem(
-        "invalid-argument",
-        trouble,
-        field="$.run.checkpoint_before_s" if before else "$.run.checkpoint_signal",
-        found=run.checkpoint_before_s if before else run.checkpoint_signal,
-        job=event.name,
-    )
+    field, message, found, allowed = trouble
+    return problem("invalid-argument", message, field=f"$.{field}", found=found, allowed=allowed, job=event.name)
 
 
 class NewJob:
