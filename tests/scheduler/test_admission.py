@@ -393,7 +393,7 @@ def test_cancelled_entries_do_not_fill_the_queue() -> None:
             drive.offer_cancel(job)
         drive.tick()
     drive.check()
-    assert drive.engine.queue.size < 2_500
+    assert len(drive.engine.queue) < 2_500
 
 
 def test_a_cancel_is_answered_with_the_record_that_holds_it() -> None:

@@ -130,9 +130,9 @@ def test_looking_ahead_changes_nothing_here_even_with_a_record_in_flight() -> No
     submit(drive, "waits")
     drive.offer_submit("more", gpu={})
     drive.engine.build(drive.now, drive.now)
-    before = (drive.state.digest, drive.state.seq, drive.engine.queue.size, drive.engine.waiting)
+    before = (drive.state.digest, drive.state.seq, len(drive.engine.queue), drive.engine.waiting)
     assert "waits" in look_ahead(drive).starts["t"]
-    assert (drive.state.digest, drive.state.seq, drive.engine.queue.size, drive.engine.waiting) == before
+    assert (drive.state.digest, drive.state.seq, len(drive.engine.queue), drive.engine.waiting) == before
     assert drive.engine.in_flight
     validate(drive.state)
 

@@ -609,23 +609,22 @@ def test_a_tenant_set_apart_keeps_every_entry_once() -> None:
         queue.add(priority, shape, item, "t" if item % 3072 else "u")
     taken = [item for item in items if chance.random() < 0.2]
     for item in taken:
-        queue.take_out(*items[item], item, "t" if item % 3072 else "u")
+        priority, shape = items[item]
+        assert queue.remove(priority, shape, [item], "t" if item % 3072 else "u") == [item]
     queue.set_apart("u", lambda item: item % 3072 == 0)
     for item in taken[::2]:
         queue.add(*items[item], item, "t" if item % 3072 else "u")
     left = set(items) - set(taken[1::2])
-    assert queue.size == len(left)
+    assert len(queue) == len(left)
     found = []
     for line in queue.lines.values():
         while line.entries:
-            gone = queue.is_taken(line, line.entries[0])
             item = queue.pop(line)
-            if not gone:
-                found.append(item)
-                assert (line.priority, line.shape) == items[item]
-                assert line.tenant == ("" if item % 3072 else "u")
+            found.append(item)
+            assert (line.priority, line.shape) == items[item]
+            assert line.tenant == ("" if item % 3072 else "u")
     assert sorted(found) == sorted(left)
-    assert queue.size == 0
+    assert queue.is_empty
 
 
 def test_the_state_of_a_new_tenant_holds_nothing() -> None:

@@ -138,7 +138,7 @@ def test_a_sweep_of_the_queue_goes_on_where_it_stopped() -> None:
     shape, other = (shapes.of(Request(resources=Resources(cpu, 0), run=Run(argv=["true"]))) for cpu in (1, 2))
     for num in range(100):
         queue.add(50, shape if num % 4 else other, entry(num, 0), "t")
-    queue.take_out(50, shape, entry(7, 0), "t")
+    assert queue.remove(50, shape, [entry(7, 0)], "t") == [entry(7, 0)]
     gone = {num for num in range(100) if num % 3 == 0}
     swept = 0
     while not queue.sweep(lambda num: num in gone, lambda item: item != entry(50, 0), 16):
@@ -151,7 +151,7 @@ def test_a_sweep_of_the_queue_goes_on_where_it_stopped() -> None:
     left = {item for line in queue.lines.values() for item in line.entries}
     assert left - {entry(200, 0)} <= {entry(num, 0) for num in range(100) if num not in gone | {7, 50}} - {placed}
     assert len(left) == 100 - len(gone) - 3 + 1
-    assert queue.size == len(left)
+    assert len(queue) == len(left)
     assert all(list(line.entries) == sorted(line.entries) for line in queue.lines.values())
 
 

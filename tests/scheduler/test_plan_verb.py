@@ -34,9 +34,9 @@ def test_a_plan_right_before_a_submit_is_what_then_happens_and_changes_nothing(
     hosts: list[tuple[str, int, str, int]], jobs: list[dict[str, Any]], asks: dict[str, Any]
 ) -> None:
     drive = world(hosts, jobs, {"gpu": {"count": 1}})
-    before = (drive.state.digest, drive.state.seq, drive.engine.queue.size, drive.engine.fleet.changes)
+    before = (drive.state.digest, drive.state.seq, len(drive.engine.queue), drive.engine.fleet.changes)
     told = planned(drive, asks)
-    assert (drive.state.digest, drive.state.seq, drive.engine.queue.size, drive.engine.fleet.changes) == before
+    assert (drive.state.digest, drive.state.seq, len(drive.engine.queue), drive.engine.fleet.changes) == before
     assert told.ledger == drive.state.seq
     drive.submit("x", **json.loads(json.dumps(asks)), if_seq=told.ledger)
     happened = [

@@ -94,7 +94,7 @@ def test_queue_keeps_order_and_counts() -> None:
     for priority, number in ((50, 5), (50, 3), (90, 9), (50, 4)):
         queue.add(priority, one, entry(number, 0), "t")
     queue.add(50, two, entry(1, 1023), "t")
-    assert queue.size == 5
+    assert len(queue) == 5
     ready = queue.ready(0)
     assert ready[0][:2] == (-90, entry(9, 0))
     assert queue.position(50, entry(4, 0)) == 3

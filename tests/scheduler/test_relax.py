@@ -114,10 +114,10 @@ def test_under_a_limit_only_what_is_within_it() -> None:
 def test_asking_changes_nothing() -> None:
     drive = fleet()
     drive.submit("j", gpu={"count": 2, "model": "H100"}, replicas=2)
-    before = (drive.state.digest, drive.engine.fleet.changes, drive.engine.queue.size)
+    before = (drive.state.digest, drive.engine.fleet.changes, len(drive.engine.queue))
     order = [list(bucket) for cls in drive.engine.fleet.classes.values() for bucket in cls.buckets]
     fixes(drive, "j")
-    assert (drive.state.digest, drive.engine.fleet.changes, drive.engine.queue.size) == before
+    assert (drive.state.digest, drive.engine.fleet.changes, len(drive.engine.queue)) == before
     assert order == [list(bucket) for cls in drive.engine.fleet.classes.values() for bucket in cls.buckets]
 
 

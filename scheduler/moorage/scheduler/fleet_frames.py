@@ -51,7 +51,7 @@ class FleetFrames:
         state = engine.state
         workers: list[Any] = [rows[num] for _, num in self._order]
         running = sum(len(worker.members) for worker in state.worker_by_num)
-        return encode(FleetFrame(state.epoch, state.seq, workers=workers, queued=engine.queue.size, running=running))
+        return encode(FleetFrame(state.epoch, state.seq, workers=workers, queued=len(engine.queue), running=running))
 
     def _row(self, worker: Worker) -> msgspec.Raw:
         host = self._engine.fleet.hosts.get(worker.num)

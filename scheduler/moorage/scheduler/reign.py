@@ -177,7 +177,7 @@ class Reign:
             "leader": state.leader,
             "epoch": state.epoch,
             "ledger": state.seq,
-            "queued": engine.queue.size,
+            "queued": len(engine.queue),
             "live_jobs": state.live,
             "records": self.records,
             "history": self.history.figures(),

@@ -177,7 +177,7 @@ class Engine:
         """Whether a record is due now, not only with the next heartbeat. Renewals alone can wait a little."""
         pending = self._pending
         urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects
-        return bool(urgent or self._hurry or (self._replan and self.queue.size))
+        return bool(urgent or self._hurry or (self._replan and not self.queue.is_empty))
 
     @property
     def submitted(self) -> bool:
@@ -187,7 +187,7 @@ class Engine:
     @property
     def only_ends(self) -> bool:
         """Whether the only urgent events are ends of a few members, and no job is waiting for their GPUs."""
-        return not self.queue.size and self._pending.only_ends
+        return self._pending.only_ends and self.queue.is_empty
 
     @property
     def waiting(self) -> int:
@@ -226,7 +226,8 @@ class Engine:
             self._take_orders(flight, orders)
         self._take_submits(flight)
         self._left_queue += draft.left_queue
-        if self._sweeping or self._left_queue > QUEUE_SPARE + self.queue.size // 4:
+        spare = self._left_queue - QUEUE_SPARE
+        if self._sweeping or (spare > 0 and spare > len(self.queue) // 4):
             if not self._sweeping:
                 self._left_queue = 0
             self._sweeping = not self.planner.sweep(draft)

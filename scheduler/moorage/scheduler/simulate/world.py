@@ -121,7 +121,7 @@ class World(Play):
             at = comes if at is None else min(at, comes)
         if at is None:
             return None  # what waits still can never start
-        return min(at, self.time_ms + LOOK_MS) if self.engine.queue.size else at
+        return at if self.engine.queue.is_empty else min(at, self.time_ms + LOOK_MS)
 
     def _submit(self, job: TraceJob) -> None:
         body = _encode(job.request)

@@ -147,7 +147,7 @@ class Future(Play):
 
     def next_ms(self) -> int | None:
         at = super().next_ms()
-        if not self._may_end_ms or not self.engine.queue.size:
+        if not self._may_end_ms or self.engine.queue.is_empty:
             return at
         return self._may_end_ms[0] if at is None else min(at, self._may_end_ms[0])
 
@@ -174,7 +174,7 @@ class Future(Play):
             at = self.next_ms()
             if at is None or at - self.began_ms > HORIZON_MS:
                 return
-            if self.engine.queue.size:
+            if not self.engine.queue.is_empty:
                 at = min(at, self.time_ms + LOOK_MS)
             self.go_to(at)
             self.settle()

@@ -99,7 +99,7 @@ class Filling:
             if is_probe:
                 held.probes.add(found.num)
                 self._probes.append(found)
-            self._queue.take_out(line.priority, shape, item, line.tenant)
+            self._queue.take(line, [item])
             placed += shape.together
             room -= need
         if placed:
@@ -108,7 +108,7 @@ class Filling:
 
     def _candidate(self, draft: Draft, line: Line, item: int) -> _Candidate | None:
         """An entry that waits still, and of which it is known what it asks for."""
-        if self._queue.is_taken(line, item) or not self._lines.waits(draft, item):
+        if not self._lines.waits(draft, item):
             return None
         num = item >> REPLICA_BITS
         job = draft.state.jobs.get(num)

@@ -106,8 +106,10 @@ class Indexing:
         if job.over or job.hold is not None:
             return  # when it is released it is added with its new shape
         new, priority = self.shape_of(job), self.priority_of(job)
-        for replica in job.replicas[:1] if new.together > 1 else job.replicas:
-            item = entry(job.num, replica.index)
-            # a replica in backoff is not in the queue: its timer will put it there
-            if replica.state == QUEUED and self.queue.remove(priority, old, item, job.tenant):
-                self.queue.add(priority, new, item, job.tenant)
+        waiting = [
+            entry(job.num, replica.index)
+            for replica in (job.replicas[:1] if new.together > 1 else job.replicas)
+            if replica.state == QUEUED
+        ]
+        # a replica in backoff is not in the queue: its timer will put it there
+        self.queue.add_all(priority, new, self.queue.remove(priority, old, waiting, job.tenant), job.tenant)

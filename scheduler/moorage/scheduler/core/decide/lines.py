@@ -69,9 +69,9 @@ class Lines:
     def prune(self, draft: Draft, line: Line) -> bool:
         """Take whoever waits no more from a line's front; whether anybody is left."""
         entries, queue = line.entries, self.queue
-        if entries and entries[0] >> REPLICA_BITS >= draft.state.next_num and not queue.taken:
+        if entries and entries[0] >> REPLICA_BITS >= draft.state.next_num:
             return True  # accepted in this very record, as most
-        while entries and (queue.is_taken(line, entries[0]) or not self.waits(draft, entries[0])):
+        while entries and not self.waits(draft, entries[0]):
             queue.pop(line)
         return bool(entries)
 

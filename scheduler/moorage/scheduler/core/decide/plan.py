@@ -107,7 +107,8 @@ class Planner:
         cut = self.placing.in_vain > self._in_vain_max
         self.placing.begin()
         self._unprepared = False
-        if not self.queue.size:
+        if self.queue.is_empty:
+            self.queue.lines.clear()
             return 0
         if not self.placing.ranker.prepare(self.fleet):
             self._unprepared = True

@@ -135,9 +135,11 @@ class Orders:
         if changed:
             self._write(draft, Act.HOLD if on else Act.UNHOLD, job.tenant, job.num, by=by, why=asked.why)
             draft.holds[job.num] = on
-            for item in self._queued_entries(draft, job):
-                act = self.queue.take_out if on else self.queue.add
-                act(self._priority(draft, job), self.shape_of(job), item, job.tenant)
+            priority, shape, items = self._priority(draft, job), self.shape_of(job), self._queued_entries(draft, job)
+            if on:
+                self.queue.remove(priority, shape, items, job.tenant)
+            else:
+                self.queue.add_all(priority, shape, items, job.tenant)
             self.planner.holding.forget(job.num)
         order = None if not on else StandingOrder(by, asked.why, draft.time_ms) if changed else job.hold
         return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(order))
@@ -156,9 +158,9 @@ class Orders:
         if changed:
             self._write(draft, Act.PRIORITY, job.num, asked.priority, by=by, why=asked.why)
             if not draft.is_held(job):
-                for item in self._queued_entries(draft, job):
-                    self.queue.take_out(before, self.shape_of(job), item, job.tenant)
-                    self.queue.add(asked.priority, self.shape_of(job), item, job.tenant)
+                shape = self.shape_of(job)
+                items = self.queue.remove(before, shape, self._queued_entries(draft, job), job.tenant)
+                self.queue.add_all(asked.priority, shape, items, job.tenant)
             draft.priorities[job.num] = asked.priority
             self.planner.holding.forget(job.num)
         return self._done("priority", draft, job, changed, priority=asked.priority)

@@ -153,9 +153,9 @@ class Trials:
 
     def _waiting(self, line: Line) -> list[int]:
         """The first of a line that wait: enough to see whether anybody but this job does."""
-        planner, queue, found = self.engine.planner, self.engine.queue, list[int]()
+        planner, found = self.engine.planner, list[int]()
         for item in line.entries:
-            if not queue.is_taken(line, item) and planner.lines.waits(self.draft, item):
+            if planner.lines.waits(self.draft, item):
                 found.append(item)
                 if len(found) > len(self.job.replicas) + DEPTH_MAX:
                     break

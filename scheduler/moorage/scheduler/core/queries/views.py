@@ -335,7 +335,7 @@ def fleet(engine: Engine, mono_ms: int, after: str = "") -> dict[str, Any]:
         "workers": workers,
         **({"next": workers[-1]["worker"]} if more else {}),
         **({"lent_twice": twice} if (twice := engine.sessions.lending.lent_twice()) else {}),
-        "queued": engine.queue.size,
+        "queued": len(engine.queue),
         "live_jobs": engine.state.live,
         "finished_kept": len(engine.state.finished) + len(engine.state.ended),
         "finished_window_ms": min(engine.state.time_ms - oldest, engine.config.finished_keep_ms)

@@ -170,10 +170,10 @@ def _place(trials: Trials) -> dict[str, Any]:
     engine, mine = trials.engine, (trials.priority, trials.item)
     queue, planner = engine.queue, engine.planner
     aged = planner.lines.standing_of if planner.lines.ageing is not None else None
-    size = sum(len(line.entries) for line in queue.lines.values())
+    size = len(queue)
     if size > GLANCED_MAX:
         position = 1 + queue.position(*mine, aged)
-        return {"position": position, "queued": max(queue.size, position), "queued_of": "replicas"}
+        return {"position": position, "queued": max(size, position), "queued_of": "replicas"}
 
     def rank(priority: int, item: int) -> tuple[int, int]:
         return -(priority if aged is None else aged(priority, item)), item
@@ -183,11 +183,7 @@ def _place(trials: Trials) -> dict[str, Any]:
         (rank(line.priority, item), item >> REPLICA_BITS)
         for line in queue.lines.values()
         for item in line.entries
-        if (
-            not queue.is_taken(line, item) and planner.lines.waits(draft, item)
-            if size <= COUNTED_MAX
-            else item >> REPLICA_BITS in jobs
-        )
+        if (planner.lines.waits(draft, item) if size <= COUNTED_MAX else item >> REPLICA_BITS in jobs)
         and item >> REPLICA_BITS != trials.item >> REPLICA_BITS
     ]
     before = {num for other, num in waiting if other < own}

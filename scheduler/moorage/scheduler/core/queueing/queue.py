@@ -8,7 +8,7 @@ fair share every tenant has.
 
 from __future__ import annotations
 
-from bisect import bisect, bisect_left
+from bisect import bisect, bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from heapq import heapify
@@ -56,26 +56,34 @@ class Line:
 
 
 class Queue:
-    """All lines. Removal is lazy: whoever pops an entry checks that its replica still waits."""
+    """All queue groups. A replica that is placed or that an operator holds leaves its group at once.
+
+    The entry of a replica that ended while it waited stays until a pass or a sweep comes to it: the caller that takes
+    the first entry of a group has to check that its replica still waits.
+    """
 
     def __init__(self) -> None:
         self.lines: dict[_Key, Line] = {}
-        self.size = 0
         self.by_tenant = False  # every tenant has lines of its own
         self._apart: set[str] = set()
-        self.taken: set[tuple[_Key, int]] = set()  # entries that were taken out, and stand in their lines still
         self._unswept: list[_Key] = []  # lines that the sweep under way has still to look at
-        self._swept = 0  # entries of the next of them that were kept
+        self._swept = -1  # the last entry of the next of them that was looked at
+
+    def __len__(self) -> int:
+        """Count the entries. It walks over all queue groups: for questions, not for each record."""
+        return sum(len(line.entries) for line in self.lines.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no entry is left. The first group that has one gives the answer."""
+        return not any(line.entries for line in self.lines.values())
 
     def _key(self, priority: int, shape: Shape, tenant: str) -> _Key:
         return (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")
 
     def add(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
+        """Put one entry into its queue group, at its place in the order of arrival."""
         key = (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")  # `_key`
-        self.size += 1
-        if self.taken and (key, item) in self.taken:
-            self.taken.remove((key, item))
-            return
         line = self.lines.get(key)
         if line is None:
             line = self.lines[key] = Line(priority, shape, key[2])
@@ -89,22 +97,42 @@ class Queue:
         else:  # back from a pause, into the midst of those that came meanwhile
             entries.insert(bisect(entries, item), item)
 
-    def take_out(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
-        """An entry that stands in its line counts no more, until it is added again."""
-        self.taken.add((self._key(priority, shape, tenant), item))
-        self.size -= 1
+    def add_all(self, priority: int, shape: Shape, items: list[int], tenant: str) -> None:
+        """Put entries of one job, in ascending order, into their queue group, for the cost of one walk along it."""
+        for item in items[:1]:
+            self.add(priority, shape, item, tenant)
+        entries, rest = self.lines[self._key(priority, shape, tenant)].entries if items else deque[int](), items[1:]
+        if not rest:
+            return
+        at = bisect(entries, items[0])
+        entries.rotate(-at)
+        while entries and items[0] < entries[0] <= items[-1]:  # other replicas of the job
+            insort(rest, entries.popleft())
+        entries.extendleft(reversed(rest))
+        entries.rotate(at)
 
-    def remove(self, priority: int, shape: Shape, item: int, tenant: str) -> bool:
-        """An entry leaves its line for good, at the cost of a walk along the line; whether it stood there."""
+    def remove(self, priority: int, shape: Shape, items: list[int], tenant: str) -> list[int]:
+        """Take entries of one job, in ascending order, out of their queue group; returns those that stood there.
+
+        One walk along the group, however many they are.
+        """
         line = self.lines.get(self._key(priority, shape, tenant))
-        if line is None or item not in line.entries:
-            return False
-        line.entries.remove(item)
-        self.size -= 1
-        return True
+        return self.take(line, items) if line is not None and items else []
 
-    def is_taken(self, line: Line, item: int) -> bool:
-        return bool(self.taken) and ((-line.priority, line.shape.index, line.tenant), item) in self.taken
+    @staticmethod
+    def take(line: Line, items: list[int]) -> list[int]:
+        """As `remove`, with the queue group at hand; `items` must not be empty."""
+        entries, wanted = line.entries, set(items)
+        at = bisect_left(entries, items[0])
+        entries.rotate(-at)
+        found: list[int] = []
+        others: list[int] = []
+        while entries and items[0] <= entries[0] <= items[-1]:
+            item = entries.popleft()
+            (found if item in wanted else others).append(item)
+        entries.extendleft(reversed(others))
+        entries.rotate(at)
+        return found
 
     def set_apart(self, tenant: str, is_of: Callable[[int], bool]) -> None:
         """Give a tenant lines of its own for the rest of this reign; `is_of` tells its entries.
@@ -121,32 +149,22 @@ class Queue:
             line.entries = deque(item for item in line.entries if not is_of(item))
             own = self.lines[(key[0], key[1], tenant)] = Line(line.priority, line.shape, tenant)
             own.entries = deque(mine)
-            own.blocked_at, own.barred = line.blocked_at, line.barred
-            for item in mine:
-                if (key, item) in self.taken:
-                    self.taken.remove((key, item))
-                    self.taken.add(((key[0], key[1], tenant), item))
+            own.blocked_at, own.barred, own.granted_ms = line.blocked_at, line.barred, line.granted_ms
 
     def part(self, tenant_of: Callable[[int], str]) -> None:
         """Give every tenant lines of its own for the rest of this reign. `tenant_of` an entry; "" where it is over.
 
         It walks the whole queue once: for an operator's act, not for the tick.
         """
-        taken, self.taken = self.taken, set()
         shared = [(key, line) for key, line in self.lines.items() if not line.tenant]
         self.by_tenant = True
         for key, line in shared:
             del self.lines[key]
             for item in line.entries:
                 tenant = tenant_of(item)
-                if (key, item) in taken:
-                    taken.remove((key, item))
-                elif tenant:
-                    self.size -= 1
+                if tenant:
                     self.add(line.priority, line.shape, item, tenant)
-                else:
-                    self.size -= 1
-        self.taken |= taken
+                    self.lines[(key[0], key[1], tenant)].granted_ms = line.granted_ms
 
     def ready(
         self,
@@ -174,58 +192,50 @@ class Queue:
         heapify(found)
         return found
 
-    def pop(self, line: Line) -> int:
-        item = line.entries.popleft()
-        if self.taken and self.is_taken(line, item):
-            self.taken.remove(((-line.priority, line.shape.index, line.tenant), item))
-        else:
-            self.size -= 1
-        return item
+    @staticmethod
+    def pop(line: Line) -> int:
+        """Take the first entry of a queue group."""
+        return line.entries.popleft()
 
-    def put_back(self, line: Line, items: list[int]) -> None:
-        """Entries that were popped from a line's front, in order, stand there again."""
+    @staticmethod
+    def put_back(line: Line, items: list[int]) -> None:
+        """Entries that were popped from a queue group's front, in order, stand there again."""
         line.entries.extendleft(reversed(items))
-        self.size += len(items)
 
     def sweep(self, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> bool:
-        """Keep only the entries that still wait and were not taken out; of a job that is over, by its number, none.
+        """Keep only the entries that still wait; of a job that is over, by its number, none.
 
         Looks at some `most` entries, and goes on from there the next time; whether all were looked at.
         """
         if not self._unswept:
             self._unswept = list(self.lines)
-            self._swept = 0
         while self._unswept and most > 0:
             line = self.lines.get(self._unswept[-1])
-            if line is not None and self._swept < len(line.entries):
+            if line is not None:
                 most -= self._sweep_part(line, is_over, waits, most)
-            if line is None or self._swept >= len(line.entries):
+            if line is None or not line.entries or self._swept >= line.entries[-1]:
                 self._unswept.pop()
-                self._swept = 0
+                self._swept = -1
                 most -= 1
         return not self._unswept
 
     def _sweep_part(self, line: Line, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> int:
-        """The same with some entries of a line, behind those that were kept; how many."""
-        entries, key = line.entries, (-line.priority, line.shape.index, line.tenant)
-        entries.rotate(-self._swept)
-        count = min(most, len(entries) - self._swept)
+        """The same with some entries of a line, behind the last that was looked at; how many."""
+        entries = line.entries
+        at = bisect(entries, self._swept)
+        entries.rotate(-at)
+        count = min(most, len(entries) - at)
         kept: list[int] = []
         last, over = -1, False
         for _ in range(count):
-            item = entries.popleft()
+            item = self._swept = entries.popleft()
             num = item >> REPLICA_BITS
             if num != last:
                 last, over = num, is_over(num)
-            if self.is_taken(line, item):
-                self.taken.remove((key, item))
-            elif over or not waits(item):
-                self.size -= 1
-            else:
+            if not over and waits(item):
                 kept.append(item)
         entries.extendleft(reversed(kept))
-        entries.rotate(self._swept)
-        self._swept += len(kept)
+        entries.rotate(at)
         return count
 
     def line_of(self, priority: int, shape: Shape, tenant: str) -> Line | None:
