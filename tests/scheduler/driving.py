@@ -143,6 +143,7 @@ class Driving:
         self.engine.fleet.validate()
         self.check_counters()
         self.check_queue()
+        self.check_reservation()
 
     def check_queue(self) -> None:
         """Who waits stands in the queue once, or in one backoff timer: never lost, never doubled, not while held."""
@@ -164,6 +165,28 @@ class Driving:
                 count = found[item] + pauses[item]
                 assert count == 1, f"{job.name}/{replica.index} waits {count} times"
                 assert pauses[item] or (item, engine.priority_of(job)) in priorities, job.name
+
+    def check_reservation(self) -> None:
+        """Hosts are reserved only for a job that may start, and for one that was placed in this very record."""
+        engine = self.engine
+        held = engine.planner.holding.reservation
+        if (
+            held is None
+            or not engine.may_place(self.now, self.now)
+            or engine.timers.more_are_due(engine.standing_draft())
+        ):
+            return
+        job = self.state.jobs[held.num]
+        tenant = self.state.tenants[job.tenant]
+        states = {STATES[replica.state] for replica in job.replicas}
+        assert states & {"QUEUED", "PLACED"}, f"hosts are reserved for {job.name}, which is {states}"
+        assert job.hold is None, f"hosts are reserved for {job.name}, which is on hold"
+        assert tenant.hold is None, f"hosts are reserved for {job.name}, whose tenant is on hold"
+        assert not tenant.gpus_max or held.shape.gpus <= tenant.gpus_max, f"{job.name} is over its tenant's limit"
+        if "PLACED" not in states:
+            line = engine.queue.line_of(held.priority, held.shape, job.tenant)
+            assert line is not None, f"{job.name} waits under another priority or shape than its reservation"
+            assert held.item in line.entries
 
     def check_counters(self) -> None:
         """The soft view's sums are those of the ledger's members: CPU, memory, slots, sharers."""

@@ -67,7 +67,7 @@ class Holding:
         held, turns, draft = self.reservation, self._lines.turns, self._draft
         if held is None or self.passes(priority, shape, held):
             return taken
-        if turns is not None and turns.is_owed(tenant, held.line.tenant):
+        if turns is not None and turns.is_owed(tenant, held.tenant):
             return taken
         if draft is None or not draft.state.preempting:
             return held.hosts
@@ -113,8 +113,8 @@ class Holding:
         """Give up a reservation that is used or void; look once a second for somebody out of patience."""
         self._claims.begin(draft.time_ms)
         held, lines = self.reservation, self._lines
-        if held is not None and not (lines.waits(draft, held.item) and lines.may(draft, held.line)):
-            self._give_up()
+        if held is not None and not self._may_start(draft, held):
+            self.give_up()
             held = None
         if draft.time_ms - self._looked_ms < LOOK_MS:
             return
@@ -125,7 +125,7 @@ class Holding:
                 if self._keep(held, barred, draft.time_ms):
                     self._reopen(held, draft.time_ms)
                     return
-            self._give_up()
+            self.give_up()
         likely = self._likely_lines()
         for line in likely:
             lines.prune(draft, line)
@@ -134,6 +134,10 @@ class Holding:
         if self.reservation is not None:
             self._moved_ms = draft.time_ms
             self._claims.granted(self.reservation, claims)
+
+    def _may_start(self, draft: Draft, held: Reservation) -> bool:
+        """Whether the job of a reservation still waits, and its tenant may start it."""
+        return self._lines.waits(draft, held.item) and held.shape.gpus <= self._lines.room_of(draft, held.tenant)
 
     def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
         """Who would get hosts reserved, with these jobs (their numbers) gone, now or before long; changes nothing."""
@@ -182,7 +186,8 @@ class Holding:
             with self._fleet.avoiding(line.shape.avoid):  # and not where it would not be put
                 hosts, start_ms = soonest(self._fleet, line.shape, barred, self._estimates, draft.time_ms)
             if hosts:
-                return Reservation(claim.item, line, hosts, start_ms, draft.time_ms)
+                tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
+                return Reservation(claim.item, line, tenant, hosts, start_ms, draft.time_ms)
         return None
 
     def _comes_due(self, draft: Draft, claim: Claim) -> bool:
@@ -260,9 +265,12 @@ class Holding:
     def forget(self, num: int) -> None:
         """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
         if self.reservation is not None and self.reservation.item >> REPLICA_BITS == num:
-            self._give_up()
+            self.give_up()
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """Open the hosts of the reservation, if there is one, to all jobs."""
+        if self.reservation is None:
+            return
         self.reservation = None
         self._learned.clear()
         self._fleet.opens()  # its hosts

@@ -151,14 +151,16 @@ class Lines:
 
     def room(self, draft: Draft, line: Line) -> float:
         """How many GPUs the line's tenant may still lease; below 0 where nothing of it may be placed at all."""
-        if not line.tenant:
-            return math.inf
-        if draft.is_tenant_held(line.tenant):
+        return self.room_of(draft, line.tenant) if line.tenant else math.inf
+
+    def room_of(self, draft: Draft, tenant: str) -> float:
+        """Return the same for a tenant by its name."""
+        if draft.is_tenant_held(tenant):
             return -1
-        gpus_max, _ = draft.limits_of(line.tenant)
+        gpus_max, _ = draft.limits_of(tenant)
         if not gpus_max:
             return math.inf
-        return 0 if line.tenant in self._full else max(0, gpus_max - draft.leased_by(line.tenant))
+        return 0 if tenant in self._full else max(0, gpus_max - draft.leased_by(tenant))
 
     def may(self, draft: Draft, line: Line) -> bool:
         """Whether its tenant may start it: hosts are held back for nobody who may not."""

@@ -109,12 +109,13 @@ class Planner:
         self._unprepared = False
         if self.queue.is_empty:
             self.queue.lines.clear()
-            return 0
-        if not self.placing.ranker.prepare(self.fleet):
-            self._unprepared = True
+            self.holding.give_up()
             return 0
         self.lines.begin(draft)
         self.holding.begin(draft)
+        if not self.placing.ranker.prepare(self.fleet):
+            self._unprepared = True
+            return 0
         self.filling.begin()
         self._opened.clear()
         self._still_full.clear()

@@ -90,9 +90,9 @@ class Claims:
 
     def granted(self, held: Reservation, claims: list[Claim]) -> None:
         """Hosts are held for one of these claims."""
-        held.line.granted_ms = held.since_ms
         others = [claim for claim in claims if claim.later]
         mine = next(claim for claim in claims if claim.item == held.item)
+        mine.line.granted_ms = held.since_ms
         if not others or mine.later:
             return
         first = min(others)

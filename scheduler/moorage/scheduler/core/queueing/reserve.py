@@ -41,22 +41,31 @@ SHORT_MS: Final = 60_000
 
 
 class Reservation:
-    """Hosts held back for one entry of the queue and its line: those ask alike, and the first goes first.
+    """Hosts held back for one entry of the queue, and for those of its priority and shape: the first goes first.
+
+    `tenant` is that of the entry's job. The queue group in which the entry stands is not remembered, since an
+    operator's act on the tenant moves it to another.
 
     `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells. It stands since
     `since_ms`; late, it has `more` hosts closed beyond those that it takes, and the next one will be at `late_ms`.
     """
 
     __slots__ = (
-        "hosts", "item", "late_ms", "line", "looked_start_ms", "more", "priority", "probes", "shape", "short_ms",
-        "since_ms", "start_ms",
+        "hosts", "item", "late_ms", "looked_start_ms", "more", "priority", "probes", "shape", "short_ms", "since_ms",
+        "start_ms", "tenant",
     )  # fmt: skip
 
     def __init__(
-        self, item: int, line: Line, hosts: frozenset[int], start_ms: int | None = None, since_ms: int = 0
+        self,
+        item: int,
+        line: Line,
+        tenant: str,
+        hosts: frozenset[int],
+        start_ms: int | None = None,
+        since_ms: int = 0,
     ) -> None:
         self.item = item
-        self.line = line
+        self.tenant = tenant
         self.priority = line.priority
         self.shape = line.shape
         self.hosts = hosts

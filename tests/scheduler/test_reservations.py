@@ -1,0 +1,165 @@
+"""A reservation is given up in the very record in which its job may not start any more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.queueing.reserve import PATIENCE_MS, SHORT_MS
+from tests.scheduler.driving import Driving
+
+
+def reserved(**big: object) -> Driving:
+    """One host of eight, four of them leased by tenant v, and a job of tenant t for eight that has a reservation."""
+    drive = Driving(Config(fair_share_half_life=600))
+    drive.worker("w0", 8)
+    drive.submit("runs", tenant="v", gpu={"count": 4})
+    drive.settle()
+    drive.submit("big", gpu={"count": 8}, **big)
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.holding.reservation
+    assert held is not None
+    assert held.num == drive.job("big").num
+    return drive
+
+
+ENDS: dict[str, Callable[[Driving], object]] = {
+    "hold of the tenant": lambda drive: drive.order("hold"),
+    "hold of the job": lambda drive: drive.order("hold", job="big"),
+    "limit": lambda drive: drive.order("limit", gpus=7),
+    "cancel": lambda drive: drive.cancel("big"),
+    "deadline": lambda drive: drive.pass_time(300_000),
+}
+#: what an operator may have done with the tenant before in this term, or with others
+BEFORE: dict[str, Callable[[Driving], object]] = {
+    "first act of the term": lambda drive: None,
+    "held before": lambda drive: (drive.order("hold"), drive.order("release")),
+    "limited before": lambda drive: (drive.order("limit", gpus=64), drive.order("limit", gpus=None)),
+    "another has a share": lambda drive: drive.order("share", tenant="x", weight=1),
+    "led anew": lambda drive: (drive.lead(), drive.renew()),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("act", ENDS)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_job_that_may_not_start_keeps_no_host_from_others(act: str, before: str, late: bool) -> None:
+    """`late`: what came before was done once the reservation stood."""
+    if late:
+        drive = reserved(deadline_s=300)
+        BEFORE[before](drive)
+    else:
+        drive = Driving(Config(fair_share_half_life=600))
+        drive.submit("none", gpu={})
+        drive.cancel("none")
+        BEFORE[before](drive)
+        drive.worker("w0", 8)
+        drive.submit("runs", tenant="v", gpu={"count": 4})
+        drive.settle()
+        drive.submit("big", gpu={"count": 8}, deadline_s=300)
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.holding.reservation is not None
+    drive.offer_submit("asks", tenant="u", gpu={"count": 2})
+    ENDS[act](drive)  # in the same record
+    assert drive.engine.planner.holding.reservation is None
+    assert drive.states("asks", "u") != ["QUEUED"]
+
+
+@pytest.mark.parametrize("act", ["hold", "priority", "cancel"])
+def test_a_queue_that_is_empty_keeps_no_reservation(act: str) -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4})
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.holding.reservation is not None
+    if act == "hold":
+        drive.order("hold", job="big")
+    elif act == "priority":
+        drive.order("priority", job="big", priority=80)
+    else:
+        drive.cancel("big")
+        drive.pass_time(2_000)
+    held = drive.engine.planner.holding.reservation
+    assert held is None or held.priority == 80
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_tenant_to_which_more_is_owed_passes_also_with_the_first_share_of_the_term(first: bool) -> None:
+    drive = Driving(Config(fair_share_half_life=600))
+    if not first:
+        drive.order("share", tenant="u", weight=1)
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4})
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.holding.reservation is not None
+    if first:
+        drive.order("share", tenant="u", weight=1)
+    drive.pass_time(2_000)
+    drive.submit("owed", tenant="u", gpu={"count": 2})
+    drive.pass_time(2_000)
+    assert drive.states("owed", "u") != ["QUEUED"], "t has leased four GPUs, and u none"
+
+
+@pytest.mark.parametrize("verb", ["drain", "cordon"])
+def test_hosts_that_are_closed_for_long_are_reserved_no_more(verb: str) -> None:
+    drive = reserved()
+    drive.worker("w1", 4)  # none that could hold the job
+    drive.operate(verb, "w0")
+    drive.pass_time(SHORT_MS + 4_000)
+    assert drive.engine.planner.holding.reservation is None
+    drive.submit("asks", tenant="u", gpu={"count": 2})
+    assert drive.states("asks", "u") != ["QUEUED"]
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_whatever_operators_do_a_reservation_is_for_a_job_that_may_start(seed: int) -> None:
+    """`Driving` checks the reservation after each record."""
+    chance = random.Random(seed)
+    drive = Driving(Config(fair_share_half_life=600, reserve_after=2))
+    for number in range(2):
+        drive.worker(f"w{number}", 8)
+    reservations = 0
+    for number in range(150):
+        tenant = chance.choice("tuv")
+        known = [job for job in drive.state.jobs.values() if not job.over]
+        job = chance.choice(known) if known else None
+        step = chance.randrange(14)
+        if step < 5:
+            drive.offer_submit(
+                f"j{number}",
+                tenant=tenant,
+                gpu={"count": chance.choice([1, 2, 4, 8])},
+                run={"driver": "noop", "timeout_s": chance.choice([None, 5, 60]), "grace_s": 1},
+            )
+        elif step == 5:
+            drive.offer_order(chance.choice(["hold", "release", "release"]), tenant=tenant)
+        elif step == 6:
+            drive.offer_order("limit", tenant=tenant, gpus=chance.choice([2, 4, 8, None]))
+        elif step == 7 and chance.random() < 0.2:
+            drive.offer_order("share", tenant=tenant, weight=chance.choice([1, 3, None]))
+        elif step == 8 and job is not None:
+            drive.offer_order(chance.choice(["hold", "release"]), tenant=job.tenant, job=job.name)
+        elif step == 9 and job is not None:
+            drive.offer_order("priority", tenant=job.tenant, job=job.name, priority=chance.choice([10, 50, 80]))
+        elif step == 10 and job is not None:
+            chance.choice(
+                [drive.offer_cancel, lambda name, tenant: drive.offer_order("requeue", job=name, tenant=tenant)]
+            )(job.name, tenant=job.tenant)
+        elif step == 11:
+            drive.offer_operate(chance.choice(["drain", "cordon", "release", "release"]), chance.choice(["w0", "w1"]))
+        else:
+            worker = drive.workers[chance.choice(["w0", "w1"])]
+            running = [key for key, held in worker.held.items() if held.phase == "running"]
+            if running:
+                worker.finish(chance.choice(running), 0)
+                drive.settle()
+        drive.pass_time(chance.choice([1, 500, 1_500]), step=1_000)
+        reservations += drive.engine.planner.holding.reservation is not None
+    assert reservations, "this seed tries nothing"
