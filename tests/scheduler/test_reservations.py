@@ -33,13 +33,20 @@ ENDS: dict[str, Callable[[Driving], object]] = {
     "cancel": lambda drive: drive.cancel("big"),
     "deadline": lambda drive: drive.pass_time(300_000),
 }
+
+
+def led_anew(drive: Driving) -> None:
+    drive.lead()
+    drive.renew()
+
+
 #: what an operator may have done with the tenant before in this term, or with others
 BEFORE: dict[str, Callable[[Driving], object]] = {
     "first act of the term": lambda drive: None,
     "held before": lambda drive: (drive.order("hold"), drive.order("release")),
     "limited before": lambda drive: (drive.order("limit", gpus=64), drive.order("limit", gpus=None)),
     "another has a share": lambda drive: drive.order("share", tenant="x", weight=1),
-    "led anew": lambda drive: (drive.lead(), drive.renew()),
+    "led anew": led_anew,
 }
 
 
@@ -149,9 +156,10 @@ def test_whatever_operators_do_a_reservation_is_for_a_job_that_may_start(seed: i
         elif step == 9 and job is not None:
             drive.offer_order("priority", tenant=job.tenant, job=job.name, priority=chance.choice([10, 50, 80]))
         elif step == 10 and job is not None:
-            chance.choice(
-                [drive.offer_cancel, lambda name, tenant: drive.offer_order("requeue", job=name, tenant=tenant)]
-            )(job.name, tenant=job.tenant)
+            if chance.random() < 0.5:
+                drive.offer_cancel(job.name, tenant=job.tenant)
+            else:
+                drive.offer_order("requeue", tenant=job.tenant, job=job.name)
         elif step == 11:
             drive.offer_operate(chance.choice(["drain", "cordon", "release", "release"]), chance.choice(["w0", "w1"]))
         else:
