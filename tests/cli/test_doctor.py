@@ -81,6 +81,18 @@ def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
         assert all(name in found.found for name in lacking)
 
 
+def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+    assert "queue-room" not in {check.name for check in checks_fleet.of_fleet(fleet)}, "a leader of an older release"
+    for size, verdict in ((0, "ok"), (799, "ok"), (800, "warn"), (1000, "warn")):
+        queue = {"messages": 3, "bytes": size << 20, "bytes_max": 1000 << 20}
+        found = next(
+            check for check in checks_fleet.of_fleet({**fleet, "request_queue": queue}) if check.name == "queue-room"
+        )
+        assert found.verdict == verdict
+        assert found.found.startswith(f"3 messages wait in the durable queue, {size // 10} % of its 1000 MiB")
+
+
 def test_the_doctor_finds_schedulers_with_other_settings() -> None:
     leads = {"scheduler": "s1", "leads": True, "settings": {"order": "fifo"}}
     old = {"scheduler": "old"}

@@ -137,6 +137,7 @@ async def test_series_do_not_grow_with_the_tenants(node: Node) -> None:
 
 async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
     fleet = (await node.run("fleet", "--json")).frame["data"] | {"ledger_copies": {"wanted": 3, "lacking": ["n2"]}}
+    assert fleet["request_queue"]["bytes_max"] > 0
     names = {family.name for family in metrics.families(fleet, [], {})}
     rules = ALERTS.read_text()
     assert set(re.findall(r"\bmoorage_\w+", rules)) <= names

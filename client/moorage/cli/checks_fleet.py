@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: workers that a line names
 NAMES_MAX: Final = 3
+#: the part of its bytes at which the durable queue is nearly full
+FULL_PERCENT: Final = 80
 
 
 async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]:
@@ -136,6 +138,8 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
         yield _copies(copies["wanted"], copies["lacking"])
     if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
         yield schedulers
+    if (queue := fleet.get("request_queue")) is not None:
+        yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"])
     yield _workers(fleet["workers"])
     if (twice := fleet.get("lent_twice")) is not None:
         yield lent_twice(twice)
@@ -148,6 +152,16 @@ def _copies(wanted: int, lacking: list[str]) -> Check:
     found = f"copies of the ledger that are not kept up: {len(lacking)} of {wanted}: {', '.join(lacking)}"
     fix = f"see that these nats-servers run and reach the others; start one again whose disk was full: {SERVERS_NEEDED}"
     return Check("copies", "warn", found, fix)
+
+
+def _filled(messages: int, size: int, size_max: int) -> Check:
+    """The durable queue of all tenants: at its bound it takes nothing of anybody."""
+    percent = size * 100 // size_max if size_max else 0
+    found = f"{many(messages, 'message')} wait in the durable queue, {percent} % of its {size_max >> 20} MiB"
+    if percent < FULL_PERCENT:
+        return Check("queue-room", "ok", found)
+    fix = "moorage admin tenants shows who waits for a limit of jobs; raise it, or have that tenant send less"
+    return Check("queue-room", "warn", f"{found}: once it is full it refuses what any tenant publishes", fix)
 
 
 def _schedulers(rows: list[dict[str, Any]]) -> Check | None:

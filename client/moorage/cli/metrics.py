@@ -113,6 +113,10 @@ def families(fleet: dict[str, Any] | None, tenants: list[TenantRow], waits: dict
     if (copies := fleet.get("ledger_copies")) is not None:
         yield _one("ledger_copies", "Copies of the ledger that there should be.", copies["wanted"])
         yield _one("ledger_copies_lacking", "Copies of the ledger that are not kept up.", len(copies["lacking"]))
+    if (queue := fleet.get("request_queue")) is not None:
+        yield _one("request_queue_messages", "Messages that wait in the durable queue.", queue["messages"])
+        yield _one("request_queue_bytes", "Bytes of these messages.", queue["bytes"])
+        yield _one("request_queue_bytes_max", "Bytes at which the durable queue is full.", queue["bytes_max"])
     yield from _of_gpus(fleet)
     yield from _of_tenants(tenants)
     if waits:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage
+from moorage.bus.jetstream_answers import StreamInfo
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, QueueRead, Submit
@@ -40,6 +41,13 @@ MESSAGES_PER_SUBJECT_MAX: Final = 1_000_000
 #: JetStream reserves it, where the server has so much
 BYTES_MAX: Final = 1024**3
 BYTES_MIN: Final = 16 * 1024**2
+#: for so long the server drops a message whose `Nats-Msg-Id` it has seen, whoever sent that and whatever it says; the
+#: smallest that it takes. What is the same job is decided by the job's id, never by this
+DUPLICATES_NS: Final = 100_000_000
+#: settings of the stream that may change under one that is there: nothing that is kept depends on them
+MAY_CHANGE: Final = frozenset({"max_bytes", "duplicate_window"})
+#: the part of its bytes from which on the log, `moorage doctor` and an alert warn that the queue fills
+FULL_PERCENT: Final = 80
 AGAIN_S: Final = 1.0
 #: requests laid with the dead letters at once, each of which waits for a disk: so many that could not be read, and
 #: beside them so many that were refused. The refused wait for dead letters that take nothing; reading must not
@@ -81,6 +89,8 @@ class QueueReader:
         self._some = asyncio.Event()
         self._room = asyncio.Event()
         self._held_back: list[tuple[str, str]] = []  # whose cancels wait for room to be remembered
+        self._filled: StreamInfo | None = None  # as it was counted last
+        self._full_told = False
 
     @staticmethod
     def stream(subjects: Subjects, replicas: int) -> dict[str, Any]:
@@ -96,6 +106,7 @@ class QueueReader:
             "discard_new_per_subject": True,
             "max_bytes": BYTES_MAX,
             "max_msg_size": 64 * 1024,
+            "duplicate_window": DUPLICATES_NS,
             "allow_direct": True,
         }
 
@@ -108,7 +119,7 @@ class QueueReader:
         Raises `BusError`.
         """
         config = QueueReader.stream(subjects, replicas)
-        await jetstream.ensure_stream_with_room(config, frozenset({"max_bytes"}), BYTES_MIN, first_seq)
+        await jetstream.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, first_seq)
 
     def hint(self, delivery: Delivery) -> None:
         """A message was published: look at its tenant's queue."""
@@ -116,6 +127,32 @@ class QueueReader:
         if len(parts) >= 3 and parts[-1] in _VERBS and is_tenant(parts[-2]):
             self._dirty[(parts[-2], parts[-1])] = None
             self._some.set()
+
+    def figures(self) -> dict[str, Any]:
+        """How full the queue is, in bytes, and of how many: 0 where the server sets no bound. Empty until counted."""
+        info = self._filled
+        if info is None:
+            return {}
+        bytes_max = max(0, info.config.get("max_bytes", 0))
+        return {"request_queue": {"messages": info.messages, "bytes": info.size_bytes, "bytes_max": bytes_max}}
+
+    def _watch(self, info: StreamInfo) -> None:
+        """Warn once while the queue is nearly full: at its bound the server refuses what any tenant publishes."""
+        self._filled = info
+        bytes_max = info.config.get("max_bytes", -1)
+        is_full = 0 < bytes_max * FULL_PERCENT <= info.size_bytes * 100
+        if is_full and not self._full_told:
+            subject, most = max(info.subjects.items(), key=lambda row: row[1], default=("", 0))
+            log.warning(
+                "the durable queue is %d %% full (%d of %d MiB), and takes nothing of any tenant once it is full:"
+                " %d messages are of tenant %s; moorage admin tenants shows its limit",
+                info.size_bytes * 100 // bytes_max,
+                info.size_bytes >> 20,
+                bytes_max >> 20,
+                most,
+                self._subjects.token(subject, 1),
+            )
+        self._full_told = is_full
 
     def unburied(self, tenant: str) -> int:
         """Refused requests of a tenant that are not with the dead letters yet."""
@@ -178,6 +215,7 @@ class QueueReader:
             try:
                 through = self._read_through()
                 info = await self._js.stream_info(self._subjects.request_stream, self._subjects.request_all)
+                self._watch(info)
                 if info.last_seq < through:
                     await self._begin_anew(through)
                 for subject in info.subjects:

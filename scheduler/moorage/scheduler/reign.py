@@ -321,6 +321,7 @@ class Reign:
             "feature_level": self.engine.state.level,
             "schedulers": self._scheduler.standings.rows(),
             **self._scheduler.copies.figures(),
+            **self.queue_reader.figures(),
         }
 
     # ------------------------------------------------------------------------------------------- reports
