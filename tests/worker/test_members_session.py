@@ -8,7 +8,7 @@ import pytest
 
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import End, Fact, FactAck, Joined, Renewed, RollCall
+from moorage.schemas.frames import SUSPECT_S, End, Fact, FactAck, Joined, Renewed, RollCall, Start
 from moorage.worker.member_messages import (
     AnswerRefused,
     Ended,
@@ -357,6 +357,59 @@ def test_an_unproven_member_does_not_keep_the_worker_out(bench: Bench) -> None:
     (join,) = of(SendJoin, bench.do(Stuck([name])))
     assert [(f.kind, f.detail) for f in join.facts] == [("quarantined", "0")]
     assert [h.phase for h in join.holding] == ["ending"]
+
+
+def both_lost_with_their_supervisor(bench: Bench) -> tuple[MemberName, MemberName]:
+    """The next attempts of two jobs, in a new session, after the supervisor died under both."""
+    one, two = bench.run(name_of("one"), slots=(0,)), bench.run(name_of("two"), slots=(1,))
+    bench.do(SupervisorReplaced())
+    bench.do(Ended([(one, -9, "lost"), (two, -9, "lost")]))
+    bench.do(SeenFree([one, two]))
+    bench.join("S2")
+    bench.facts()
+    return name_of("one", attempt=2, fence=20), name_of("two", attempt=2, fence=21)
+
+
+def test_those_that_may_have_killed_the_supervisor_run_one_after_another(bench: Bench) -> None:
+    one, two = both_lost_with_their_supervisor(bench)
+    bench.want(place(one, (0,)), place(two, (1,)), place(name_of("third"), (2,)))
+    assert sorted(name[1] for name in bench.members.held) == ["one", "third"]
+    (refused,) = [fact for fact in bench.facts() if fact.kind == "refused"]
+    assert (refused.job, refused.detail) == ("two", "one runs first: the supervisor died under both")
+    bench.do(Started([one, name_of("third")]))
+    bench.want(place((*two[:4], 25), (1,)))
+    assert len(bench.members.held) == 2, "the first one has only begun"
+    for _ in range(int(SUSPECT_S / RENEW_S) + 1):
+        bench.now += RENEW_S
+        (renewal,) = of(SendRenew, bench.do(Tick()))
+        bench.do(Renewed(renewal.n, 1))
+    two = (*two[:4], 31)
+    bench.want(place(two, (1,)))
+    assert two in bench.members.held, "the first one has run long enough beside others"
+
+
+def test_a_suspect_that_ends_by_itself_is_none_any_more(bench: Bench) -> None:
+    one, two = both_lost_with_their_supervisor(bench)
+    bench.want(place(one, (0,)))
+    bench.do(Started([one]))
+    bench.do(Ended([(one, 0, "exit")]))
+    bench.do(SeenFree([one]))
+    bench.want(place(two, (1,)), place(name_of("one", attempt=3, fence=30), (0,)))
+    assert sorted(name[1] for name in bench.members.held) == ["one", "two"]
+
+
+def test_the_ranks_of_one_gang_are_no_suspects_of_each_other(bench: Bench) -> None:
+    ranks = [name_of("gang", replica=rank) for rank in (0, 1)]
+    bench.want(*(place(name, (name[2],), hold=True) for name in ranks))
+    bench.want(*(Start(*name, "10.0.0.7", 29501, 2) for name in ranks))
+    bench.do(Started(ranks))
+    bench.do(SupervisorReplaced())
+    bench.do(Ended([(name, -9, "lost") for name in ranks]))
+    bench.do(SeenFree(ranks))
+    bench.join("S2")
+    again = [name_of("gang", replica=rank, attempt=2, fence=20) for rank in (0, 1)]
+    bench.want(*(place(name, (name[2],), hold=True) for name in again))
+    assert list(bench.members.held) == again
 
 
 def test_a_worker_that_leaves_ends_all_tells_it_and_says_goodbye(bench: Bench) -> None:

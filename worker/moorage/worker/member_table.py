@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import End, Fact, FactKind, Held, Place, Start
+from moorage.schemas.frames import SUSPECT_S, End, Fact, FactKind, Held, Place, Start
 from moorage.schemas.request_cache import RequestCache
 from moorage.worker.fact_outbox import FactOutbox
 from moorage.worker.inventory.base import FREE_WAIT_S, PROBE_QUARANTINED_S, PROBE_S
@@ -49,6 +49,8 @@ from moorage.worker.tombstones import TOMBSTONES_MAX, Tombstones
 #: members held at once; a placement beyond it is refused
 MEMBERS_MAX: Final = 16_384
 DETAIL_CHARS_MAX: Final = 200
+#: attempts that are suspected of having ended a supervisor; more of them run as any other job
+SUSPECTS_MAX: Final = 4_096
 #: minus SIGKILL: the exit code of a member whose end nobody could observe
 CODE_LOST: Final = -9
 #: the phase of a member that an earlier agent held, by what its journal or driver says; what is over is told from there
@@ -93,6 +95,9 @@ class MemberTable:
         self._free_wait_s = free_wait_s
         self._now = 0.0
         self._freeing: dict[MemberName, Member] = {}
+        #: by tenant, job and replica: attempts that may have ended a supervisor, and since when the last one has run
+        self._suspects: dict[tuple[str, str, int], float] = {}
+        self._with_supervisor: set[MemberName] = set()  # those of which a supervisor's death may tell the end
         self._to_forget: deque[tuple[int, Member]] = deque()
 
     def begin(self, now: float) -> list[Command]:
@@ -132,6 +137,8 @@ class MemberTable:
             member = Member(name, place, request, self._now)
             if member.driver not in self.drivers:
                 self._refuse(name, f"no driver {member.driver}")
+            elif (other := self._suspect_beside(member)) is not None:
+                self._refuse(name, f"{other.job} runs first: the supervisor died under both")
             elif len(wanted) >= room:
                 self._refuse(name, f"this worker holds {MEMBERS_MAX} members already")
             else:
@@ -156,6 +163,32 @@ class MemberTable:
             self._refuse(member.name, why)
         for driver, members in to_start.items():
             self.commands.append(StartMembers(driver, members))
+
+    def _suspect_beside(self, member: Member) -> Member | None:
+        """A member of another job that may have ended a supervisor, as this one may; None if they may run together."""
+        suspects = self._suspects
+        if member.name[:3] not in suspects:
+            return None
+        for other in self.held.values():
+            since_s = suspects.get(other.name[:3])
+            is_gang = other.place.hold and other.name[:2] == member.name[:2]
+            if since_s is not None and self._now < since_s + SUSPECT_S and not is_gang:
+                return other
+        return None
+
+    def supervisor_died(self) -> None:
+        """Suspect what ran until now, once its end is reported as lost: one of these may have killed the supervisor."""
+        self._with_supervisor = {
+            name for name, member in self.held.items() if member.phase not in ("claimed", "exited")
+        }
+
+    def _judge(self, name: MemberName, reason: str) -> None:
+        """Note what the end of a member says of it: it was lost with its supervisor, or it ended by itself."""
+        if name not in self._with_supervisor or reason != "lost":
+            self._suspects.pop(name[:3], None)
+        elif len(self._suspects) < SUSPECTS_MAX:
+            self._suspects[name[:3]] = NEVER_S  # its next attempt has not begun
+        self._with_supervisor.discard(name)
 
     def _refuse(self, name: MemberName, why: str) -> None:
         self.tombstones.report(name, "refused", 0, why[:DETAIL_CHARS_MAX])
@@ -226,6 +259,8 @@ class MemberTable:
                 continue
             if member.phase == "starting":  # or else it was asked to end before its start was reported
                 member.phase = "running"
+            if name[:3] in self._suspects:
+                self._suspects[name[:3]] = self._now
             outbox.started(Fact("started", *name), self._now)
 
     def on_ended(self, event: Ended | StartFailed) -> None:
@@ -249,6 +284,7 @@ class MemberTable:
             return
         member.phase = "exited"
         member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
+        self._judge(name, reason)
         self.outbox.gathered.append(Fact("exited", *name, code, member.why))
         self._await_free(member)
         self._on_member_over()

@@ -332,6 +332,7 @@ class Members:
         """
         if self.session.phase != "left":
             self.session.lost()
+            self.table.supervisor_died()
             self.table.end_claimed("supervisor-died")
             self._log(
                 "error", "supervisor-died", "the supervisor died, its jobs with it; joining anew once all is clear"

@@ -15,6 +15,9 @@ NOT_PERMITTED: Final = "not-permitted: "
 CANNOT_RUN: Final = "cannot-run: "
 #: a refusal that begins so is about the job and not about its GPUs: they stay free for others, and it goes elsewhere
 ABOUT_THE_JOB: Final = (NOT_PERMITTED, CANNOT_RUN)
+#: an attempt that a supervisor's death ended may have killed it. The worker runs such jobs one after another: each gets
+#: so many seconds without another suspect beside it
+SUSPECT_S: Final = 30.0
 #: in rules by tenant, every tenant that is not named
 OTHERS: Final = "*"
 

@@ -168,7 +168,10 @@ class Sessions:
                 found=f"{alive[0][0]}/{alive[0][1]}/{alive[0][2]}",
                 next="end what runs on devices that are gone, then join",
             )
-        self.lifecycle.on_facts(draft, worker, frame.facts)
+        if _supervisor_died(worker, frame):
+            self.lifecycle.on_facts_of_dead_supervisor(draft, worker, frame.facts)
+        else:
+            self.lifecycle.on_facts(draft, worker, frame.facts)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
         said = {key: value for key, value in worker.hello.items() if key not in _OUR_OWN}
@@ -393,6 +396,12 @@ def wants_more(member: Member, phase: str) -> bool:
     if member.replica.state in (CANCELLING, ENDING):
         return phase in ("claimed", "running")
     return phase == "claimed" and member.replica.job.gang == GangPhase.STARTED
+
+
+def _supervisor_died(worker: Worker, frame: Join) -> bool:
+    """Whether the worker's jobs ended with their supervisor, and the machine went on: a boot is `machine's.start`."""
+    of_machine, _, start = frame.boot.partition(".")
+    return bool(start) and frame.boot != worker.boot and worker.boot.startswith(f"{of_machine}.")
 
 
 def session_over(worker_id: str) -> Problem:

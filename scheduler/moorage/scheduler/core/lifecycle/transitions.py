@@ -12,6 +12,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
 from moorage.scheduler.core.records import KEPT_WHILE_ENDING, NOTICE, NOTICE_S_MAX, Act, Count, GangPhase, Op
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
@@ -111,6 +112,8 @@ class Lifecycle:
         self.shape_of = shape_of
         self.requeue = requeue
         self.unknown_facts = 0
+        self._with_supervisor: frozenset[Member] = frozenset()  # by the facts that are taken now
+        self._charged: frozenset[Member] = frozenset()
 
     # ------------------------------------------------------------------------------------------- facts
 
@@ -131,6 +134,15 @@ class Lifecycle:
             if host is not None:
                 jobs = [(member.replica.job, member.mask) for member in freed]
                 self.fleet.give_all(host, [(job.shape or self.shape_of(job), mask) for job, mask in jobs])
+
+    def on_facts_of_dead_supervisor(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
+        """`on_facts` for the facts of a session that ended because the supervisor died, while the machine went on."""
+        self._with_supervisor = lost_with_supervisor(draft, worker.members, facts)
+        self._charged = charged(draft, self._with_supervisor)
+        try:
+            self.on_facts(draft, worker, facts)
+        finally:
+            self._with_supervisor = self._charged = frozenset()
 
     def _on_fact(self, draft: Draft, member: Member, fact: Fact) -> None:
         kind, replica = fact.kind, member.replica
@@ -159,6 +171,8 @@ class Lifecycle:
             self._never_ran(draft, Op.REFUSE, replica, member, state, fact.detail or "refused", Count.REFUSAL)
         elif kind == "withdrawn":
             count = Count.NONE if state in (CANCELLING, ENDING) else Count.LOSS
+            if count == Count.LOSS and fact.detail == "supervisor-died":
+                count = Count.REFUSAL  # it was not started yet
             self._never_ran(draft, Op.WITHDRAW, replica, member, state, fact.detail or "withdrawn", count)
         elif kind == "not-held":
             self._never_ran(draft, Op.LOSE, replica, member, state, "not held by its worker", Count.LOSS)
@@ -192,6 +206,10 @@ class Lifecycle:
         job = replica.job
         well = code == 0 and detail in ("", "exit")
         why = "" if detail in ("", "exit") else detail
+        cause = self._cause(detail)
+        if member in self._with_supervisor:
+            why = WITH_SUPERVISOR
+            cause = Count.LOSS if member in self._charged else Count.NONE
         if state == PLACED:
             self._claimed(draft, replica, member, "")
             state = CLAIMED
@@ -202,7 +220,7 @@ class Lifecycle:
                 draft.exit(replica, member, EXITED, code, why)
                 self._settle_gang(draft, job)
             else:
-                self._fail_gang(draft, replica, member, Op.EXIT, code, why or f"exit code {code}", self._cause(detail))
+                self._fail_gang(draft, replica, member, Op.EXIT, code, why or f"exit code {code}", cause)
         elif state == ENDING:
             to = SUCCEEDED if well else self._after_ending(draft, replica)
             draft.exit(replica, member, to, code, why)
@@ -212,10 +230,9 @@ class Lifecycle:
         elif detail == "timeout":
             draft.exit(replica, member, TIMED_OUT, code, why)
         else:
-            count = self._cause(detail)
-            to = self._next_after(replica, count)
+            to = self._next_after(replica, cause)
             draft.exit(replica, member, to, code, why)
-            self._back_to_queue(draft, replica, to, count)
+            self._back_to_queue(draft, replica, to, cause)
 
     @staticmethod
     def _cause(detail: str) -> int:
