@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.fairshare import HALF_LIVES_MAX, ONE, inflation
+from moorage.scheduler.core.fairshare import HALF_LIVES_MAX, ONE, Rates, inflation
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.shape import Shapes
+from moorage.schemas.gpu import GpuSpec
 from tests.scheduler.driving import Driving
+from tests.scheduler.test_rank_fragments import add, request, worker
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -208,3 +212,15 @@ def test_strict_order_lets_nobody_pass_but_whoever_could_never_start() -> None:
     drive.run_out("w0")
     drive.settle()
     assert (drive.states("big"), drive.states("small")) == (["RUNNING"], ["QUEUED"])
+
+
+def test_rates_are_remembered_up_to_a_bound() -> None:
+    """Beyond it they are found again, and are the same."""
+    fleet, shapes = Fleet(), Shapes()
+    add(fleet, worker(0, ["NVIDIA T4"], 64_000))
+    asked = [shapes.of(request(GpuSpec(), 1_000 * cpu)) for cpu in range(40)]
+    rates, unbounded = Rates(fleet, known_max=8), Rates(fleet)
+    for shape in asked * 2:
+        assert rates.of(shape) == unbounded.of(shape)
+        assert len(rates._known) <= 8
+    assert len(unbounded._known) == 40

@@ -89,3 +89,30 @@ def test_what_was_counted_before_a_change_counts_half() -> None:
         assert came <= LOOK_EVERY
     assert mix.counts[old] * 2 == before
     assert mix.counts[new] * 2 == UNIT * came
+
+
+def test_a_mix_that_stays_as_it_is_remembers_no_more_however_long_it_lasts() -> None:
+    """One in fifty arrivals asks for processors as none did before: too few for a drift, and of one class."""
+    shapes, mix = Shapes(), Mix()
+    old = [shapes.of(request(GpuSpec(count=1 + number), 1_000)) for number in range(4)]
+    for number in range(8 * LOOK_EVERY):
+        mix.add(old[number % 4])
+    version = mix.version
+    for number in range(16 * LOOK_EVERY):
+        mix.add(old[number % 4] if number % 50 else shapes.of(request(GpuSpec(), 10_000 + number)))
+    assert mix.version == version
+    assert len(mix._since) == len(mix._squares) == 4
+
+
+def test_shapes_and_classes_are_counted_up_to_a_bound() -> None:
+    """Every arrival is of another class: what is counted is cut at each look, and what comes often is still seen."""
+    shapes, mix, most = Shapes(), Mix(counted_max=16), 0
+    for number in range(4 * LOOK_EVERY):
+        mix.add(shapes.of(request(GpuSpec(min_memory_mib=number))))
+        most = max(most, len(mix.counts), len(mix._since), len(mix._squares))
+    assert most <= 16 + LOOK_EVERY
+    often = shapes.of(request(GpuSpec(count=4)))
+    for _ in range(2 * LOOK_EVERY):
+        mix.add(often)
+    assert mix.top()[0][0] is often
+    assert len(mix.counts) <= 16

@@ -18,6 +18,8 @@ from moorage.schemas.names import is_tenant
 QUESTIONS: Final = frozenset(("show", "ls", "explain", "plan", "history", "logs"))
 #: questions of one tenant that may wait; the next one is answered with `overloaded`
 ASKED_MAX: Final = 20_000
+#: items of all tenants together that may wait in one queue
+ASKED_ALL_MAX: Final = 100_000
 #: the slice of one turn of the event loop, in which at least one question is answered
 QUESTIONS_S: Final = 0.004
 
@@ -28,15 +30,18 @@ T = TypeVar("T")
 class RoundRobin(Generic[T]):
     """One queue for each tenant, served in turns: after each item the next tenant's queue is next."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """At most so many of one tenant, else ASKED_MAX."""
+    def __init__(self, most: int | None = None, most_of_all: int | None = None) -> None:
+        """At most so many of one tenant, else ASKED_MAX, and of all tenants together, else ASKED_ALL_MAX."""
         self._most = most
+        self._most_of_all = most_of_all
         self._by_tenant: dict[str, deque[T]] = {}
         self._turns: deque[tuple[str, deque[T]]] = deque()  # the tenants with items, and these; whose turn it is first
         self.size = 0
 
     def put(self, tenant: str, item: T) -> bool:
-        """Enqueue; False where the tenant's queue is full."""
+        """Enqueue; False where the tenant's queue is full, or all of them together are."""
+        if self.size >= (self._most_of_all or ASKED_ALL_MAX):
+            return False
         mine = self._by_tenant.get(tenant)
         if mine is None:
             mine = self._by_tenant[tenant] = deque()
@@ -77,5 +82,5 @@ class QuestionQueue(RoundRobin[Delivery]):
 
 
 def overloaded(tenant: str) -> Problem:
-    why = f"{ASKED_MAX} questions of tenant {tenant} wait for their answers"
+    why = f"{ASKED_MAX} questions of tenant {tenant}, or {ASKED_ALL_MAX} of all tenants, wait for their answers"
     return problem("overloaded", why, next="send again", retry_after_s=1.0)

@@ -25,6 +25,8 @@ GPU_MILLI: Final = 1_000
 ONE: Final = 1 << 32
 #: so many half-lives after that moment the count begins anew, so that numbers stay short
 HALF_LIVES_MAX: Final = 32
+#: shapes of which `Rates` remembers the rate; beyond it all are forgotten, and found again as they are asked for
+RATES_MAX: Final = 16_384
 #: a tenant's weight where nobody set one
 WEIGHT_DEFAULT: Final = 1
 #: what scores are divided by a weight after, so that whole numbers tell them apart
@@ -66,8 +68,9 @@ class Rates:
     Fairness", NSDI 2011). A sharer counts by its share, or as one of so many as there may be.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, known_max: int = RATES_MAX) -> None:
         self._fleet = fleet
+        self._known_max = known_max
         self._inventory = -1
         self._total = (0, 0, 0)  # devices, cpu_milli, memory_mib
         self._known: dict[int, int] = {}
@@ -84,6 +87,8 @@ class Rates:
             self._known.clear()
         rate = self._known.get(shape.index)
         if rate is None:
+            if len(self._known) >= self._known_max:
+                self._known.clear()
             rate = self._known[shape.index] = self._of(shape)
         return rate
 

@@ -25,6 +25,9 @@ SLOTS_MAX: Final = 64
 #: characters from which a device's name is its own in the whole world: NVML and ROCm give `GPU-` or `MIG-` and at least
 #: 16 hex digits; a card without a number of its own is named by its PCI address, which every machine has
 OWN_NAME_CHARS_MIN: Final = 16
+#: devices that are remembered beside twice as many as were lent when the table was read: then it is read anew from the
+#: state, so that workers which join with other devices each time leave nothing behind
+LENDERS_SPARE: Final = 4_096
 
 
 class DeviceName(NamedTuple):
@@ -35,10 +38,12 @@ class DeviceName(NamedTuple):
 class Lending:
     """Which worker lends a device. `kept` says whether jobs wait for a lost worker's very machine."""
 
-    def __init__(self, state: State, kept: Callable[[Worker], bool]) -> None:
+    def __init__(self, state: State, kept: Callable[[Worker], bool], spare: int = LENDERS_SPARE) -> None:
         self._state = state
         self._kept = kept
+        self._spare = spare
         self._lenders: dict[DeviceName, int] | None = None  # who did at last, by worker number; None: not read yet
+        self._lenders_max = 0
         self._draft: Draft | None = None
         self._joining: dict[DeviceName, str] = {}  # by this draft: the worker's id
         self._twice: list[tuple[DeviceName, int, int]] | None = None  # of before this reign; none comes to them
@@ -47,6 +52,8 @@ class Lending:
         """After the fold: this worker lends what its hello says."""
         if self._lenders is not None:
             self._lenders.update(dict.fromkeys(_lent_by(worker), worker.num))
+            if len(self._lenders) > self._lenders_max:
+                self._lenders = None
 
     def check(self, draft: Draft, worker_id: str, hello: Hello, retry_after_s: float) -> Problem | None:
         """Whether somebody else lends one of its devices. One that is taken counts as joining in this draft."""
@@ -96,6 +103,7 @@ class Lending:
             for worker in workers:
                 if worker.session or self._kept(worker):
                     self._lenders.update(dict.fromkeys(_lent_by(worker), worker.num))
+            self._lenders_max = 2 * len(self._lenders) + self._spare
         num = self._lenders.get(name)
         if num is None:
             return None

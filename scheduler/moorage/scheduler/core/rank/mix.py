@@ -17,7 +17,8 @@ from moorage.scheduler.core.shape import Shape
 HALF_LIFE: Final = 16_384
 #: what one arrival adds: so that a shape seen once survives a few halvings
 UNIT: Final = 16
-#: shapes that are counted; beyond it the rarest half is forgotten
+#: shapes that are counted; beyond it the rarest half is forgotten. As many classes are counted since the mix in use was
+#: taken; beyond it all of those are forgotten, so that a class which comes more often is noticed later
 COUNTED_MAX: Final = 8_192
 #: arrivals before the mix is looked at for the first time; then at least so many, and as this part of what was seen has
 #: come beside it; from `DRIFT_EVERY` on every so many for a class that came, and for a drift. A new mix means that
@@ -36,12 +37,21 @@ CHANGE_SQUARED: Final = 16
 TOP_PERCENT: Final = 95
 
 
+#: what requests of one class have in common: mode, devices, vendor, models, memory of a device
+_Class = tuple[int, int, str, tuple[str, ...], int]
+
+
 class Mix:
-    """Counts arrivals. `version` grows when what `counts` says should be used anew."""
+    """Counts arrivals. `version` grows when what `counts` says should be used anew.
+
+    `counted_max` bounds the shapes, and the classes, that are counted.
+    """
 
     __slots__ = (
+        "_counted_max",
         "_drift_at",
         "_look_at",
+        "_said",
         "_seen",
         "_since",
         "_squares",
@@ -52,14 +62,17 @@ class Mix:
         "version",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, counted_max: int = COUNTED_MAX) -> None:
+        self._counted_max = counted_max
         self.counts: dict[Shape, int] = {}
         self.total = 0
         self.version = 0
         self._seen = 0
         self._look_at = self._drift_at = LOOK_FIRST
-        self._since: dict[Shape, int] = {}  # arrivals since the mix in use was taken
-        self._squares: dict[Shape, int] = {}  # and the sum of squares of each job's: their variance, if by chance
+        #: arrivals since the mix in use was taken, and the sum of squares of each job's: their variance, if by chance
+        self._since: dict[_Class, int] = {}
+        self._squares: dict[_Class, int] = {}
+        self._said: dict[_Class, int] = {}  # `_used` by class
         self._used: dict[Shape, int] = {}
         self._used_total = 0
 
@@ -67,8 +80,9 @@ class Mix:
         """So many requests of this shape arrived."""
         self.counts[shape] = self.counts.get(shape, 0) + UNIT * replicas
         self.total += UNIT * replicas
-        self._since[shape] = self._since.get(shape, 0) + replicas
-        self._squares[shape] = self._squares.get(shape, 0) + replicas * replicas
+        key = _class_of(shape)
+        self._since[key] = self._since.get(key, 0) + replicas
+        self._squares[key] = self._squares.get(key, 0) + replicas * replicas
         self._seen += replicas
         if self._seen >= self._look_at:
             self._look()
@@ -78,9 +92,11 @@ class Mix:
         changed = self._class_changed()
         if changed or self.total >= 2 * UNIT * HALF_LIFE:
             self.counts = {shape: count // 2 for shape, count in self.counts.items() if count > 1}
-        if len(self.counts) > COUNTED_MAX:
-            kept = sorted(self.counts.items(), key=lambda pair: -pair[1])[: COUNTED_MAX // 2]
+        if len(self.counts) > self._counted_max:
+            kept = sorted(self.counts.items(), key=lambda pair: -pair[1])[: self._counted_max // 2]
             self.counts = dict(kept)
+        if len(self._since) > self._counted_max:
+            self._forget_since()
         self.total = sum(self.counts.values())
         if changed or (self._seen >= self._drift_at and self._has_drifted()):
             self.use()
@@ -94,10 +110,9 @@ class Mix:
         used, total = self._used_total, sum(self._since.values())
         if not used:
             return False
-        said, squares = _by_class(self._used), _by_class(self._squares)
-        for key, came in _by_class(self._since).items():
-            expected = said.get(key, 0) * total // used
-            gap, variance = came - expected, squares[key] + expected * UNIT * total // used
+        for key, came in self._since.items():
+            expected = self._said.get(key, 0) * total // used
+            gap, variance = came - expected, self._squares[key] + expected * UNIT * total // used
             if gap > 0 and gap * gap > CHANGE_SQUARED * variance:
                 return True
         return False
@@ -117,9 +132,13 @@ class Mix:
     def use(self) -> None:
         """Take what is counted now into use."""
         self._used, self._used_total = dict(self.counts), self.total
+        self._said = _by_class(self._used)
+        self._forget_since()
+        self.version += 1
+
+    def _forget_since(self) -> None:
         self._since.clear()
         self._squares.clear()
-        self.version += 1
 
     def top(self, percent: int = TOP_PERCENT) -> list[tuple[Shape, int]]:
         """The most frequent shapes in use that cover so many percent of the arrivals, the most frequent first."""
@@ -130,11 +149,15 @@ class Mix:
         return list(self._used.items())
 
 
-def _by_class(counted: dict[Shape, int]) -> dict[tuple[object, ...], int]:
-    """Summed up over shapes that ask for as many devices, of the same models and in the same mode."""
-    found: dict[tuple[object, ...], int] = {}
+def _class_of(shape: Shape) -> _Class:
+    return (shape.mode, shape.count, shape.vendor, shape.models, shape.min_memory_mib)
+
+
+def _by_class(counted: dict[Shape, int]) -> dict[_Class, int]:
+    """Summed up over the shapes of each class."""
+    found: dict[_Class, int] = {}
     for shape, count in counted.items():
-        key = (shape.mode, shape.count, shape.vendor, shape.models, shape.min_memory_mib)
+        key = _class_of(shape)
         found[key] = found.get(key, 0) + count
     return found
 

@@ -31,6 +31,10 @@ ROOMS: Final = 102
 UNCOUNTED: Final = 1 << 40
 #: ways of asking for a device of which a kind remembers how well it answers: a new mix asks for each of its shapes
 RANKS_MAX: Final = 4_096
+#: classes, types and kinds that hosts had once and none has now, beside some for each that there is: with more of them
+#: all are numbered anew. Workers may join with other devices or processors each time
+STALE_SPARE: Final = 64
+STALE_EACH: Final = 4
 #: rows written last that are known in their order, and the part of all rows up to which they are looked up there
 WRITTEN_KEPT: Final = 4_096
 WRITTEN_PART: Final = 8
@@ -86,8 +90,9 @@ class HostType:
 class HostTable:
     """Rows of all hosts of a fleet. `look` brings it up to date; columns are read, never written, by rankers."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, stale_spare: int = STALE_SPARE) -> None:
         self.fleet = fleet
+        self._stale_spare = stale_spare
         #: what a ranker wants to stand beside a row, in the place NOTE, whenever that is written
         self.note: Callable[[list[int]], int] | None = None
         self.kinds: list[Kind] = []
@@ -125,6 +130,11 @@ class HostTable:
         self.modes = 0  # the shared modes that were ever seen in use, as bits
         self._tells_modes = False  # whether `mode` is kept up: where all share alike, nobody asks for it
         self.types.clear()
+        if self._is_many(len(self.kinds), len(fleet.classes) * self.width):
+            self.kinds.clear()
+            self._kind_of.clear()
+            self._answers.clear()
+            self._needs.clear()
         self._holds.clear()
         self._type_of.clear()
         self._kinds_of_type: Ints = np.zeros((self.width, 0), np.int64)
@@ -328,8 +338,16 @@ class HostTable:
                 self.dead -= self.hosts[row] is None
                 self._describe(row, host)
         touched.clear()
-        if new or self.dead > 64 + len(self.nums) // 2 or len(self.classes) > 64 + 4 * len(self.fleet.classes):
+        if new or self.dead > 64 + len(self.nums) // 2 or self._is_stale():
             self._add(new)
+
+    def _is_many(self, known: int, there: int) -> bool:
+        return known > self._stale_spare + STALE_EACH * there
+
+    def _is_stale(self) -> bool:
+        """Whether most of the classes or types that have a number are of hosts that are gone."""
+        fleet = self.fleet
+        return self._is_many(len(self.classes), len(fleet.classes)) or self._is_many(len(self.types), len(fleet.hosts))
 
     def _add(self, new: list[tuple[int, Host]]) -> None:
         wide = any(len(host.cls.devices) > self.width for _, host in new)
