@@ -28,7 +28,7 @@ def test_a_worker_that_joins_with_other_devices_each_time_leaves_no_lenders_behi
 
 def test_hosts_that_join_with_other_devices_or_processors_each_time_leave_no_numbers_behind() -> None:
     fleet = Fleet()
-    add(fleet, worker(0, ["NVIDIA T4"]))
+    add(fleet, worker(0, ["NVIDIA A10"]))  # so that the class stays, of which the other is at first
     table, made = HostTable(fleet, stale_spare=4), worker(1, ["NVIDIA A10"])
     for number in range(200):
         hello = made.hello
