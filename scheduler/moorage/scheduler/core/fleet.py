@@ -231,6 +231,7 @@ class Fleet:
         if self.tags is not None:
             self._tag(host, shape, count)
         host.held += count
+        host.version += 1
         host.cpu_free -= shape.cpu_milli * count
         host.memory_free -= shape.memory_mib * count
         if shape.mode <= EXCLUSIVE:
@@ -273,6 +274,7 @@ class Fleet:
 
     def give_all(self, host: Host, taken: list[tuple[Shape, int]]) -> None:
         """Count members of one host out again; it is filed once."""
+        host.version += 1
         for shape, mask in taken:
             if self.tags is not None:
                 self._tag(host, shape, -1)

@@ -237,6 +237,7 @@ class Host:
         "stale",
         "troubles",
         "util_percent",
+        "version",
         "waiting",
         "worker",
     )
@@ -251,6 +252,7 @@ class Host:
         every = (1 << len(cls.devices)) - 1
         self.lent = every if lent is None else sum(1 << slot for slot in set(lent) if 0 <= slot < 64) & every
         self.held = 0  # members counted in
+        self.version = 0  # grows whenever members are counted in or out
         self.labels: dict[str, str] = hello["labels"]
         self.closed = worker.flag != "open"  # cordoned or draining, from the operator's word on
         self.free = self.lent  # slots that nobody of ours uses

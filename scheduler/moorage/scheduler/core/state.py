@@ -492,6 +492,7 @@ class State:
         self.worker_by_num: list[Worker] = []
         self.preempting: dict[int, Job] = {}  # by number: those with `preempts`
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
+        self.reprioritized = 0  # soft: grows with every priority that an operator has given
         self.half_life_ms = 0  # of usage; 0: none is counted, nobody has a share
         self.counts_from_ms = 0
         self.inflation = ONE  # what a moment's usage counts now, see `fairshare`

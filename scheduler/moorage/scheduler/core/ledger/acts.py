@@ -151,6 +151,7 @@ class FoldingActs(Folding):
         _, num, priority, by, why = act
         job = self._ordered(num, PRIORITY, by, f"{priority}: {why}" if why else str(priority))
         job.priority = priority
+        self.state.reprioritized += 1
 
     def _hold(self, act: list[Any]) -> None:
         """Or UNHOLD: of one job, or of a tenant's whole queue."""

@@ -8,7 +8,7 @@ nobody shares by preemption: of one sharer's end no whole device comes free.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.ageing import Ageing
@@ -17,12 +17,17 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.queueing.backfill import began_ms
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import RUNNING, Job, Member
+from moorage.scheduler.core.state import CANCELLING, ENDING, PLACED, RUNNING, Job, Member
 
-#: hosts that are looked at for one preemption: those with most devices open
-HOSTS_MAX: Final = 512
+#: hosts whose victims are compared by the work that is lost, where all of them have the lowest priority that there is;
+#: those with most devices open. Hosts with victims of a lower priority are found wherever they are
+COMPARED_MAX: Final = 256
+#: hosts whose members are read anew in one search, of those that changed; the others of those count as they were, and
+#: are read with the next searches. A new leader ends no job for another before it has read every host once
+READ_MAX: Final = 2_048
 #: after its victims are gone, whoever still has not started gives the hosts up
 VOID_MS: Final = 10_000
+_LEAVING: Final = frozenset((ENDING, CANCELLING))
 
 
 class Right(NamedTuple):
@@ -62,6 +67,7 @@ class Preemption:
     """Over one fleet. `priority_of` is a job's own or an operator's, `runtime_ms` what everybody may run in peace.
 
     With `ageing` a victim defends the priority that it counted with when it began; nobody preempts by age.
+    `compared_max` and `read_max` are `COMPARED_MAX` and `READ_MAX`.
     """
 
     def __init__(
@@ -71,17 +77,69 @@ class Preemption:
         priority_of: Callable[[Job], int],
         runtime_ms: int,
         ageing: Ageing | None = None,
+        compared_max: int = COMPARED_MAX,
+        read_max: int = READ_MAX,
     ) -> None:
         self.fleet = fleet
         self.shape_of = shape_of
         self.priority_of = priority_of
         self.runtime_ms = runtime_ms
         self.ageing = ageing
+        self.compared_max = compared_max
+        self.read_max = read_max
+        self._read: dict[int, _Read] = {}  # by worker number; hosts that are gone are left out once there are more
+        self._reprioritized = -1
+        self._next = 0  # the worker number from which on changed hosts are read next
 
     def defended(self, job: Job, began_ms: int) -> int:
         """The priority that another has to exceed to end a job that began then."""
         priority = self.priority_of(job)
         return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.accepted_ms)
+
+    def read(self, draft: Draft) -> dict[int, _Read] | None:
+        """What runs on each host by priority, of hosts that changed since as it was; None until all were read once."""
+        hosts = self.fleet.hosts
+        if self._reprioritized != draft.state.reprioritized:
+            self._reprioritized = draft.state.reprioritized
+            for known in self._read.values():
+                known.settled = False
+        if len(self._read) > len(hosts):
+            self._read = {num: read for num, read in self._read.items() if num in hosts}
+        read = self._read
+        changed = [
+            num
+            for num, host in hosts.items()
+            if (found := read.get(num)) is None
+            or not found.settled
+            or found.version != host.version
+            or found.host is not host
+        ]
+        if len(changed) > self.read_max:  # those never read first, then in turns
+            changed.sort(key=lambda num: (num in read, num < self._next, num))
+            changed = changed[: self.read_max]
+            self._next = changed[-1] + 1
+        begins = _Begins(draft.time_ms)
+        for num in changed:
+            read[num] = self._read_anew(hosts[num], begins, draft.state.seq)
+        return None if any(num not in read for num in hosts) else read
+
+    def _read_anew(self, host: Host, begins: _Begins, seq: int) -> _Read:
+        known = self._read.get(host.worker.num)
+        # what a record changes is in the fleet before it is in the ledger's members: it is read again with a later one
+        settled = known is not None and known.host is host and known.version == host.version and known.seq < seq
+        found: dict[tuple[int, str], tuple[int, int]] = {}
+        for member in host.worker.members.values():
+            job = member.replica.job
+            if member.mode > EXCLUSIVE:
+                continue
+            if member.replica.state != RUNNING:
+                settled = settled and member.replica.state in _LEAVING
+                continue
+            began = begins.of(member)
+            key = (self.priority_of(job) if job.gang else self.defended(job, began), job.tenant)
+            mask, first = found.get(key, (0, began))
+            found[key] = (mask | member.mask, min(first, began))
+        return _Read(host, seq, settled, sorted((*key, *row) for key, row in found.items()))
 
     def choose(
         self, draft: Draft, shape: Shape, right: Right, barred: frozenset[int], ending: Mapping[str, int]
@@ -92,12 +150,57 @@ class Preemption:
         """
         if shape.mode > EXCLUSIVE:
             return None
+        read = self.read(draft)
+        if read is None:
+            return None
         search = _Search(self, draft, shape, right, barred, ending)
-        return search.run()
+        return search.run(read)
+
+
+class _Read:
+    """What may end on a host as of a record: rows of a priority, a tenant, devices and a beginning, in order.
+
+    The priority is at most the one that these members defend; they began at that ledger ms or later. It holds while the
+    host has this version if it is `settled`: else it is read again with the next search.
+    """
+
+    __slots__ = ("host", "rows", "seq", "settled", "version")
+
+    def __init__(self, host: Host, seq: int, settled: bool, rows: list[tuple[int, str, int, int]]) -> None:
+        self.host = host
+        self.version = host.version
+        self.seq = seq
+        self.settled = settled
+        self.rows = rows
+
+
+class _Begins:
+    """As `began_ms`, of many members: the story of a job of several replicas is read once for all of them."""
+
+    __slots__ = ("_now_ms", "_of_job")
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._of_job: dict[int, dict[tuple[int, int], int]] = {}
+
+    def of(self, member: Member) -> int:
+        job = member.replica.job
+        if len(job.replicas) == 1:
+            return began_ms(member, self._now_ms)
+        found = self._of_job.get(job.num)
+        if found is None:
+            found = self._of_job[job.num] = {
+                (row[2], row[9]): row[1] for row in job.story if row[4] == RUNNING or row[4] == PLACED
+            }
+        return found.get((member.replica.index, member.fence), self._now_ms)
 
 
 class _Search:
-    """One replica more on one host after the other, where that costs least; then nobody is ended in vain."""
+    """One replica more on one host after the other, where that costs least; then nobody is ended in vain.
+
+    Every host is scanned for the least priority that its victims could have (`_level`), which is quick; the victims
+    themselves are chosen (`_offer`) on as many hosts as may have the best.
+    """
 
     def __init__(
         self,
@@ -112,23 +215,40 @@ class _Search:
         self.draft = draft
         self.shape = shape
         self.right = right
-        self.hosts = {host.worker.num: host for host in self._hosts() if host.worker.num not in barred}
+        self.hosts = {
+            num: host
+            for cls, _ in policy.fleet.capable(shape)
+            for bucket in cls.buckets
+            for num, host in bucket.items()
+            if num not in barred
+        }
+        self.begins = _Begins(draft.time_ms)
+        self.borrowed: dict[str, int] = {}  # GPUs by tenant that may be taken back, before this search
         self.known: dict[tuple[int, int], Victim | None] = {}
         self.chosen: dict[tuple[int, int], Victim] = {}
         self.chosen_on: dict[int, dict[tuple[int, int], Victim]] = {}  # the same, by the hosts that they leave
         self.taken = dict(ending)  # GPUs that end of each tenant
-        self.rooms = {num: self._room(host, ()) for num, host in self.hosts.items()}  # replicas that would fit
+        self.rooms = {  # replicas that would fit
+            num: self._room(host, ()) if host.open or not shape.count else 0 for num, host in self.hosts.items()
+        }
         self.room = sum(self.rooms.values())
 
-    def run(self) -> Choice | None:
+    def run(self, read: Mapping[int, _Read]) -> Choice | None:
         if self.room >= self.shape.together:
             return None  # it fits as things are: whoever bars it will be gone
-        heap = [entry for num in self.hosts if (entry := self._offer(num)) is not None]
-        heapify(heap)
-        while self.room < self.shape.together and heap:
+        order, scanned = self._order(read), 0
+        heap: list[tuple[tuple[int, int], int, list[Victim]]] = []
+        while self.room < self.shape.together:
+            while scanned < len(order) and (not heap or self._may_be_better(order[scanned][0], heap[0][0][0], scanned)):
+                offer = self._offer(order[scanned][2])
+                scanned += 1
+                if offer is not None:
+                    heappush(heap, offer)
+            if not heap:
+                break
             rank, num, _ = heappop(heap)
             now = self._offer(num)
-            if now is None or (now[0] != rank and heap and now > heap[0]):
+            if now is None or now[0] != rank:  # the end of a gang has changed it
                 if now is not None:
                     heappush(heap, now)
                 continue
@@ -142,15 +262,53 @@ class _Search:
         self._spare()
         return Choice(sorted(self.chosen.values(), key=lambda victim: victim.rank), self._held())
 
-    def _hosts(self) -> Iterable[Host]:
-        found: list[Host] = []
-        for cls, _ in self.policy.fleet.capable(self.shape):
-            for bucket in reversed(cls.buckets):
-                found += bucket.values()
-                if len(found) >= HOSTS_MAX:
-                    break
-        found.sort(key=lambda host: (-host.open.bit_count(), host.worker.num))
-        return found[:HOSTS_MAX]
+    def _may_be_better(self, level: int, best: int, scanned: int) -> bool:
+        """Whether a host may have better victims than the best found on so many hosts before it."""
+        return level < best or (level == best and scanned < self.policy.compared_max)
+
+    def _order(self, read: Mapping[int, _Read]) -> list[tuple[int, int, int]]:
+        """The hosts where some victims may make room: (their `_level`, devices open negated, worker number)."""
+        levels = ((self._level(host, read[num].rows), host) for num, host in self.hosts.items())
+        return sorted((level, -host.open.bit_count(), host.worker.num) for level, host in levels if level is not None)
+
+    def _level(self, host: Host, rows: list[tuple[int, str, int, int]]) -> int | None:
+        """The least that the highest priority of victims can be which free devices for one replica more on a host.
+
+        None where all of them free too few. Processors and memory are left out, and whether all of a gang may end.
+        """
+        shape, right = self.shape, self.right
+        free = needed = fit = may = 0
+        for priority, tenant, mask, began in rows:
+            if not self._allows(tenant, priority, began) or (right.reclaims and self._borrowed(tenant) <= 0):
+                continue
+            if not shape.count:
+                return priority
+            if not needed:
+                if host.waiting:
+                    return None
+                fit, may, free = host.cls.fit(shape).mask, host.lent & ~host.shut, host.open
+                needed = ((free & fit).bit_count() // shape.count + 1) * shape.count
+            free |= mask & may
+            if (free & fit).bit_count() >= needed:
+                return priority
+        return None
+
+    def _allows(self, tenant: str, priority: int, began_ms: int) -> bool:
+        """Whether what runs since then for this tenant, and defends this priority, may be ended."""
+        if self.draft.time_ms - began_ms < self.policy.runtime_ms:
+            return False
+        if self.right.reclaims:
+            return tenant != self.right.job.tenant
+        return priority < self.right.priority
+
+    def _borrowed(self, tenant: str) -> int:
+        """GPUs that a tenant has beyond those guaranteed to it, less those that end already."""
+        found = self.borrowed.get(tenant)
+        if found is None:
+            draft = self.draft
+            found = draft.leased_by(tenant) - draft.share_of(tenant)[1] - self.taken.get(tenant, 0)
+            self.borrowed[tenant] = found
+        return found
 
     def _room(self, host: Host, victims: Iterable[Victim]) -> int:
         """How many replicas fit on a host once so many have left it."""
@@ -213,14 +371,9 @@ class _Search:
             for m in ((*members, member) if job.gang else members)
         ):
             return None  # it lingers, is about to end, or shares
-        lasted_ms = [draft.time_ms - began_ms(m, draft.time_ms) for m in members]
-        if min(lasted_ms) < policy.runtime_ms:
-            return None
+        lasted_ms = [draft.time_ms - self.begins.of(m) for m in members]
         priority = policy.defended(job, draft.time_ms - max(lasted_ms))
-        if right.reclaims:
-            if job.tenant == right.job.tenant:
-                return None
-        elif priority >= right.priority:
+        if not self._allows(job.tenant, priority, draft.time_ms - min(lasted_ms)):
             return None
         return Victim(members, priority, lasted_ms)
 
