@@ -20,7 +20,7 @@ from moorage.scheduler.core.state import CANCELLING, ENDING, Job, Member
 
 #: jobs for which others end at one time
 STANDING_MAX: Final = 16
-#: searches for victims a second: each looks at the members of up to `preemption.HOSTS_MAX` hosts
+#: searches for victims a second: each reads up to `preemption.READ_MAX` hosts anew
 SEARCHES_MAX: Final = 2
 #: jobs that were asked to end which are followed from record to record
 FOLLOWED_MAX: Final = 10_000
