@@ -148,6 +148,14 @@ class Stack:
         arguments = ["-c", _QUICK_SCHEDULER, self.url, self.subjects.prefix, msgspec.json.encode(config).decode()]
         return self._keep(await _spawn(arguments, log, MOORAGE_LEDGER_URL=self.ledger_url))
 
+    async def poisoned_scheduler(self, place: str, config: dict[str, float]) -> RealProcess:
+        """Start a scheduler with a defect at this place, see `tests.live.poisoned_scheduler`."""
+        log = self.folder / f"scheduler-{len(self.processes)}.log"
+        numbers = msgspec.json.encode(config).decode()
+        arguments = ["-m", "tests.live.poisoned_scheduler", place, self.url, self.subjects.prefix, numbers]
+        root = os.pathsep.join([str(Path(__file__).resolve().parents[2]), _ROOTS])
+        return self._keep(await _spawn(arguments, log, MOORAGE_LEDGER_URL=self.ledger_url, PYTHONPATH=root))
+
     async def set_scheduler(self, name: str, settings: dict[str, float], url: str, ledger_url: str) -> RealProcess:
         """Start `python -m moorage.scheduler` with these settings, on servers that it reaches by these URLs."""
         log = self.folder / f"scheduler-{len(self.processes)}.log"

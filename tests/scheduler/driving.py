@@ -94,7 +94,10 @@ class Driving:
         self.store(encode_record(epoch))
         fold(state, epoch, len(self.records))
         self.state = state
-        self.engine = Engine(state, self.config, SUBJECTS, 7 + state.epoch, self.now)
+        self.engine = self.make_engine(state)
+
+    def make_engine(self, state: State) -> Engine:
+        return Engine(state, self.config, SUBJECTS, 7 + state.epoch, self.now)
 
     def take_snapshot(self) -> None:
         """The state as bytes; the next leader begins there."""

@@ -140,6 +140,8 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
         yield schedulers
     if (queue := fleet.get("request_queue")) is not None:
         yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"])
+    if (contained := fleet.get("contained")) is not None:
+        yield contained_failures(contained)
     yield _workers(fleet["workers"])
     if (twice := fleet.get("lent_twice")) is not None:
         yield lent_twice(twice)
@@ -180,6 +182,25 @@ def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
             told.append(f"{row['scheduler']} ({', '.join(names[:NAMES_MAX])})")
     found = f"{leader['scheduler']} leads, and {', '.join(told[:NAMES_MAX])} would lead by other settings"
     return Check("schedulers", "warn", found, "give all schedulers one settings file, and restart those that differ")
+
+
+def contained_failures(contained: dict[str, Any]) -> Check:
+    """What the leader has failed on since it leads, and what it does without."""
+    counts: dict[str, int] = contained["counts"]
+    told = [
+        ("takes one event at a time, as schedulers before it have died", contained["safe_mode"]),
+        ("ranks hosts by the plain ranker", contained["plain_ranker"] and not contained["safe_mode"]),
+        (f"lets requests of {', '.join(contained['tenants'][:NAMES_MAX])} wait", contained["tenants"]),
+        (f"refuses frames of {', '.join(contained['workers'][:NAMES_MAX])}", contained["workers"]),
+    ]
+    doing = [text for text, is_so in told if is_so]
+    if not counts and not doing:
+        return Check("failures", "ok", "the leader has failed on nothing that it was given")
+    failed_on = ", ".join(f"{count} {what}" for what, count in counts.items())
+    found = "; ".join([f"the leader failed on what it was given ({failed_on})" if counts else "the leader", *doing])
+    if "last" in contained:
+        found += f"; last: {contained['last']}"
+    return Check("failures", "warn", found, "the scheduler's log has the tracebacks: report them; moorage dlq list")
 
 
 def lent_twice(rows: list[dict[str, str]]) -> Check:

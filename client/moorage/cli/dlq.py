@@ -65,6 +65,7 @@ def show(letter: Annotated[int, Parameter(help="Its number in dlq list.")], /, *
             ("queued", f"{utc(data['time_ms'])}, number {data['queued']}"),
             ("refused", f"{problem['code']}: {problem['message']}"),
             *((name, problem[name]) for name in ("field", "found", "allowed") if problem.get(name)),
+            *((("failed", data["evidence"]),) if data.get("evidence") else ()),
             ("message", data["body"] + ("  (no text; --json has its bytes)" if "data" in data else "")),
         ]
         tell(facts(told))

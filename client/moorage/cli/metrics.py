@@ -117,6 +117,10 @@ def families(fleet: dict[str, Any] | None, tenants: list[TenantRow], waits: dict
         yield _one("request_queue_messages", "Messages that wait in the durable queue.", queue["messages"])
         yield _one("request_queue_bytes", "Bytes of these messages.", queue["bytes"])
         yield _one("request_queue_bytes_max", "Bytes at which the durable queue is full.", queue["bytes_max"])
+    if (contained := fleet.get("contained")) is not None:
+        yield _many("failures", "How often this leader itself has failed, by on what.", ("what",), contained["counts"])
+        yield _one("plain_ranker", "Whether the plain ranker stands in for the set one.", contained["plain_ranker"])
+        yield _one("safe_mode", "Whether the leader is careful, as others have died.", contained["safe_mode"])
     yield from _of_gpus(fleet)
     yield from _of_tenants(tenants)
     if waits:

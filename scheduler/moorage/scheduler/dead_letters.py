@@ -30,11 +30,13 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.dlq")
 
 LETTERS_MAX: Final = 100_000
+#: of one tenant: the oldest of its own go, and no one else's
+LETTERS_MAX_TENANT: Final = 10_000
 #: JetStream reserves it, where the server has so much
 BYTES_MAX: Final = 64 * 1024**2
 BYTES_MIN: Final = 1024**2
 #: settings of the stream that may change under one that is there: nothing but what is kept depends on them
-MAY_CHANGE: Final = frozenset({"max_age", "max_bytes"})
+MAY_CHANGE: Final = frozenset({"max_age", "max_bytes", "max_msgs_per_subject"})
 AT_ONCE_MAX: Final = 8
 LIST_BYTES_MAX: Final = 256 * 1024
 AGAIN_S: Final = 1.0
@@ -74,6 +76,7 @@ class DeadLetters:
             "discard": "old",
             "num_replicas": replicas,
             "max_msgs": LETTERS_MAX,
+            "max_msgs_per_subject": LETTERS_MAX_TENANT,
             "max_bytes": BYTES_MAX,
             "max_age": int(keep_s * 1e9),
             "allow_direct": True,
@@ -84,18 +87,21 @@ class DeadLetters:
         """Make the stream, as large as the server has room. Raises `BusError`."""
         await jetstream.ensure_stream_with_room(DeadLetters.stream(subjects, replicas, keep_s), MAY_CHANGE, BYTES_MIN)
 
-    async def bury(self, tenant: str, message: StoredMessage, why: Problem) -> None:
+    async def bury(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> None:
         """Keep a queued message that is refused, with the reason; returns once it is stored."""
         while True:
-            if await self.keep(tenant, message, why):
+            if await self.keep(tenant, message, why, evidence):
                 return
             await asyncio.sleep(AGAIN_S)
 
-    async def keep(self, tenant: str, message: StoredMessage, why: Problem) -> bool:
-        """Try once to store it; False if that fails, and the log says why. A store that is gone is made again."""
+    async def keep(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> bool:
+        """Try once to store it; False if that fails, and the log says why. A store that is gone is made again.
+
+        `evidence` is the traceback where the scheduler itself has failed on the request.
+        """
         headers = {MESSAGE_ID: f"{self._subjects.request_stream}.{message.seq}", "Moorage-Code": why.code}
         trace = (message.headers or {}).get("traceparent", "")
-        letter = encode(DeadLetter(message.subject, message.seq, why, message.data, trace[:256]))
+        letter = encode(DeadLetter(message.subject, message.seq, why, message.data, trace[:256], evidence))
         try:
             answer = await self._js.append(self._subjects.dead_letter(tenant), letter, headers)
             if isinstance(answer, Ack):
@@ -237,10 +243,13 @@ def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
 def _whole(message: StoredMessage) -> dict[str, Any]:
     """The message too: as text, and as it is (base64 in JSON) where it is none."""
     letter = _decode_letter(message.data)
+    whole: dict[str, Any] = {"problem": letter.problem}
+    if letter.evidence:
+        whole["evidence"] = letter.evidence
     try:
-        return {"problem": letter.problem, "body": letter.body.decode()}
+        return whole | {"body": letter.body.decode()}
     except UnicodeDecodeError:
-        return {"problem": letter.problem, "body": letter.body.decode("utf-8", "replace"), "data": letter.body}
+        return whole | {"body": letter.body.decode("utf-8", "replace"), "data": letter.body}
 
 
 def _job_of(letter: DeadLetter) -> str:

@@ -47,7 +47,9 @@ def contained(answer: Callable[[], Any]) -> Any:
 class Leader(Protocol):
     """What answering a question needs of the reign."""
 
-    engine: Engine
+    @property
+    def engine(self) -> Engine:
+        """The core that it leads with."""
 
     def is_fresh(self) -> bool:
         """Whether the last acknowledged append was sent so recently that nobody else can lead yet."""

@@ -20,13 +20,14 @@ from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage
 from moorage.bus.jetstream_answers import StreamInfo
 from moorage.bus.transport import Delivery
-from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.contained_engine import ContainedEngine
+from moorage.scheduler.core.containment import trace_of
 from moorage.scheduler.core.events import Cancel, QueueRead, Submit
 from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.intake import cancel_of
 from moorage.schemas.codec import Decoder
-from moorage.schemas.errors import Problem, Refused
+from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.names import is_tenant
 from moorage.schemas.subjects import Subjects
 
@@ -72,7 +73,7 @@ class QueueReader:
     """Reads every tenant's queue from its cursor, in turn. `wake` is called when something was offered."""
 
     def __init__(
-        self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None], replicas: int
+        self, jetstream: JetStream, subjects: Subjects, engine: ContainedEngine, wake: Callable[[], None], replicas: int
     ) -> None:
         self._js = jetstream
         self._subjects = subjects
@@ -84,7 +85,7 @@ class QueueReader:
         self._read: dict[tuple[str, str], int] = {}  # read through, ahead of the folded cursor
         self._purged: dict[tuple[str, str], int] = {}
         self._offered: dict[str, tuple[str, StoredMessage]] = {}  # by their mark, until the core has decided
-        self._refused: asyncio.Queue[tuple[str, StoredMessage, Problem]] = asyncio.Queue()
+        self._refused: asyncio.Queue[tuple[str, StoredMessage, Problem, str]] = asyncio.Queue()
         self._unburied: Counter[str] = Counter()  # of each tenant in `_refused`
         self._some = asyncio.Event()
         self._room = asyncio.Event()
@@ -167,7 +168,7 @@ class QueueReader:
         offered = self._offered.pop(reply, None)  # None: read twice, as reading had failed behind it
         if offered is not None and b'"kind":"error"' in answer:
             self._unburied[offered[0]] += 1
-            self._refused.put_nowait((*offered, _decode_refusal(answer)))
+            self._refused.put_nowait((*offered, _decode_refusal(answer), self._engine.evidence_of(reply)))
         return True
 
     def made_room(self) -> None:
@@ -202,8 +203,8 @@ class QueueReader:
 
     async def _bury_refused(self) -> None:
         while True:
-            tenant, message, problem = await self._refused.get()
-            await self.letters.bury(tenant, message, problem)
+            tenant, message, problem, evidence = await self._refused.get()
+            await self.letters.bury(tenant, message, problem, evidence)
             self._unburied[tenant] -= 1
             if not self._unburied[tenant]:
                 del self._unburied[tenant]
@@ -288,6 +289,8 @@ class QueueReader:
         """How many requests may be read: what fits under the bound of memory beside what was read and is not recorded;
         under an operator's limit of jobs only what fits once all read is folded."""
         engine = self._engine
+        if engine.holds_back(tenant):
+            return 0
         ahead = engine.waiting  # whose they are does not matter: it is only for a moment
         room = min(BATCH, engine.state.room(engine.config.jobs_max, tenant, ahead, ahead))
         row = engine.state.tenants.get(tenant)
@@ -331,10 +334,10 @@ class QueueReader:
 
     def _decoded(
         self, tenant: str, verb: str, messages: list[StoredMessage]
-    ) -> tuple[list[tuple[StoredMessage, Submit | Cancel]], list[tuple[StoredMessage, Problem]]]:
-        """What was read as the core takes it, and what cannot be read, with why."""
+    ) -> tuple[list[tuple[StoredMessage, Submit | Cancel]], list[tuple[StoredMessage, Problem, str]]]:
+        """What was read as the core takes it, and what cannot be read, with why and with the evidence."""
         events: list[tuple[StoredMessage, Submit | Cancel]] = []
-        unread: list[tuple[StoredMessage, Problem]] = []
+        unread: list[tuple[StoredMessage, Problem, str]] = []
         for message in messages:
             reply = f"{_REPLY_MARK}{message.seq}"
             try:
@@ -344,10 +347,14 @@ class QueueReader:
                     arguments = _decode_cancel(message.data)
                     events.append((message, cancel_of(tenant, arguments, reply=reply, sequence=message.seq)))
             except Refused as refused:
-                unread.append((message, refused.problem))
+                unread.append((message, refused.problem, ""))
+            except Exception as raised:  # a defect of ours must end no term: the next one would read it again
+                log.exception("request %d of %s could not be read", message.seq, tenant)
+                failed = problem("internal", "the scheduler failed on this request as it read it; nothing was recorded")
+                unread.append((message, failed, trace_of(raised)))
         return events, unread
 
-    async def _bury_unread(self, tenant: str, unread: list[tuple[StoredMessage, Problem]]) -> int:
+    async def _bury_unread(self, tenant: str, unread: list[tuple[StoredMessage, Problem, str]]) -> int:
         """Lay what cannot be read with the dead letters; the sequence of the first that is not stored, or 0."""
         for first in range(0, len(unread), BURIED_AT_ONCE):
             some = unread[first : first + BURIED_AT_ONCE]

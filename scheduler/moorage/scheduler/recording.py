@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.effects.outputs import Outputs, slots_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import (
@@ -102,7 +103,7 @@ class Recorder:
             self._file = None
 
 
-class RecordedEngine(Engine):
+class RecordedEngine(ContainedEngine):
     """An engine whose inputs and records are written to a `Recorder`."""
 
     def __init__(
@@ -127,9 +128,28 @@ class RecordedEngine(Engine):
         super().kept(job, sequence)
 
     def build(self, time_ms: int, mono_ms: int) -> bytes:
+        self.ranker.failed_at.clear()
         payload = super().build(time_ms, mono_ms)
+        if self.ranker.failed_at:
+            self._recorder.put("ranker", self.ranker.failed_at)
         self._recorder.put("build", time_ms, mono_ms, payload)
         return payload
+
+    def set_aside(self, aside: list[Any], time_ms: int, mono_ms: int, soft: dict[str, Any]) -> None:
+        self._recorder.put("aside", aside, time_ms, mono_ms, soft)
+        super().set_aside(aside, time_ms, mono_ms, soft)
+
+    def mend(self, mono_ms: int, soft: dict[str, Any]) -> None:
+        self._recorder.put("mend", mono_ms, soft)
+        super().mend(mono_ms, soft)
+
+    def was_slow(self, took_ms: int) -> None:
+        self._recorder.put("slow", took_ms)
+        super().was_slow(took_ms)
+
+    def begin_safe_mode(self) -> None:
+        self._recorder.put("safe")
+        super().begin_safe_mode()
 
     def acknowledged(self, seq: int, mono_ms: int) -> Outputs:
         self._recorder.put("commit", seq, mono_ms)
@@ -310,7 +330,7 @@ def replay(path: Path) -> Iterator[Replayed]:
 class _ReplayedReign:
     """An engine that is given the inputs of a recorded reign again."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ContainedEngine) -> None:
         self._engine = engine
         self._built = self._recorded = b""  # the last record, as it was built now and as it was then
 
@@ -324,6 +344,16 @@ class _ReplayedReign:
                 engine.offer_load(rest[0], _load(rest[1]), rest[2])
             case "kept":
                 engine.kept(engine.state.jobs[rest[0]], rest[1])
+            case "ranker":
+                engine.ranker.fails_at.update(rest[0])
+            case "aside":
+                engine.set_aside(*rest)
+            case "mend":
+                engine.mend(*rest)
+            case "slow":
+                engine.was_slow(*rest)
+            case "safe":
+                engine.begin_safe_mode()
             case "build":
                 self._built, self._recorded = engine.build(rest[0], rest[1]), rest[2]
             case "commit":
@@ -334,7 +364,7 @@ class _ReplayedReign:
         return None
 
 
-def _begin(path: Path, rest: list[Any]) -> Engine:
+def _begin(path: Path, rest: list[Any]) -> ContainedEngine:
     try:
         format_, state, config, prefix, leader, mono_ms = rest
         if format_ != FORMAT:
@@ -345,6 +375,6 @@ def _begin(path: Path, rest: list[Any]) -> Engine:
                 f"{path.name} was decided with the ranker {ranker}: import it in a program of yours, and call"
                 " moorage.scheduler.recording.replay"
             )
-        return Engine(snapshot.load(state), Config(**config), Subjects(prefix), leader, mono_ms)
+        return ContainedEngine(snapshot.load(state), Config(**config), Subjects(prefix), leader, mono_ms)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise CannotReplay(f"{path.name}: {error}") from None

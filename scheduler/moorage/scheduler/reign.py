@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
+from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.effects.outputs import Message, Outputs
-from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.state import State
@@ -43,6 +43,8 @@ SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
 #: after a record that changed so many jobs (some 5 ms of work) the event loop gets a turn before the next one is built
 LONG_RECORD: Final = 256
+#: a record that takes more of this process's time to build counts as one whose ranking failed
+BUILD_MS_MAX: Final = 250
 #: when so many records in a row held only ends of members, and each delayed a submit that came right after it, the next
 #: ends wait up to SHARE_WAIT_S for the submit, to share one record with it (event loops have no finer timers)
 SHARE_AFTER: Final = 3
@@ -65,7 +67,7 @@ class Reign:
         self._began_time_ms = state.time_ms
         given = (state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
         recorder = scheduler.recorder
-        self.engine = Engine(*given) if recorder is None else RecordedEngine(*given, recorder)
+        self.engine = ContainedEngine(*given) if recorder is None else RecordedEngine(*given, recorder)
         self.queue_reader = QueueReader(
             scheduler.world_js, scheduler.subjects, self.engine, self._wake, scheduler.replicas
         )
@@ -203,8 +205,7 @@ class Reign:
             if cpu_latency is not None and engine.submitted:
                 cpu_latency.hold()
             only_ends = engine.only_ends
-            payload = engine.build(self._time_ms(now), now)
-            self._built_ms = now
+            payload = self._build(now)
             self._loop.call_soon(engine.prepare_early)
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._sent_ms = now
@@ -224,6 +225,22 @@ class Reign:
             if not engine.state.leader:
                 self.resigned.set()
                 return
+
+    def _build(self, now: int) -> bytes:
+        """The next record. One that takes too long counts as if its ranking had failed."""
+        began_ns = time.thread_time_ns()  # not the time that other processes take
+        payload = self.engine.build(self._time_ms(now), now)
+        self._built_ms = now
+        took_ms = (time.thread_time_ns() - began_ns) // 1_000_000
+        if took_ms > BUILD_MS_MAX:
+            self.engine.was_slow(took_ms)
+        if self.engine.containment.unlogged:
+            self._log_failures()
+        return payload
+
+    def _log_failures(self) -> None:
+        for told in self.engine.containment.take_unlogged():
+            log.error("the scheduler failed, and goes on without it: %s %s\n%s", told.where, told.what, told.trace)
 
     async def _send_outputs(self, outputs: Outputs, seq: int, sent: list[Message]) -> None:
         """Send what record `seq` lets out: first the frames that GPUs wait for, unless just those were `sent` early."""
@@ -320,6 +337,7 @@ class Reign:
             "history": self.history.figures(),
             "feature_level": self.engine.state.level,
             "schedulers": self._scheduler.standings.rows(),
+            "contained": self.engine.containment.figures(self.time_ms()),
             **self._scheduler.copies.figures(),
             **self.queue_reader.figures(),
         }

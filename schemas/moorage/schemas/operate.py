@@ -358,13 +358,15 @@ decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)
 
 class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="dead-letter"):
     """A queued message that was refused: the subject it was published to, its sequence in the queue, the reason, and
-    the message as it came (base64 in JSON). `trace` is its traceparent."""
+    the message as it came (base64 in JSON). `trace` is its traceparent, `evidence` the traceback where the scheduler
+    itself failed on it."""
 
     subject: str
     sequence: int
     problem: Problem
     body: bytes
     trace: str = ""
+    evidence: str = ""
 
 
 class TenantRow(msgspec.Struct, frozen=True, omit_defaults=True):

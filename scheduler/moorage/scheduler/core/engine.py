@@ -13,10 +13,11 @@ import msgspec
 from mypy_extensions import mypyc_attr
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.containment import PLACING, RETENTION, SECOND, TIMERS, UNMATCHED
 from moorage.scheduler.core.decide.indexing import Indexing
 from moorage.scheduler.core.decide.plan import Planner
 from moorage.scheduler.core.decide.preempting import Preempting
-from moorage.scheduler.core.draft import FULL_BYTES, STEP_BYTES, Draft
+from moorage.scheduler.core.draft import FULL_BYTES, Draft
 from moorage.scheduler.core.effects.early import early_frames
 from moorage.scheduler.core.effects.in_flight import InFlight
 from moorage.scheduler.core.effects.output_writer import OutputWriter
@@ -40,7 +41,7 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
 from moorage.scheduler.core.lifecycle.retention import Retention
-from moorage.scheduler.core.lifecycle.sessions import Report, Sessions, lose_bytes, reported
+from moorage.scheduler.core.lifecycle.sessions import Report, Sessions, has_room, lose_bytes, reported
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
@@ -54,7 +55,7 @@ from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.queueing.request_reader import RequestReader
 from moorage.scheduler.core.queueing.soonest import Soonest
 from moorage.scheduler.core.queueing.waited import Waited
-from moorage.scheduler.core.rank.ranker import maker_of
+from moorage.scheduler.core.rank.ranker import Ranker, maker_of
 from moorage.scheduler.core.records import Act, Op, encode_record
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import Job, State, Worker
@@ -85,6 +86,22 @@ class Engine:
         self.config = config
         self.subjects = subjects
         self.leader = leader
+        self.waited = Waited()
+        self.reports: dict[int, Report] = {}  # of each worker that renewed in this reign, for audits
+        #: one event a record, renewals aside: so that none goes down with another one
+        self.alone = False
+        self._pending = PendingEvents()
+        self._rid = 0
+        self._began_ms = mono_ms
+        self._untold: tuple[InFlight, Folded] | None = None
+        self._at: Event | str = ""  # the event, or the step of `build`, that is being worked on
+        self._put_off: dict[str, int] = {}  # steps of `build` that are left out until a ledger time, in ms
+        self._make_parts(mono_ms)
+        self._indexing.resume(mono_ms)
+
+    def _make_parts(self, mono_ms: int) -> None:
+        """Make all that follows from the state and the fleet: nothing of it is in the ledger."""
+        state, config = self.state, self.config
         self.fleet = Fleet()
         self.queue = Queue()
         reader = RequestReader(self.fleet)
@@ -96,13 +113,12 @@ class Engine:
             reader.shape_of, reader.shape_for, reader.shape_of_asked,
         )  # fmt: skip
         self.durations = Durations()
-        self.waited = Waited()
         self.timers = Timers(state, self.request_of)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self.timers.requeue)
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.planner = Planner(
-            self.fleet, self.queue, maker_of(config.ranker)(), self.estimates, self._preempting(), config.order,
+            self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), config.order,
             self.admission.could_ever, config.ages, int(config.reserve_after * 1000),
         )  # fmt: skip
         self.orders = Orders(
@@ -118,23 +134,21 @@ class Engine:
         self._soonest = Soonest(state, self.fleet, self.estimates)
         self.admission.soonest_ms = self._soonest_ms
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
-        self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, mono_ms)
+        self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
         self.may_place, self.behind = self._stale_ledger.may_place, self._stale_ledger.behind
         self.waits_for = self._stale_ledger.waits_for
-        self._rid = 0
         self.planner.lines.overdue = self.timers.overdue
-        self._pending = PendingEvents()
         self._in_flight: InFlight | None = None
-        self._untold: tuple[InFlight, Folded] | None = None
         self._accepting: dict[int, Request] = {}  # jobs that this record accepts, while some worker has a drain planned
         self._looked_ms = 0
-        self.reports: dict[int, Report] = {}  # of each worker that renewed in this reign, for audits
         self._built_ms = mono_ms
         self._replan = False  # the last record was full, or a worker joined with it: more may be placed at once
         self._hurry = False  # the last record had no room for all that was offered
         self._sweeping = False  # a sweep of the queue goes on in the next record
         self._left_queue = 0  # at most so many entries of the queue no longer wait
-        self._indexing.resume(mono_ms)
+
+    def _make_ranker(self) -> Ranker:
+        return maker_of(self.config.ranker)()
 
     # --------------------------------------------------------------------------- callbacks for its parts
 
@@ -209,22 +223,28 @@ class Engine:
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
         flight = self._in_flight = InFlight(draft)
+        self._pending.begin_record()
+        self._at = "begin"
+        self._begin_record(flight)
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
-            self._slept(mono_ms)
+            self.fleet.slept(mono_ms)
         self._built_ms = mono_ms
         if not self.queue.by_tenant:
             self.orders.resume_turns(draft)
         orders = self._gather(flight)
-        if mono_ms - self._looked_ms >= 1000:
+        if mono_ms - self._looked_ms >= 1000 and self._begins(SECOND, draft):
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
         draft.begin_bulk()
         self._take_cancels(flight)
-        self._indexing.reject_unmatched(draft)
-        self.timers.due(draft, self.lifecycle, self._indexing.enqueue)
+        if self._begins(UNMATCHED, draft):
+            self._indexing.reject_unmatched(draft)
+        if self._begins(TIMERS, draft):
+            self.timers.due(draft, self.lifecycle, self._indexing.enqueue)
         if orders:
             self._take_orders(flight, orders)
         self._take_submits(flight)
+        self._at = "queue"
         self._left_queue += draft.left_queue
         spare = self._left_queue - QUEUE_SPARE
         if self._sweeping or (spare > 0 and spare > len(self.queue) // 4):
@@ -233,16 +253,36 @@ class Engine:
             self._sweeping = not self.planner.sweep(draft)
         draft.settle()
         self._replan = False
-        if self.may_place(draft.time_ms, mono_ms) and not self.timers.more_are_due(draft):
+        if (
+            self.may_place(draft.time_ms, mono_ms)
+            and not self.timers.more_are_due(draft)
+            and self._begins(PLACING, draft)
+        ):
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
         self.planner.preempting.asked_to_end(draft.ends)
         self._accepting.clear()
         self.planner.filling.fresh.clear()
-        self.retention.forget(draft, self.retention.compact(draft))
+        if self._begins(RETENTION, draft):
+            self.retention.forget(draft, self.retention.compact(draft))
+        self._at = "record"
+        record = draft.record(self.leader, self._rid + 1)
+        payload = encode_record(record)
+        flight.record = record
         self._rid += 1
-        record = flight.record = draft.record(self.leader, self._rid)
-        return encode_record(record)
+        return payload
+
+    def _begin_record(self, flight: InFlight) -> None:
+        """What a record begins with, before all events."""
+
+    def _begins(self, step: str, draft: Draft) -> bool:
+        """Whether a step of `build` is done now: it may have been put off as it failed."""
+        self._at = step
+        return not self._put_off or draft.time_ms >= self._put_off.get(step, 0)
+
+    def _takes_no_more(self, draft: Draft) -> bool:
+        """Whether the record has no room for another event."""
+        return draft.full or (self.alone and self._pending.has_taken)
 
     def _gather(self, flight: InFlight) -> list[Order]:
         """Take what was offered apart from submits and cancels, as much as the record has room for.
@@ -254,13 +294,16 @@ class Engine:
         orders: list[Order] = []
         later: list[FromWorker] = []
         joined: set[str] = set()
+        taken = self._pending.taken_rest
         for _ in range(EVENTS_MAX):
-            if not rest or draft.full:
+            if not rest or self._takes_no_more(draft):
                 break
             event = rest.popleft()
+            taken.append(event)
+            self._at = event
             if isinstance(event, FromWorker):
-                if not self._has_room(draft, event):
-                    rest.appendleft(event)
+                if not has_room(self.state, draft, event):
+                    rest.appendleft(taken.pop())
                     break
                 if isinstance(event.frame, Join) and event.worker in joined:
                     later.append(event)  # its own first join comes first
@@ -340,16 +383,6 @@ class Engine:
         """The number of the record that is in flight."""
         return self._rid
 
-    def _slept(self, mono_ms: int) -> None:
-        """This process was suspended, or no append was acknowledged for a while.
-
-        Workers are not to blame for that silence, so all count as heard just now (H28).
-        """
-        for host in self.fleet.hosts.values():
-            host.last_ms = max(host.last_ms, mono_ms)
-            if host.load_ms >= 0:
-                host.load_ms = max(host.load_ms, mono_ms)
-
     def _from_worker(self, flight: InFlight, event: FromWorker, folded: dict[int, int]) -> None:
         frame, draft = event.frame, flight.draft
         if isinstance(frame, FactFrame):
@@ -372,7 +405,10 @@ class Engine:
 
     def _take_cancels(self, flight: InFlight) -> None:
         draft = flight.draft
-        for event in self._pending.cancels.take(draft):
+        if self._takes_no_more(draft):
+            return
+        for event in self._pending.cancels.take(draft, alone=self.alone):
+            self._at = event
             if isinstance(event, QueueRead):
                 self._read_through(draft, event)
             else:
@@ -384,19 +420,19 @@ class Engine:
         draft.bytes += 64
 
     def _take_submits(self, flight: InFlight) -> None:
-        submits, draft = self._pending.submits, flight.draft
+        submits, taken, draft = self._pending.submits, self._pending.taken_submits, flight.draft
         tenants = self.state.tenants
-        while submits and not draft.full:
-            event = submits[0]
+        while submits and not self._takes_no_more(draft):
+            self._at = event = submits[0]
             if isinstance(event, QueueRead):
-                submits.popleft()
+                taken.append(submits.popleft())
                 self._read_through(draft, event)
                 continue
             known = tenants.get(event.tenant)
             job = known.jobs.get(event.name) if known is not None else None
             if job is not None and self.retention.holds_up(draft, job):
                 return
-            submits.popleft()
+            taken.append(submits.popleft())
             self._submit(flight, event)
 
     def _submit(self, flight: InFlight, event: Submit) -> None:
@@ -435,6 +471,7 @@ class Engine:
         batch = event.batch
         batch.answers[event.position] = outcome
         batch.missing -= 1
+        flight.answered.append((batch, event.position))
         if batch.missing == 0:
             flight.replies.append((batch.answers, batch.reply, batch.json))
 
@@ -444,7 +481,9 @@ class Engine:
             if flight.draft.full or self.timers.more_are_due(flight.draft):
                 self._pending.put_back(orders[at:])
                 return
+            self._at = order
             flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
+            self._at = TIMERS
             self.timers.due(flight.draft, self.lifecycle, self._indexing.enqueue)
 
     # -------------------------------------------------------------------------------- timers and upkeep
@@ -465,16 +504,6 @@ class Engine:
         self._indexing.queue_rejections()
         self.timers.clear_out()
 
-    def _has_room(self, draft: Draft, event: FromWorker) -> bool:
-        """Whether the record has room for the most that this frame may write; an empty record always has."""
-        frame, size = event.frame, 0
-        if isinstance(frame, FactFrame | Join):
-            size = 2 * STEP_BYTES * len(frame.facts)
-        if isinstance(frame, Join | Goodbye):
-            worker = self.state.workers.get(event.worker)
-            size += lose_bytes(worker) if worker is not None else 0
-        return size == 0 or draft.empty or draft.bytes + size <= FULL_BYTES
-
     # ------------------------------------------------------------------------------------------ commit
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
@@ -489,9 +518,17 @@ class Engine:
         assert flight is not None
         assert flight.record is not None
         self._in_flight = None
-        state, writer, out = self.state, self.output_writer, Outputs()
+        out = Outputs()
         first = [job for job in flight.draft.started if not job.started]
-        folded = fold(state, flight.record, seq)
+        folded = fold(self.state, flight.record, seq)
+        out.ended, out.long = folded.ended, list(folded.long.values())
+        self._follow(flight, folded, first, out, mono_ms)
+        self._untold = flight, folded
+        return out
+
+    def _follow(self, flight: InFlight, folded: Folded, first: list[Job], out: Outputs, mono_ms: int) -> None:
+        """Do what follows from a record that was just folded; `first` are the jobs that have begun to run with it."""
+        state, writer, seq = self.state, self.output_writer, self.state.seq
         if first:
             now_ms, shape_of = state.time_ms, self.shape_of
             self.waited.add([(job.tenant, job.shape or shape_of(job), now_ms - job.accepted_ms) for job in first])
@@ -500,12 +537,10 @@ class Engine:
         for job in flight.draft.avoided:
             self._indexing.reshape(job)
             self.sessions.health.avoids(job)
-        out.ended = folded.ended
         for job in folded.ended[:LEARNED_MAX]:
             shape = self.shape_of(job)
             self.durations.learn(job, shape, self.workload_of(job))
             self.planner.holding.ended(job.num, shape)
-        out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
         writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded.workers, out, mono_ms)
@@ -523,8 +558,6 @@ class Engine:
         for event, session in flight.joined:
             writer.answer_join(event, session, wanted, out)
         out.messages += wanted.messages()
-        self._untold = flight, folded
-        return out
 
     def complete(self, out: Outputs) -> None:
         """The second half of `commit`: the remaining answers, and the events."""

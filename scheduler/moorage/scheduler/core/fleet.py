@@ -188,6 +188,16 @@ class Fleet:
         self.touched.add(worker_num)
         self.redrawn.add(worker_num)
 
+    def slept(self, mono_ms: int) -> None:
+        """This process was suspended, or no append was acknowledged for a while.
+
+        Workers are not to blame for that silence, so all count as heard just now (H28).
+        """
+        for host in self.hosts.values():
+            host.last_ms = max(host.last_ms, mono_ms)
+            if host.load_ms >= 0:
+                host.load_ms = max(host.load_ms, mono_ms)
+
     def refresh(self, host: Host) -> None:
         """File a host where its state says; call after anything about it changed."""
         self.touched.add(host.worker.num)

@@ -7,6 +7,7 @@ changed.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 
 from moorage.scheduler.core.decide.plan import Planner
@@ -41,11 +42,18 @@ class Indexing:
         self.durations = durations
         self.request_of, self.priority_of = requests.request_of, requests.priority_of
         self.shape_of, self.workload_of = requests.shape_of, requests.workload_of
+        #: jobs by number that the scheduler failed on as it placed them: until which ledger ms they wait
+        self.put_off: dict[int, int] = {}
+        #: is told of a job that cannot be indexed, which is left out then; where there is none, that is raised
+        self.failed: Callable[[str, Exception], None] | None = None
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
         self.rejects: deque[int] = deque()  # those of them that are to be rejected, now that it was
 
-    def resume(self, mono_ms: int) -> None:
-        """Index a folded state. No worker has been heard yet, but each session's silence counts from now on (H28)."""
+    def resume(self, mono_ms: int, *, again: bool = False) -> None:
+        """Index a folded state. No worker has been heard yet, but each session's silence counts from now on (H28).
+
+        `again` where this leader has done so before: then it knows what it has told.
+        """
         standing = [worker for worker in self.state.worker_by_num if worker.session]
         for worker in standing:
             self.fleet.rules_of(worker.hello)  # which tenants have rules must be known before the first shape is made
@@ -56,11 +64,18 @@ class Indexing:
             job = self.state.jobs[num]
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         for job in self.state.jobs.values():
-            job.told = job.rev
-            job.own_subject = True  # somebody may follow it whom only the leader before knew
-            if not job.over:
+            if not again:
+                job.told = job.rev
+                job.own_subject = True  # somebody may follow it whom only the leader before knew
+            if job.over:
+                continue
+            try:
                 self._index(job, self.request_of(job))
                 self.planner.placing.ranker.arrived(self.shape_of(job), len(job.replicas))
+            except Exception as raised:
+                if self.failed is None:
+                    raise
+                self.failed(f"job {job.tenant}/{job.name}", raised)
 
     def _index(self, job: Job, request: Request) -> None:
         """Put a live job's waiting replicas into the queue, and its deadlines into the timers."""
@@ -68,9 +83,10 @@ class Indexing:
         if shape.requires:
             self.fleet.tell_apart(shape.requires)
         waiting = [replica for replica in job.replicas if replica.state == QUEUED]
+        put_off_ms = self.put_off.get(job.num, 0) if self.put_off else 0
         for replica in waiting[:1] if shape.together > 1 else waiting:
-            if replica.not_before > self.state.time_ms:
-                self.timers.requeue(replica, replica.not_before)
+            if max(replica.not_before, put_off_ms) > self.state.time_ms:
+                self.timers.requeue(replica, max(replica.not_before, put_off_ms))
             elif job.hold is None:
                 self.enqueue(job, request, job.priority, entry(job.num, replica.index))
         self.arm(job, request)

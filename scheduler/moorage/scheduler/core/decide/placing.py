@@ -29,6 +29,7 @@ class Placing:
 
     def __init__(self, fleet: Fleet, lines: Lines, ranker: Ranker) -> None:
         self.ranker = ranker
+        self.item = -1  # the entry of the queue that is being placed; -1 for none
         self.choices = 0  # this pass: hosts that were found
         self.in_vain = 0  # and how often none was, see `plan.IN_VAIN_MAX`
         self._fleet = fleet
@@ -39,6 +40,7 @@ class Placing:
     def begin(self) -> None:
         """A pass begins."""
         self.choices = self.in_vain = 0
+        self.item = -1
         self.ranker.work = 0
         self._spread.clear()
         self._no_room.clear()
@@ -50,13 +52,17 @@ class Placing:
 
     def place(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
         """Place one entry, a gang with all its replicas, on no host of `barred`; None where there is no room."""
+        self.item = item
         barred |= self._lines.left_too_soon(draft, item)
-        if (shape.index, barred) in self._no_room:
-            return None
-        if not shape.avoid:
-            return self._look(draft, shape, item, barred)
-        with self._fleet.avoiding(shape.avoid):
-            return self._look(draft, shape, item, barred)
+        choice: Choice | None = None
+        if (shape.index, barred) not in self._no_room:
+            if not shape.avoid:
+                choice = self._look(draft, shape, item, barred)
+            else:
+                with self._fleet.avoiding(shape.avoid):
+                    choice = self._look(draft, shape, item, barred)
+        self.item = -1
+        return choice
 
     def _look(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
         if shape.together > 1:
@@ -109,9 +115,10 @@ class Placing:
                 head = aged(line)
             if others is not None and (head, entries[0]) > others:
                 break
-            item = lines.queue.pop(line)
+            item = self.item = lines.queue.pop(line)
             draft.placed(item >> REPLICA_BITS, item & REPLICA_MASK, host.worker.num, mask, mode)
             taken += 1
+        self.item = -1
         if taken:
             self._fleet.take_all(host, shape, masks[:taken])
             choice = Choice(host, masks[taken - 1], host.open.bit_count())

@@ -92,6 +92,7 @@ class Planner:
         #: this pass: lines like one that found no room, with all hosts open to them; see `_kind_of`
         self._full: set[tuple[int, int, int]] = set()
         self._unprepared = False  # the ranker is not ready to choose
+        self.serving: Line | None = None  # the line that a pass is at, for when it fails
         self._in_vain_max = IN_VAIN_MAX
         self._waiting = 0  # lines that the last pass had to look at
 
@@ -106,7 +107,7 @@ class Planner:
         """Write placements into the draft; returns how many replicas were placed."""
         cut = self.placing.in_vain > self._in_vain_max
         self.placing.begin()
-        self._unprepared = False
+        self.serving, self._unprepared = None, False
         if self.queue.is_empty:
             self.queue.lines.clear()
             self.holding.give_up()
@@ -129,6 +130,7 @@ class Planner:
         self._bound(cut, len(ready))
         while ready and not self.is_done(draft):
             head, first, line = ready[0]
+            self.serving = line
             if self._is_like_full(draft, line):
                 heappop(ready)
                 passed += self.lines.room(draft, line) == math.inf
@@ -163,6 +165,7 @@ class Planner:
                 heappop(ready)
             if served.end is End.OVER_LIMIT and self.could_ever(line.shape):
                 lines.over_limit(draft, line)
+        self.serving = None
         if self.preempting.allowed and not draft.full:
             self.preempting.seek(draft, lambda: self._eligible(draft), lambda line: self._closed_to(draft, line))
         return placed

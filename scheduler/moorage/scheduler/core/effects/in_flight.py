@@ -6,7 +6,7 @@ from typing import Any
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.effects.outputs import Message
-from moorage.scheduler.core.events import Ask, FromWorker
+from moorage.scheduler.core.events import Ask, Batch, FromWorker
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.lifecycle.admission import NewJob
 from moorage.scheduler.core.records import Record
@@ -16,7 +16,7 @@ from moorage.schemas.frames import Renew
 class InFlight:
     """There is never more than one (ledger-rules H1)."""
 
-    __slots__ = ("asks", "draft", "early", "joined", "new", "record", "renewed", "replies")
+    __slots__ = ("answered", "asks", "draft", "early", "joined", "new", "record", "renewed", "replies")
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -26,6 +26,7 @@ class InFlight:
         self.joined: list[tuple[FromWorker, str]] = []
         self.renewed: list[tuple[FromWorker, Renew, Host]] = []
         self.asks: list[Ask] = []
+        self.answered: list[tuple[Batch, int]] = []  # requests of batches that this record refuses, or has already
         self.early: tuple[int, list[Message]] = (
             0,
             [],

@@ -19,15 +19,16 @@ class Cancels:
     def __init__(self) -> None:
         self._by_tenant: dict[str, deque[Cancel | QueueRead]] = {}  # whose turn it is, first
         self.size = 0
+        self.taken: list[Cancel | QueueRead] = []  # for the record that is being built, in order
 
     def add(self, event: Cancel | QueueRead) -> None:
         self._by_tenant.setdefault(event.tenant, deque()).append(event)
         self.size += 1
 
-    def take(self, draft: Draft) -> Iterator[Cancel | QueueRead]:
+    def take(self, draft: Draft, *, alone: bool = False) -> Iterator[Cancel | QueueRead]:
         """Those for which this record has room, to be written before the next one is asked for."""
         turns = self._by_tenant
-        for _ in range(CANCELS_MAX):
+        for _ in range(1 if alone else CANCELS_MAX):
             if not turns or draft.bulk_full:
                 return
             tenant = next(iter(turns))
@@ -36,4 +37,30 @@ class Cancels:
             if mine:
                 turns[tenant] = mine
             self.size -= 1
+            self.taken.append(event)
             yield event
+
+    def take_back(self) -> None:
+        """Put what was taken for a record that is not written where it was, the tenants' turns as they were too."""
+        turns = deque(self._by_tenant)
+        for event in reversed(self.taken):
+            mine = self._by_tenant.get(event.tenant)
+            if mine is None:
+                mine = self._by_tenant[event.tenant] = deque()
+            else:
+                turns.pop()  # it went behind all others
+            mine.appendleft(event)
+            turns.appendleft(event.tenant)
+        self._by_tenant = {tenant: self._by_tenant[tenant] for tenant in turns}
+        self.size += len(self.taken)
+        self.taken.clear()
+
+    def of(self, tenant: str) -> deque[Cancel | QueueRead]:
+        return self._by_tenant[tenant]
+
+    def remove(self, event: Cancel) -> None:
+        mine = self._by_tenant[event.tenant]
+        mine.remove(event)
+        self.size -= 1
+        if not mine:
+            del self._by_tenant[event.tenant]

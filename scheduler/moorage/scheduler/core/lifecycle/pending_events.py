@@ -16,13 +16,16 @@ ENDS_MAX: Final = 64
 class PendingEvents:
     """Each queue keeps the order of arrival: no cursor of a durable queue passes a request that is not counted yet."""
 
-    __slots__ = ("cancels", "rest", "submits", "urgent")
+    __slots__ = ("cancels", "rest", "submits", "taken_rest", "taken_submits", "urgent")
 
     def __init__(self) -> None:
         self.submits: deque[Submit | QueueRead] = deque()
         self.cancels = Cancels()
         self.rest: deque[Rest] = deque()
         self.urgent = 0  # events in `rest` that must not wait for the next heartbeat
+        #: what was taken for the record that is being built, in order, beside `cancels.taken`
+        self.taken_submits: list[Submit | QueueRead] = []
+        self.taken_rest: list[Rest] = []
 
     def __len__(self) -> int:
         return len(self.submits) + self.cancels.size + len(self.rest)
@@ -37,6 +40,40 @@ class PendingEvents:
         else:
             self.rest.append(event)
             self.urgent += is_urgent(event)
+
+    def begin_record(self) -> None:
+        """What is taken from now on is for another record."""
+        self.taken_submits.clear()
+        self.taken_rest.clear()
+        self.cancels.taken.clear()
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether something was taken for this record, renewals aside."""
+        return bool(
+            any(isinstance(event, Submit) for event in self.taken_submits)
+            or self.cancels.taken
+            or any(is_urgent(event) for event in self.taken_rest)
+        )
+
+    def take_back(self) -> None:
+        """Put all that was taken for a record that is not written where it was."""
+        self.submits.extendleft(reversed(self.taken_submits))
+        self.cancels.take_back()
+        back = {id(event) for event in self.taken_rest}  # some of them were put back already
+        self.rest = deque([*self.taken_rest, *(event for event in self.rest if id(event) not in back)])
+        self.begin_record()
+        self.put_back(())
+
+    def remove(self, event: Event) -> None:
+        """Drop one event."""
+        if isinstance(event, Cancel):
+            self.cancels.remove(event)
+        elif isinstance(event, Submit):
+            self.submits.remove(event)
+        elif not isinstance(event, QueueRead):
+            self.rest.remove(event)
+            self.put_back(())
 
     def put_back(self, events: Sequence[Rest]) -> None:
         """Put events that a record has no room for at the front, for the next one.

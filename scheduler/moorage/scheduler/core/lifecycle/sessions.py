@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeGuard
 import msgspec
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.draft import STEP_BYTES, Draft
+from moorage.scheduler.core.draft import FULL_BYTES, STEP_BYTES, Draft
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
@@ -428,6 +428,17 @@ def lose_bytes(worker: Worker) -> int:
         2 * STEP_BYTES * (len(member.replica.job.replicas) if member.replica.job.gang else 1)
         for member in worker.members.values()
     )
+
+
+def has_room(state: State, draft: Draft, event: FromWorker) -> bool:
+    """Whether the record has room for the most that this frame may write; an empty record always has."""
+    frame, size = event.frame, 0
+    if isinstance(frame, FactFrame | Join):
+        size = 2 * STEP_BYTES * len(frame.facts)
+    if isinstance(frame, Join | Goodbye):
+        worker = state.workers.get(event.worker)
+        size += lose_bytes(worker) if worker is not None else 0
+    return size == 0 or draft.empty or draft.bytes + size <= FULL_BYTES
 
 
 def moved_devices(worker: Worker, frame: Join, listed: frozenset[MemberKey]) -> frozenset[MemberKey]:

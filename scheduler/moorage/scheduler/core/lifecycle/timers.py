@@ -42,6 +42,8 @@ class Timers:
     def __init__(self, state: State, request_of: Callable[[Job], Request]) -> None:
         self.rows: list[tuple[int, int, int]] = []
         self.overdue: dict[int, int] = {}  # by job number: how many of `_passed` end it
+        self.at: tuple[int, int] | None = None  # kind and job number or queue entry of the one that is acted on
+        self.put_off: dict[tuple[int, int], int] = {}  # the same of those that failed: until which ledger ms
         self._passed: deque[_Passed] = deque()
         self._state = state
         self._request_of = request_of
@@ -56,13 +58,18 @@ class Timers:
     def arm(self, job: Job, request: Request) -> None:
         if request.deadline_s is not None:
             job.deadline_ms = job.accepted_ms + int(request.deadline_s * 1000)
-            heappush(self.rows, (job.deadline_ms, _DEADLINE, job.num))
+            self._push(job.deadline_ms, _DEADLINE, job.num)
         if request.start_within_s is not None:
-            heappush(self.rows, (job.accepted_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num))
+            self._push(job.accepted_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num)
 
     def requeue(self, replica: Replica, not_before: int) -> None:
         """Put a replica back into the queue at a ledger time."""
-        heappush(self.rows, (not_before, BACKOFF, entry(replica.job.num, replica.index)))
+        self._push(not_before, BACKOFF, entry(replica.job.num, replica.index))
+
+    def _push(self, due_ms: int, kind: int, what: int) -> None:
+        if self.put_off:
+            due_ms = max(due_ms, self.put_off.get((kind, what), 0))
+        heappush(self.rows, (due_ms, kind, what))
 
     def due(self, draft: Draft, lifecycle: Lifecycle, enqueue: Enqueue) -> None:
         """Act on the timers that have passed by the draft's time.
@@ -70,9 +77,11 @@ class Timers:
         If many jobs end at once, this record ends some of them, and the next ones the others; backoffs that end do
         not wait for those.
         """
+        self.at = None
         self._pop_due(draft, lifecycle, enqueue)
         while self._passed and not draft.bulk_full:
             _, kind, num, ends = self._passed.popleft()
+            self.at = kind, num
             if ends:
                 self.overdue[num] -= 1
                 if not self.overdue[num]:
@@ -91,6 +100,7 @@ class Timers:
             if not timers or timers[0][0] > draft.time_ms or draft.full:
                 break
             due_ms, kind, what = heappop(timers)
+            self.at = kind, what
             if kind == BACKOFF:
                 self._end_backoff(draft, lifecycle, enqueue, what)
                 continue

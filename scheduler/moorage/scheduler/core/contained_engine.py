@@ -1,0 +1,402 @@
+"""The engine of a leader: one request, worker or timer that makes the core raise stops nothing but itself.
+
+A record that could not be built is built again without what failed: all tables (queue, reservation, fleet, ranker) are
+made anew from the state, as a takeover makes them, and the event is set aside. In ranking the plain ranker takes over.
+Nothing of that is in the ledger, but `set_aside` and the failed calls of the ranker are inputs, so a recording has them
+and replays. What was raised after the acknowledgement costs answers that are asked for again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from mypy_extensions import mypyc_attr
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.containment import PLACING, STEPS, TIMERS, Containment
+from moorage.scheduler.core.effects.in_flight import InFlight
+from moorage.scheduler.core.effects.outputs import Outputs
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Order, QueueRead, Submit, WorkerOrder
+from moorage.scheduler.core.ledger.folding import Folded
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS
+from moorage.scheduler.core.rank.falling_back import FallingBack
+from moorage.scheduler.core.rank.ranker import Ranker, maker_of
+from moorage.scheduler.core.state import Job, State
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import Renew
+from moorage.schemas.subjects import Subjects
+
+#: how often one record is built anew; then the term ends
+BUILDS_MAX: Final = 64
+RETRY_AFTER_S: Final = 1.0
+#: a new leader that comes after several deaths of others is careful for so long
+SAFE_MS: Final = 60_000
+BY_SCHEDULER: Final = "scheduler"
+CORDON: Final = "cordon"
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)  # one that records
+class ContainedEngine(Engine):
+    """`containment` says what has failed, for the log, the metrics and `doctor`."""
+
+    def __init__(self, state: State, config: Config, subjects: Subjects, leader: int, mono_ms: int) -> None:
+        self.containment = Containment()
+        self._now_ms = state.time_ms
+        self._owed: list[tuple[Any, str, bool]] = []  # answers to what was set aside, to be sent with the next record
+        self._kept_waiting: dict[str, deque[Submit | QueueRead]] = {}  # of tenants in debt, from the durable queue
+        self._ranker: FallingBack | None = None
+        super().__init__(state, config, subjects, leader, mono_ms)
+
+    # ------------------------------------------------------------------------------------------------ ranking
+
+    def _make_ranker(self) -> Ranker:
+        contained = self.containment
+        is_plain = contained.is_paused("ranking", self._now_ms) or self._now_ms < contained.safe_until_ms
+        name = self.config.ranker
+        made = self._ranker = FallingBack(None if is_plain else lambda: maker_of(name)(), self._ranking_failed)
+        return made
+
+    def _ranking_failed(self, where: str, asked: str, raised: Exception) -> None:
+        self.containment.note("ranking", f"ranker {self.config.ranker}, {where}", asked, raised, self._now_ms)
+        self.containment.pause("ranking", self._now_ms)
+
+    @property
+    def ranker(self) -> FallingBack:
+        assert self._ranker is not None
+        return self._ranker
+
+    def was_slow(self, took_ms: int) -> None:
+        """A record took too long to build: as if its ranking had failed."""
+        self.containment.counts["slow"] += 1
+        self.ranker.give_up(TimeoutError(f"a record took {took_ms} ms to build"))
+
+    def begin_safe_mode(self) -> None:
+        """Leaders before this one have died of something: for a while use what is plain, one event a record."""
+        self.containment.safe_until_ms = self._now_ms + SAFE_MS
+        self.alone = True
+        self._rebuild(self.built_ms, self._soft())
+
+    # -------------------------------------------------------------------------------------------------- build
+
+    def build(self, time_ms: int, mono_ms: int) -> bytes:
+        self._begin_at(time_ms)
+        if self.ranker.main is None and self._may_rank():
+            self._rebuild(mono_ms, self._soft())
+        for left in range(BUILDS_MAX, 0, -1):
+            before = self._looked_ms, self._built_ms, self._replan
+            try:
+                payload = super().build(time_ms, mono_ms)
+            except Exception as raised:
+                self._looked_ms, self._built_ms, self._replan = before
+                aside = self._aside(raised)
+                if left == 1 or not aside:
+                    raise
+                self.set_aside(aside, time_ms, mono_ms, self._soft())
+            else:
+                flight = self._in_flight
+                assert flight is not None
+                flight.replies += self._owed
+                self._owed = []
+                return payload
+        raise AssertionError
+
+    def _may_rank(self) -> bool:
+        contained, now_ms = self.containment, self._now_ms
+        return now_ms >= contained.safe_until_ms and not contained.is_paused("ranking", now_ms)
+
+    def _begin_at(self, time_ms: int) -> None:
+        """What time alone changes; the same when it is done twice."""
+        now_ms = self._now_ms = max(time_ms, self.state.time_ms)
+        contained = self.containment
+        self.alone = now_ms < contained.safe_until_ms or now_ms < contained.alone_until_ms
+        if contained.in_debt or self._kept_waiting:
+            contained.forget_paid(now_ms)
+            self._hold_back(now_ms)
+        if contained.failing:
+            self._refuse_failing()
+
+    def _aside(self, raised: Exception) -> list[Any]:
+        """What failed, as an input of `set_aside`; nothing where that cannot be said."""
+        at, contained, now_ms, flight = self._at, self.containment, self._now_ms, self._in_flight
+        draft = flight.draft if flight is not None else None
+        event: Event | None = None if isinstance(at, str) else at
+        if at == PLACING and draft is not None and flight is not None:
+            line = self.planner.serving
+            nums = [] if line is None else list(dict.fromkeys(item >> REPLICA_BITS for item in line.entries))
+            if self.planner.placing.item >= 0:
+                nums.insert(0, self.planner.placing.item >> REPLICA_BITS)
+            new = [num for num in nums if num >= self.state.next_num]
+            if new:
+                event = list(flight.new.values())[new[0] - self.state.next_num].submit
+            elif nums:
+                what = f"job {self._named(nums[0])} and {len(nums) - 1} that ask alike"
+                contained.note("job", "placing", what, raised, now_ms)
+                return ["jobs", sorted(set(nums))]
+        elif at == TIMERS and (timer := self.timers.at) is not None:
+            contained.note("timer", TIMERS, f"kind {timer[0]} of {timer[1]}", raised, now_ms)
+            return ["timer", f"timer {timer[0]} {timer[1]}", *timer]
+        if event is None and at not in STEPS:
+            event = self._only_event() if self.alone else None
+            if event is None:
+                contained.note("step", str(at), "found out by one event a record", raised, now_ms)
+                left = [step for step in STEPS if not contained.is_paused(step, now_ms)]
+                return ["step", left[0]] if self.alone and left else [] if self.alone else ["alone"]
+        if event is None:
+            contained.note("step", str(at), "", raised, now_ms)
+            return ["step", at]
+        return self._aside_of(event, raised)
+
+    def _named(self, num: int) -> str:
+        job = self.state.jobs.get(num)
+        return str(num) if job is None else f"{job.tenant}/{job.name}"
+
+    def _only_event(self) -> Event | None:
+        pending = self._pending
+        taken: list[Event] = [*pending.taken_submits, *pending.cancels.taken, *pending.taken_rest]
+        found = [event for event in taken if not isinstance(event, QueueRead | Ask)]
+        urgent = [event for event in found if not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))]
+        return next(iter(urgent or found), None)
+
+    def _aside_of(self, event: Event, raised: Exception) -> list[Any]:
+        """Name an event by its place in its queue, as it was before it was taken."""
+        pending, contained, now_ms = self._pending, self.containment, self._now_ms
+        if isinstance(event, Submit):
+            trace = contained.note("request", "submit", f"{event.tenant}/{event.name}", raised, now_ms)
+            if event.sequence:
+                contained.traces[event.reply] = trace
+            return ["submit", _index(pending.taken_submits, event)]
+        if isinstance(event, Cancel):
+            trace = contained.note("request", "cancel", f"{event.tenant}/{event.job}", raised, now_ms)
+            if event.sequence:
+                contained.traces[event.reply] = trace
+            mine = [each for each in pending.cancels.taken if each.tenant == event.tenant]
+            return ["cancel", event.tenant, _index(mine, event)]
+        if isinstance(event, FromWorker):
+            contained.note("worker", type(event.frame).__name__, f"worker {event.worker}", raised, now_ms)
+        else:
+            contained.note("request", type(event).__name__, "", raised, now_ms)
+        return ["rest", _index([each for each in pending.taken_rest if not isinstance(each, Ask)], event)]
+
+    # ---------------------------------------------------------------------------------------------- set aside
+
+    def set_aside(self, aside: list[Any], time_ms: int, mono_ms: int, soft: dict[str, Any]) -> None:
+        """Go on without what has failed, from tables that are made anew. An input, as `offer` is."""
+        flight, pending, contained = self._in_flight, self._pending, self.containment
+        self._in_flight = None
+        if flight is not None:  # none in a replay: there the record that failed is not built
+            for batch, position in flight.answered:
+                batch.answers[position] = None
+                batch.missing += 1
+            pending.take_back()
+        self._begin_at(time_ms)
+        kind, now_ms = aside[0], self._now_ms
+        if kind == "submit":
+            self._refuse_submit(pending.submits[aside[1]])
+        elif kind == "cancel":
+            self._refuse(pending.cancels.of(aside[1])[aside[2]])
+        elif kind == "rest":
+            self._refuse([each for each in pending.rest if not isinstance(each, Ask)][aside[1]])
+        elif kind == "jobs":
+            for num in aside[1]:
+                contained.pause(f"job {num}", now_ms)
+        elif kind == "timer":
+            contained.pause(aside[1], now_ms)
+        elif kind == "step":
+            self._put_off[aside[1]] = contained.pause(aside[1], now_ms)
+        else:
+            contained.alone_until_ms = now_ms + 1_000
+            self.alone = True
+        self._rebuild(mono_ms, soft)
+
+    def _refuse_submit(self, event: Submit | QueueRead) -> None:
+        assert isinstance(event, Submit)
+        self._pending.remove(event)
+        failed = _failed("request", event.name)
+        self._answer_submit(event, failed)
+        self.containment.charge(event.tenant, self._size, self._now_ms)
+        self._hold_back(self._now_ms)
+
+    def _answer_submit(self, event: Submit, answer: Problem) -> None:
+        batch = event.batch
+        if batch is None:
+            self._owed.append((answer, event.reply, event.json))
+            return
+        batch.answers[event.position] = answer
+        batch.missing -= 1
+        if batch.missing == 0:
+            self._owed.append((batch.answers, batch.reply, batch.json))
+
+    def _refuse(self, event: Event) -> None:
+        self._pending.remove(event)
+        if isinstance(event, Cancel):
+            self._owed.append((_failed("cancel", event.job), event.reply, event.json))
+            self.containment.charge(event.tenant, self._size, self._now_ms)
+        elif isinstance(event, FromWorker):
+            self._owed.append((_failed("frame"), event.reply, event.json))
+            self.containment.worker_failed(event.worker, self._now_ms)
+        elif isinstance(event, Order | WorkerOrder):
+            self._owed.append((_failed("order"), event.reply, event.json))
+
+    @property
+    def _size(self) -> int:
+        return self.state.live + len(self.fleet.hosts)
+
+    def _soft(self) -> dict[str, Any]:
+        """What the tables hold that follows from no record: it is kept as they are made anew."""
+        hosts = [
+            [
+                num, host.heard, host.last_ms, host.load_ms, host.busy, host.waiting, host.sick, host.stale,
+                host.util_percent, [[slot, *trouble] for slot, trouble in host.troubles.items()],
+            ]
+            for num, host in self.fleet.hosts.items()
+        ]  # fmt: skip
+        ahead = sorted(self.sessions.ahead.items())
+        return {"hosts": hosts, "ahead": ahead, "ranking": self.containment.ranking()}
+
+    def _rebuild(self, mono_ms: int, soft: dict[str, Any]) -> None:
+        """Make all tables anew: from the state, and what workers have said in this reign."""
+        contained, now_ms = self.containment, self._now_ms
+        explain, announced, dropped = self.output_writer.explain_waiting, self.orders.announced, self.retention.dropped
+        moved_seq, looked_ms, built_ms, ranking = (
+            self.admission.moved_seq,
+            self._looked_ms,
+            self._built_ms,
+            soft["ranking"],
+        )
+        if ranking[0]:
+            contained.set_ranking(ranking[0], ranking[1])
+        self._make_parts(mono_ms)
+        self.output_writer.explain_waiting, self.orders.announced, self.retention.dropped = explain, announced, dropped
+        self.admission.moved_seq, self._looked_ms, self._built_ms = moved_seq, looked_ms, built_ms
+        self.sessions.ahead.update((num, knows) for num, knows in soft["ahead"])
+        self.timers.put_off = contained.put_off_timers(now_ms)
+        self._indexing.put_off = contained.paused("job", now_ms)
+        for job in self.state.jobs.values():
+            job.shape = None
+        self._indexing.resume(mono_ms, again=True)
+        for num, heard, last_ms, load_ms, busy, waiting, sick, stale, util_percent, troubles in soft["hosts"]:
+            host = self.fleet.hosts.get(num)
+            if host is None:
+                continue
+            host.heard, host.last_ms, host.load_ms, host.busy, host.waiting = heard, last_ms, load_ms, busy, waiting
+            host.sick, host.stale, host.util_percent = sick, stale, util_percent
+            host.troubles = {slot: (health, detail) for slot, health, detail in troubles}
+            host.closed = host.closed or host.worker.id in contained.failing
+            self.fleet.refresh(host)
+        for event in self._pending.submits:
+            if isinstance(event, Submit):
+                self._read_again(event)
+        for waiting_events in self._kept_waiting.values():
+            for event in waiting_events:
+                if isinstance(event, Submit):
+                    self._read_again(event)
+        self._replan = True
+
+    def _read_again(self, event: Submit) -> None:
+        asked = self.requests.read(event.body)[1]
+        event.request, event.shape = asked.request, self.shape_of_asked(asked)
+
+    # ------------------------------------------------------------------------------------- tenants and workers
+
+    def _hold_back(self, now_ms: int) -> None:
+        """Requests of tenants in debt wait, if they are of the durable queue, or are refused; others come first."""
+        contained, pending, waiting = self.containment, self._pending, self._kept_waiting
+        for tenant in list(waiting):
+            if not contained.wait_ms(tenant, now_ms):
+                pending.submits.extend(waiting.pop(tenant))
+        in_debt = {event.tenant for event in pending.submits if contained.wait_ms(event.tenant, now_ms)}
+        if not in_debt:
+            return
+        left: deque[Submit | QueueRead] = deque()
+        for event in pending.submits:
+            if event.tenant not in in_debt:
+                left.append(event)
+            elif isinstance(event, QueueRead) or event.sequence:
+                waiting.setdefault(event.tenant, deque()).append(event)
+            else:
+                wait_s = contained.wait_ms(event.tenant, now_ms) / 1000
+                self._answer_submit(event, _in_debt(event, wait_s))
+        pending.submits = left
+
+    def evidence_of(self, reply: str) -> str:
+        """The traceback of what was answered there, where it was set aside; told once."""
+        return self.containment.traces.pop(reply, "")
+
+    def holds_back(self, tenant: str) -> bool:
+        """Whether requests of this tenant wait as others of it have made the scheduler fail."""
+        return tenant in self._kept_waiting
+
+    def _refuse_failing(self) -> None:
+        """Frames of workers on which the scheduler has failed again and again are refused: so their leases run out.
+
+        They end what they run, and count as lost once nothing of it can run any more, as one that has fallen silent.
+        """
+        failing, rest = self.containment.failing, self._pending.rest
+        for worker_id in list(failing):
+            worker = self.state.workers.get(worker_id)
+            if worker is None or not worker.session:
+                del failing[worker_id]
+        refused = [event for event in rest if isinstance(event, FromWorker) and event.worker in failing]
+        for event in refused:
+            self._pending.remove(event)
+            self._owed.append((_failed("frame"), event.reply, event.json))
+
+    def _begin_record(self, flight: InFlight) -> None:
+        """What was found to fail in the record before: nothing new for its hosts, until an operator says so."""
+        for worker_id in self.containment.failing:
+            worker = self.state.workers[worker_id]
+            if worker.flag == "open" and self._begins(CORDON, flight.draft):
+                self.windows.flag(flight.draft, worker, "cordoned", BY_SCHEDULER)
+
+    # -------------------------------------------------------------------------------- after the acknowledgement
+
+    def _follow(self, flight: InFlight, folded: Folded, first: list[Job], out: Outputs, mono_ms: int) -> None:
+        try:
+            super()._follow(flight, folded, first, out, mono_ms)
+        except Exception as raised:
+            self.containment.note("output", f"after record {self.state.seq}", "", raised, self._now_ms)
+            self.mend(mono_ms, self._soft())
+
+    def complete(self, out: Outputs) -> None:
+        try:
+            super().complete(out)
+        except Exception as raised:
+            self.containment.note("output", f"answers of record {self.state.seq}", "", raised, self._now_ms)
+            out.answers = [answer for answer in out.answers if answer[0]]
+
+    def mend(self, mono_ms: int, soft: dict[str, Any]) -> None:
+        """Make all tables anew, as what follows from a record was broken off. An input, as `offer` is."""
+        self._rebuild(mono_ms, soft)
+
+    def _make_parts(self, mono_ms: int) -> None:
+        super()._make_parts(mono_ms)
+        self._indexing.failed = self._index_failed
+
+    def _index_failed(self, what: str, raised: Exception) -> None:
+        self.containment.note("job", "index", what, raised, self._now_ms)
+
+
+def _index(events: Sequence[Event], event: Event) -> int:
+    return next(at for at, each in enumerate(events) if each is event)
+
+
+def _failed(what: str, job: str = "") -> Problem:
+    return problem(
+        "internal",
+        f"the scheduler failed on this {what}: it was set aside, and nothing of it was recorded",
+        job=job,
+        next="for an operator: the scheduler's log says where it failed, and `moorage doctor` how often",
+    )
+
+
+def _in_debt(event: Submit, wait_s: float) -> Problem:
+    return problem(
+        "overloaded",
+        f"the scheduler has failed on requests of tenant {event.tenant}: its next ones are taken one by one",
+        job=event.name,
+        next="send again after retry_after_s; for an operator: `moorage doctor`, and the scheduler's log",
+        retry_after_s=max(RETRY_AFTER_S, wait_s),
+    )

@@ -1,0 +1,121 @@
+"""A scheduler with a defect on purpose, as a process: `-m tests.live.poisoned_scheduler PLACE URL PREFIX CONFIG`.
+
+Whatever asks for the model `poison`, or is called so, makes the core raise at PLACE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.connection import connect
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.decide.placing import Placing
+from moorage.scheduler.core.effects.output_writer import OutputWriter
+from moorage.scheduler.core.lifecycle.admission import Admission
+from moorage.scheduler.core.lifecycle.sessions import Sessions
+from moorage.scheduler.core.lifecycle.timers import Timers
+from moorage.scheduler.core.queueing.queue import Queue
+from moorage.scheduler.core.rank.ranker import Pack
+from moorage.scheduler.core.shape import Shape, Shapes
+from moorage.scheduler.service import Scheduler
+from moorage.scheduler.settings import ledger_url
+from moorage.schemas.job import Request
+from moorage.schemas.subjects import Subjects
+
+POISON: Final = "poison"
+
+
+class Poisoned(Exception):
+    """What the defect raises."""
+
+
+class PoisonedRanker(Pack):
+    """A ranker of one's own that fails on some requests."""
+
+    name = "poisoned"
+
+    def choose(self, *given: Any) -> Any:
+        if is_poison(*given):
+            raise Poisoned("choose")
+        return super().choose(*given)
+
+
+def is_poison(*given: Any) -> bool:
+    for each in given:
+        if isinstance(each, Shape) and each.models == (POISON,):
+            return True
+        if isinstance(each, Request) and (each.labels or {}).get(POISON):
+            return True
+        if str(getattr(each, "name", "") or getattr(each, "job", "")).startswith(POISON):
+            return True
+        if str(getattr(each, "worker", "")).startswith(POISON):
+            return True
+    return False
+
+
+def raising(owner: Any, name: str) -> Callable[[], None]:
+    def spoil() -> None:
+        does = getattr(owner, name)
+
+        def broken(*given: Any, **named: Any) -> Any:
+            if is_poison(*given):
+                raise Poisoned(name)
+            return does(*given, **named)
+
+        setattr(owner, name, broken)
+
+    return spoil
+
+
+def dying(owner: Any, name: str) -> Callable[[], None]:
+    """As a crash in C: no exception, no goodbye."""
+
+    def spoil() -> None:
+        does = getattr(owner, name)
+
+        def broken(*given: Any, **named: Any) -> Any:
+            if is_poison(*given):
+                os._exit(139)
+            return does(*given, **named)
+
+        setattr(owner, name, broken)
+
+    return spoil
+
+
+PLACES: Final[dict[str, Callable[[], None]]] = {
+    "read": raising(Shapes, "of"),
+    "admission": raising(Admission, "submit"),
+    "cancel": raising(Admission, "cancel"),
+    "queue": raising(Queue, "add"),
+    "placing": raising(Placing, "_place_one"),
+    "renew": raising(Sessions, "renew"),
+    "facts": raising(Sessions, "facts"),
+    "timer": raising(Timers, "_end_backoff"),
+    "outputs": raising(OutputWriter, "own_subject"),
+    "ranking": lambda: None,
+    "crash": dying(Admission, "submit"),
+    "none": lambda: None,
+}
+
+
+async def main(url: str, prefix: str, config: dict[str, Any]) -> None:
+    world, ledger = await connect(url, "scheduler"), await connect(ledger_url(), "ledger")
+    await Scheduler(world, ledger, config=msgspec.convert(config, Config), subjects=Subjects(prefix)).run()
+
+
+if __name__ == "__main__":
+    _, place, server, prefix, numbers = sys.argv
+    PLACES[place]()
+    settings = msgspec.json.decode(numbers)
+    if place == "ranking":
+        settings["ranker"] = "tests.live.poisoned_scheduler:PoisonedRanker"
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)-7s %(name)s %(message)s")
+    asyncio.run(main(server, prefix, settings))

@@ -1,0 +1,339 @@
+"""One request, worker or timer that makes the core raise is set aside: the others go on, and a recording replays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.contained_engine import ContainedEngine
+from moorage.scheduler.core.containment import PAUSE_MS, TRACE_CHARS_MAX
+from moorage.scheduler.core.events import Batch, QueueRead, Submit
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import State
+from moorage.scheduler.recording import RecordedEngine, Recorder, replay
+from tests.scheduler.driving import SUBJECTS, Driving
+
+pytestmark = pytest.mark.interpreted
+
+#: what the faults below look for in a request
+POISON: Final = "poison"
+
+
+class Poisoned(Exception):
+    """What a defect raises."""
+
+
+class Contained(Driving):
+    """Driven as a leader is: contained, and recorded."""
+
+    def __init__(self, path: Path, config: Config | None = None) -> None:
+        self._recorder = Recorder(path)
+        self.path = path
+        super().__init__(config)
+
+    def make_engine(self, state: State) -> RecordedEngine:
+        return RecordedEngine(state, self.config, SUBJECTS, 7 + state.epoch, self.now, self._recorder)
+
+    @property
+    def contained(self) -> ContainedEngine:
+        return cast(ContainedEngine, self.engine)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self.contained.containment.counts)
+
+    def close(self) -> None:
+        self._recorder.close()
+
+    def replays(self) -> None:
+        """All of it comes out byte for byte again."""
+        self.close()
+        found = list(replay(self.path))
+        assert found
+        assert all(one.same for one in found)
+        assert found[-1].state.digest == self.state.digest
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Iterator[Contained]:
+    made = Contained(tmp_path / "leader.rec")
+    made.worker("w0", 4)
+    made.worker("w1", 4)
+    yield made
+    made.close()
+
+
+def state_of(drive: Contained, name: str, tenant: str = "t") -> str:
+    return drive.job(name, tenant).state
+
+
+def raises_for(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, is_poison: Callable[..., bool], *, after: bool = False
+) -> Callable[[], None]:
+    """Have a method raise where its arguments are poison, before or after it has done its work; returns the cure."""
+    does = getattr(owner, name)
+
+    def broken(*given: Any, **named: Any) -> Any:
+        if is_poison(*given, **named):
+            if after:
+                does(*given, **named)
+            raise Poisoned(name)
+        return does(*given, **named)
+
+    monkeypatch.setattr(owner, name, broken)
+    return lambda: monkeypatch.setattr(owner, name, does)
+
+
+def is_poisoned(*given: Any, **named: Any) -> bool:
+    return any(isinstance(each, Submit) and each.name.startswith(POISON) for each in given)
+
+
+def is_poison_shape(*given: Any, **named: Any) -> bool:
+    return any(isinstance(each, Shape) and each.models == (POISON,) for each in given)
+
+
+# ------------------------------------------------------------------------------------------------------- ranking
+
+
+@pytest.mark.parametrize("method", ["choose", "prepare", "arrived"])
+def test_where_ranking_fails_the_plain_ranker_decides(
+    method: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive.submit("first", gpu={})
+    cure = raises_for(monkeypatch, type(drive.contained.ranker.main), method, lambda *given: True)
+    assert drive.submit("second", gpu={})["state"] == "QUEUED"
+    drive.settle()
+    assert state_of(drive, "second") == "RUNNING"
+    figures = drive.contained.containment.figures(drive.now)
+    assert figures["counts"] == {"ranking": 1}
+    assert figures["plain_ranker"]
+    (told,) = drive.contained.containment.take_unlogged()
+    assert "Poisoned" in told.trace
+    assert "fragments" in told.where
+    cure()
+    drive.pass_time(2 * PAUSE_MS)
+    assert drive.contained.ranker.main is not None, "it is tried again"
+    assert not drive.contained.containment.figures(drive.now)["plain_ranker"]
+    drive.submit("third", gpu={})
+    assert drive.counts == {"ranking": 1}
+    drive.replays()
+
+
+def test_a_ranker_that_always_fails_is_tried_ever_less_often(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    raises_for(monkeypatch, type(drive.contained.ranker.main), "choose", lambda *given: True)
+    for number in range(200):
+        drive.submit(f"j{number}", gpu={})
+        drive.settle()
+        drive.run_out("w0")
+        drive.run_out("w1")
+        drive.pass_time(1_000)
+    assert 5 <= drive.counts["ranking"] <= 9
+    assert len(drive.contained.containment.take_unlogged()) == 1
+    drive.replays()
+
+
+def test_a_pass_that_takes_too_long_counts_as_a_failure_of_ranking(drive: Contained) -> None:
+    drive.contained.was_slow(251)
+    drive.submit("a", gpu={})
+    assert drive.contained.ranker.main is None
+    assert drive.counts == {"ranking": 1, "slow": 1}
+    drive.replays()
+
+
+def test_a_ranker_that_cannot_be_made_leaves_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moorage.scheduler.core.rank.fragments import Fragments
+
+    raises_for(monkeypatch, Fragments, "__init__", lambda *given: True)
+    drive = Contained(tmp_path / "leader.rec")
+    drive.worker("w0", 1)
+    drive.submit("a", gpu={})
+    drive.settle()
+    assert state_of(drive, "a") == "RUNNING"
+    drive.close()
+
+
+# ------------------------------------------------------------------------------------------------------ requests
+
+
+def break_submits(drive: Contained, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A fault in one of the places that a request goes through; `poison` jobs ask for a model of that name."""
+    from moorage.scheduler.core.decide.placing import Placing
+    from moorage.scheduler.core.draft import Draft
+    from moorage.scheduler.core.lifecycle.admission import Admission
+    from moorage.scheduler.core.queueing.queue import Queue
+
+    if where == "admission":
+        raises_for(monkeypatch, Admission, "submit", is_poisoned)
+    elif where == "draft":
+        raises_for(monkeypatch, Draft, "accept", lambda *given: given[2].startswith(POISON), after=True)
+    elif where == "queue":
+        raises_for(monkeypatch, Queue, "add", is_poison_shape, after=True)
+    elif where == "placing":
+        raises_for(monkeypatch, Placing, "place", is_poison_shape)
+    elif where == "take":
+        raises_for(monkeypatch, Placing, "_place_one", is_poison_shape, after=True)
+    else:
+        does = Draft.record
+
+        def record(self: Draft, leader: int, rid: int) -> Any:
+            if any(POISON in str(flat) for _, flat in self.accepts):
+                raise Poisoned(where)
+            return does(self, leader, rid)
+
+        monkeypatch.setattr(Draft, "record", record)
+
+
+PLACES: Final = ["admission", "draft", "queue", "placing", "take", "record"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_request_that_fails_is_set_aside_and_the_others_go_on(
+    place: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_submits(drive, monkeypatch, place)
+    before = drive.submit("before", gpu={})
+    replies = [
+        drive.offer_submit("good-0", gpu={}),
+        drive.offer_submit(POISON, gpu={"model": POISON}),
+        drive.offer_submit("good-1", tenant="u", gpu={}),
+    ]
+    for _ in range(4):
+        drive.tick()
+    drive.settle()
+    assert before["kind"] == "accepted"
+    assert [drive.answers[reply]["kind"] for reply in replies] == ["accepted", "error", "accepted"]
+    assert drive.answers[replies[1]]["code"] == "internal"
+    assert "Poisoned" not in json.dumps(drive.answers[replies[1]])
+    assert [state_of(drive, name, tenant) for name, tenant in (("good-0", "t"), ("good-1", "u"))] == ["RUNNING"] * 2
+    assert drive.state.job("t", POISON) is None
+    assert drive.counts["request"] == 1
+    drive.run_out("w0")
+    drive.run_out("w1")
+    drive.check()
+    drive.replays()
+
+
+def test_a_job_that_was_accepted_before_is_tried_again_later_and_what_asks_alike_with_it(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moorage.scheduler.core.decide.placing import Placing
+
+    for name in ("first", "second"):
+        drive.submit(name, gpu={"count": 4})  # both hosts are full
+    drive.submit("waits-0", gpu={"count": 3})
+    drive.submit("waits-1", gpu={"count": 3})
+    drive.settle()
+    cure = raises_for(
+        monkeypatch,
+        Placing,
+        "_place_one",
+        lambda *given: any(isinstance(each, Shape) and each.count == 3 for each in given),
+    )
+    drive.submit("other", tenant="u", gpu={"count": 2})
+    drive.run_out("w0")
+    drive.settle()
+    assert state_of(drive, "other", "u") == "RUNNING"
+    assert drive.counts == {"job": 1}, "one of them: the other asks alike"
+    drive.pass_time(30_000)
+    assert drive.counts["job"] in (4, 5), "after 1, 2, 4, 8 and 16 s"
+    cure()
+    drive.pass_time(40_000)
+    drive.run_out("w1")
+    drive.pass_time(40_000)
+    drive.settle()
+    assert state_of(drive, "waits-0") == "RUNNING"
+    drive.replays()
+
+
+def test_in_the_next_term_it_is_contained_as_well(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moorage.scheduler.core.decide.indexing import Indexing
+
+    drive.submit("first", gpu={"count": 4})
+    drive.submit("bad", gpu={"count": 3})
+    raises_for(monkeypatch, Indexing, "_index", lambda *given: given[1].name == "bad")
+    drive.lead()
+    drive.renew()
+    drive.submit("good", gpu={})
+    drive.settle()
+    assert state_of(drive, "good") == "RUNNING"
+    assert drive.counts == {"job": 1}
+
+
+@pytest.mark.parametrize("place", ["admission", "placing"])
+def test_requests_of_a_batch_and_of_the_durable_queue(
+    place: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_submits(drive, monkeypatch, place)
+    drive.submit("taken", gpu={})
+    batch = Batch("r-batch", True, 4)
+    for position, name in enumerate(["taken", "good", f"{POISON}-1", "last"]):
+        model = {"model": POISON} if name.startswith(POISON) else {"count": 2} if name == "taken" else {}
+        drive.offer_submit(name, batch=batch, position=position, gpu=model)
+    queued = [
+        Submit("t", name, body, *_asked(drive, body), reply=f"queue {at}", sequence=at)
+        for at, name, body in ((7, f"{POISON}-2", POISON_BODY), (8, "queued", GOOD_BODY))
+    ]
+    for event in queued:
+        drive.engine.offer(event)
+    drive.engine.offer(QueueRead("t", "submit", 8))
+    for _ in range(3):
+        drive.tick()
+    answers = drive.answers["r-batch"]
+    assert [each.get("code", each["kind"]) for each in answers] == ["conflict", "accepted", "internal", "accepted"]
+    assert drive.answers["queue 7"]["code"] == "internal"
+    assert drive.answers["queue 8"]["kind"] == "accepted"
+    assert drive.state.tenants["t"].submit_cursor == 8, "it is a dead letter, and not read again"
+    trace = drive.contained.containment.traces.pop("queue 7")
+    assert "Poisoned" in trace
+    assert len(trace) <= TRACE_CHARS_MAX
+    assert not drive.contained.containment.traces
+    drive.replays()
+
+
+POISON_BODY: Final = b'{"job": "poison-2", "run": {"driver": "noop"}, "gpu": {"model": "poison"}}'
+GOOD_BODY: Final = b'{"job": "queued", "run": {"driver": "noop"}, "gpu": {}}'
+
+
+def _asked(drive: Contained, body: bytes) -> tuple[Any, Any]:
+    asked = drive.engine.requests.read(body)[1]
+    return asked.request, drive.engine.shape_of_asked(asked)
+
+
+def test_a_tenant_on_whose_requests_it_fails_pays_for_it_alone(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_submits(drive, monkeypatch, "placing")
+    for number in range(2_000):  # so many that making the tables anew takes a while
+        drive.offer_submit(f"waits-{number}", tenant="many", gpu={"model": "none such"})
+    drive.tick()
+    drive.tick()
+    drive.checks = False
+    answers = []
+    for number in range(400):
+        bad = drive.offer_submit(f"{POISON}-{number}", gpu={"model": POISON})
+        good = drive.offer_submit(f"good-{number}", tenant="u", gpu={"model": "none such"})
+        drive.tick(10)
+        assert drive.answers[good]["kind"] == "accepted"
+        answers.append(drive.answers[bad]["code"])
+    assert set(answers) == {"internal", "overloaded"}
+    assert answers.count("internal") < 20, "each has the tables made anew"
+    assert drive.contained.containment.figures(drive.now)["tenants"] == ["t"]
+    cursor = drive.engine
+    body = GOOD_BODY
+    cursor.offer(Submit("t", "queued", body, *_asked(drive, body), reply="queue 3", sequence=3))
+    cursor.offer(QueueRead("t", "submit", 3))
+    drive.tick()
+    assert "queue 3" not in drive.answers
+    assert drive.contained.holds_back("t"), "what comes by the durable queue waits"
+    assert drive.state.tenants["t"].submit_cursor == 0 if "t" in drive.state.tenants else True
+    drive.pass_time(60_000)
+    assert drive.answers["queue 3"]["kind"] == "accepted"
+    assert drive.state.tenants["t"].submit_cursor == 3
+    assert not drive.contained.holds_back("t")
+    assert drive.submit("again", gpu={})["kind"] == "accepted"
+    drive.replays()
