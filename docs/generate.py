@@ -15,6 +15,7 @@ from typing import Any, Final
 from docs import reference_pages
 from docs.examples_of_frames import EXAMPLES
 from docs.protocol_page import protocol
+from docs.python_page import python_api
 from moorage.bus.site import shipped
 from moorage.cli.settings import example_file
 from moorage.schemas.described import json_schema
@@ -36,7 +37,7 @@ def pages() -> dict[Path, str]:
         DOCS / "reference" / "errors.md": HEAD + reference_pages.errors(),
         DOCS / "reference" / "cli.md": HEAD + reference_pages.command(),
         DOCS / "reference" / "permissions.md": HEAD + reference_pages.permissions(),
-        DOCS / "reference" / "python.md": HEAD + reference_pages.python_api(),
+        DOCS / "reference" / "python.md": HEAD + python_api(),
         DOCS / "reference" / "settings.md": HEAD + reference_pages.settings(),
         DOCS / "examples" / "moorage.toml": example_file(),
         DOCS / "schemas" / "request.json": schema(Request),

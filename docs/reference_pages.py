@@ -1,4 +1,4 @@
-"""The reference pages that are lists of what the code has: verbs, codes, states, settings, permissions, Python."""
+"""The reference pages that are lists of what the code has: verbs, codes, states, settings and permissions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-import moorage.client
 from moorage.cli.exit_codes import EXIT_CODES
 from moorage.cli.lookup import FIXES, ends, error_codes, reasons
 from moorage.cli.main import VERBS, main
@@ -36,36 +35,6 @@ STATES: Final[dict[str, str]] = {
     "EXPIRED": "over: it could not start within `start_within_s`, or before its deadline",
     "REJECTED": "over: no worker could ever run it, and `on_no_match` is reject",
 }
-#: names of the worker's side that a user of the library meets, by module
-WORKER_API: Final[dict[str, tuple[str, ...]]] = {
-    "moorage.worker.embed": ("EmbeddedWorker",),
-    "moorage.worker.handler_context": ("HandlerContext", "HandlerCancelled"),
-    "moorage.worker.leases.client": ("borrow", "BorrowedLease", "LeaseRefused"),
-    "moorage.worker.settings": ("WorkerSettings",),
-    "moorage.worker.drivers.base": ("Driver", "Assignment"),
-    "moorage.scheduler.core.rank.ranker": ("Ranker", "Choice"),
-}
-#: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
-CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
-    "The client": ("moorage.client.client", "moorage.client.sync", "moorage.client.sync_handles"),
-    "A job": (
-        "moorage.client.job",
-        "moorage.client.watch",
-        "moorage.client.stored_output",
-        "moorage.schemas.frames.told",
-    ),
-    "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
-    "What it raises": ("moorage.client.errors",),
-    "For your tests": (
-        "moorage.client.sim_fleet",
-        "moorage.client.sim_driver",
-        "moorage.bus.simulated_clock",
-    ),
-}
-#: shown by name alone: the sync twins have the names of the async classes, without await
-TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch"}
-#: of these what they inherit is public, too
-INHERITING: Final = {"AsyncClient"}
 _WIDTH: Final = "110"
 
 
@@ -185,34 +154,3 @@ def _named_otherwise(section: str, one: Setting) -> list[str]:
         *([f"Flag `{one.flag}`."] if one.flag and one.flag != flag else []),
         *(["No flag."] if not one.flag else []),
     ]
-
-
-def python_api() -> str:
-    """The public names, for mkdocstrings to fill in from their docstrings."""
-    parts = [
-        "# Python\n\n",
-        "Made from the docstrings when the site is built. Names of the SDK are imported from `moorage.client`.\n",
-    ]
-    for title, public in client_groups().items():
-        parts.append(f"\n## {title}\n")
-        for name in public:
-            if name in TWINS:
-                parts.append(f"\n### {name}\n\nThe methods of [`{TWINS[name]}`][moorage.client.{TWINS[name]}], ")
-                parts.append("without `await`.\n")
-            else:
-                parts.append(f"\n::: moorage.client.{name}\n")
-            if name in INHERITING:
-                parts.append("    options:\n      inherited_members: true\n")
-    parts.append("\n## The worker's and the scheduler's side\n")
-    parts += [f"\n::: {module}.{name}\n" for module, names in WORKER_API.items() for name in names]
-    return "".join(parts)
-
-
-def client_groups() -> dict[str, list[str]]:
-    """The SDK's public names below the titles of `CLIENT_API`, by the module that defines them."""
-    groups: dict[str, list[str]] = {title: [] for title in CLIENT_API}
-    title_of = {module: title for title, modules in CLIENT_API.items() for module in modules}
-    for name in moorage.client.__all__:
-        module = getattr(getattr(moorage.client, name), "__module__", "")
-        groups.setdefault(title_of.get(module, "And"), []).append(name)
-    return groups

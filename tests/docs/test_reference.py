@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 import moorage.client
-from docs import reference_pages
+from docs import python_page, reference_pages
 from moorage.cli import exit_codes
 from moorage.cli.lookup import ends, error_codes, reasons
 from moorage.cli.main import VERBS
+from moorage.client.fields import FIELDS
 from moorage.schemas import frames
 from moorage.schemas.job import STATES
 from moorage.schemas.roles import ROLES, names
@@ -65,10 +66,36 @@ def test_every_frame_is_on_the_protocol_page() -> None:
             assert f"\n### {name}\n" in page, name
 
 
-def test_every_public_name_of_the_sdk_is_on_its_page() -> None:
+def _entry(name: str) -> str:
+    """What the Python page says below this name, up to the next one."""
+    return reference("python").partition(f"\n### {name}\n")[2].partition("\n### ")[0].partition("\n## ")[0]
+
+
+def test_every_public_name_of_the_sdk_is_on_its_page_with_its_words_and_fields() -> None:
     text = reference("python")
+    assert ":::" not in text, "what is only filled in when the site is built is missing on every other"
     for name in moorage.client.__all__:
-        assert f"::: moorage.client.{name}\n" in text or f"### {name}\n" in text, name
+        public, entry = getattr(moorage.client, name), _entry(name)
+        assert entry.strip(), name
+        if isinstance(public, type) and issubclass(public, msgspec.Struct):
+            rows = re.findall(r"^\| `(\w+)` \| [`\[]", entry, re.MULTILINE)
+            assert set(rows) == {field.name for field in msgspec.structs.fields(public)}, name
+        assert (getattr(public, "__doc__", "") or "").split("\n")[0] in entry or name in python_page.TWINS, name
+
+
+def test_what_submit_takes_by_name_is_a_table() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", _entry(python_page.SUBMIT_TAKES), re.MULTILINE)
+    assert set(rows) == FIELDS
+    assert "`retries` | `int` | `0` | further attempts after a failure |" in _entry(python_page.SUBMIT_TAKES)
+
+
+def test_what_only_moorage_calls_is_not_on_the_python_page() -> None:
+    text = reference("python")
+    for name, members in python_page.INTERNAL.items():
+        public = getattr(moorage.client, name)
+        for member in members:
+            assert hasattr(public, member), f"{name}.{member} is gone"
+            assert f"#### {name}.{member}\n" not in text
 
 
 def test_every_page_has_its_place_on_the_site_and_every_place_a_page() -> None:
