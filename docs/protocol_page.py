@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from docs.answers import answers
 from docs.examples_of_frames import ACTS, EXAMPLES, OF_REQUESTS, PARTS, REQUEST, ROWS
 from docs.wire_types import fields_table
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
@@ -70,6 +71,7 @@ def protocol() -> str:
         text = msgspec.json.encode(act).decode()
         parts.append(f"\n### `admin.{verb}`\n\n{inspect.getdoc(type(act))}\n\n{table_of(type(act))}\n")
         parts.append(f"\n{fenced('act', text)}")
+    parts.append(answers())
     parts.append(f"\n## Frames\n\n{FRAMES}\n")
     for name, where, example in EXAMPLES:
         parts.append(f"\n### {name}\n\n`{where}`\n\n{described(type(example), example)}")

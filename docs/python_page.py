@@ -173,7 +173,8 @@ def _signature(name: str, function: Any, *, drop_self: bool = False) -> str:
         noted = parameter.annotation is not inspect.Parameter.empty
         word = f"{stars}{parameter.name}" + (f": {parameter.annotation}" if noted else "")
         if parameter.default is not inspect.Parameter.empty:
-            word += f" = {parameter.default!r}" if noted else f"={parameter.default!r}"
+            default = getattr(parameter.default, "__name__", None) or repr(parameter.default)
+            word += f" = {default}" if noted else f"={default}"
         words.append(word)
     returned = "" if found.return_annotation in (inspect.Signature.empty, "None") else f" -> {found.return_annotation}"
     awaited = "async def " if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) else "def "

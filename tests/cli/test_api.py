@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from docs import answers
+from moorage.scheduler.whatif.plan import Planned
 from tests.cli.node import Node, moorage
 
 FRAME = '{"job": "raw", "run": {"driver": "noop", "argv": ["exit", "0"]}}'
@@ -20,6 +22,18 @@ async def test_a_frame_is_sent_as_it_is_and_its_answer_is_printed_as_it_came(nod
     assert {row["job"] for row in listed.frame["data"]["jobs"]} == {"raw", "raw2"}
     fleet = await node.run("api", "admin.fleet")
     assert {"fits_now", "workers"} <= fleet.frame["data"].keys()
+
+
+async def test_the_protocol_page_names_what_fleet_and_plan_answer(node: Node, unique: str) -> None:
+    fleet = (await node.run("api", "admin.fleet")).frame["data"]
+    assert fleet.keys() <= answers.FLEET.keys()
+    assert {"fits_now", "workers", "schedulers"} <= fleet.keys()
+    assert {key for worker in fleet["workers"] for key in worker} <= answers.WORKER.keys()
+    assert {field.name for field in msgspec.structs.fields(Planned)} == answers.PLAN.keys()
+    asked = '{"request": {"gpu": {"count": 2}, "run": {"argv": ["true"]}}}'
+    plan = (await node.run("api", "plan", asked, tenant=unique)).frame["data"]
+    assert plan.keys() <= answers.PLAN.keys()
+    assert plan["starts"] == "now"
 
 
 async def test_an_error_is_printed_and_has_the_exit_code_of_other_verbs(node: Node, unique: str) -> None:

@@ -18,6 +18,7 @@ from moorage.schemas.errors import CODES, Problem, Refused
 from moorage.schemas.gpu import Distributed, GpuSpec, Share
 from moorage.schemas.job import Request, Resources, Run
 from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, PREFIX_DEFAULT, Subjects
+from moorage.worker import environment
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 PAGE: Final = (DOCS / "protocol.md").read_text()
@@ -254,3 +255,36 @@ def test_a_schema_takes_its_examples_and_nothing_broken(file: Path) -> None:
             if kind["properties"][key]:  # a field of any type has an empty schema
                 assert refusal({**example, key: object()}, schema, schema), key
     assert bool(refusal({**shown[0], "unknown": 1}, schema, schema)) is (file.stem == "request")
+
+
+def part(title: str) -> str:
+    """The text below a heading of the second order."""
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_every_variable_of_a_job_is_on_the_page() -> None:
+    page = part("The environment of a job")
+    devices = [frames.Device(0, vendor, "name", "GPU-0123456789abcdef") for vendor in ("nvidia", "amd", "intel")]
+    made = environment.gpu_environment(
+        devices,
+        tenant="t",
+        job="j",
+        replica=0,
+        attempt=1,
+        fence=9,
+        mode="mps",
+        gang=environment.Gang(2, "127.0.0.1", 29500, "eth0"),
+        traceparent="00",
+        simulated=True,
+    )
+    names = {*made, *environment.process_environment({}, made)}
+    assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+def test_every_error_that_a_worker_is_told_to_expect_is_one() -> None:
+    codes = {
+        code
+        for line in re.findall(r"^\| (`.*?) \|", part("A worker"), re.M)
+        for code in re.findall(r"`([\w-]+)`", line)
+    }
+    assert {"gap", "session-over", "stale-join", "worker-id-in-use"} <= codes <= set(CODES)
