@@ -342,3 +342,30 @@ def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_chan
         assert waited_s < 3_600, "what b has used is long forgotten, and a uses on"
     assert drive.engine.planner.holding.reservation is held
     assert drive.engine.fleet.changes == changes, "nothing else has happened"
+
+
+def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    unbound = {"driver": "noop", "argv": ["learned"], "grace_s": 1}
+    for number in range(durations.SAMPLES_SURE + 1):
+        drive.submit(f"l{number}", gpu={"count": 2}, run=unbound)
+        drive.settle()
+        drive.pass_time(5_000)
+        drive.run_out("w0")
+    drive.submit("runs", gpu={"count": 4}, run=limited(300))
+    drive.settle()
+    drive.submit("big", gpu={"count": 8}, run=limited(60))
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.holding.reservation
+    assert held is not None
+    assert held.start_ms is not None
+    assert drive.operate("drain", "w0", from_s=500, for_s=3_600)["changed"]
+    drive.submit("probe", gpu={"count": 2}, run=limited(400))
+    drive.settle()
+    drive.submit("too-long", gpu={"count": 2}, run=limited(400))  # over before the drain, after the reservation
+    drive.submit("excluded", gpu={"count": 2}, run=unbound)  # surely over in time, but it has no limit of its own
+    assert drive.engine.planner.lines.barred_by_limits(drive.job("excluded").num, drive.state.time_ms)
+    drive.submit("short", gpu={"count": 2}, run=limited(60))
+    drive.tick()
+    assert [drive.states(name)[0] for name in ("too-long", "excluded", "short")] == ["QUEUED", "QUEUED", "PLACED"]

@@ -27,7 +27,7 @@ from moorage.scheduler.core.state import EXPIRED, QUEUED, REJECTED
 from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.gc_schedule import GcSchedule
 from moorage.scheduler.intake import Intake
-from moorage.scheduler.questions import contained
+from moorage.scheduler.question_queue import contained
 from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request, Resources, Run
 from tests.scheduler.driving import SUBJECTS, Driving

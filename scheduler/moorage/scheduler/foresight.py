@@ -21,7 +21,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queries.explain import NEVER_REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.state import Job
-from moorage.scheduler.question_queue import RoundRobin, overloaded
+from moorage.scheduler.question_queue import RoundRobin, contained, overloaded
 from moorage.scheduler.whatif.child import FAILED, Children
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
 from moorage.scheduler.whatif.future import waits, why_unknown
@@ -149,8 +149,11 @@ class Foresight:
 
     def _forecast_is_there(self, answer: bytes | None) -> None:
         waiting, self._asked = self._asked, None
-        if answer:
-            self._forecast = decode_forecast(answer)
+        try:
+            if answer:
+                self._forecast = decode_forecast(answer)
+        except msgspec.MsgspecError:
+            log.exception("a forecast could not be read; its questions are answered by the one before")
         if waiting is not None and waiting.size:
             task = asyncio.get_running_loop().create_task(self._answer_all(waiting))
             self._answering.add(task)
@@ -182,8 +185,7 @@ class Foresight:
             if answer == FAILED:
                 found = problem("internal", "moorage failed on this question")
             elif answer is not None:
-                plan_of = decode_planned(answer)
-                found = Answer("plan", plan_of.ledger, msgspec.to_builtins(plan_of))
+                found = contained(lambda: _planned(answer))
             self._plain(reply, found, json)
 
         if not self.children.ask(lambda: plan(engine, now_ms, tenant, question), planned):
@@ -262,6 +264,11 @@ class Foresight:
             task.cancel()
         if self.children is not None:
             self.children.close()
+
+
+def _planned(answer: bytes) -> Answer:
+    found = decode_planned(answer)
+    return Answer("plan", found.ledger, msgspec.to_builtins(found))
 
 
 def _unknown(known: Forecast) -> dict[str, Any]:

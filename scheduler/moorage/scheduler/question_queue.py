@@ -7,12 +7,16 @@ those go first, and questions get a slice of each turn of the event loop.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
 
 from moorage.bus.transport import Delivery
-from moorage.schemas.errors import Problem, problem
+from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.names import is_tenant
+
+log = logging.getLogger("moorage.scheduler")
 
 #: the verbs that only read; all others change something and go to the core
 QUESTIONS: Final = frozenset(("show", "ls", "explain", "plan", "history", "logs"))
@@ -25,6 +29,17 @@ QUESTIONS_S: Final = 0.004
 
 
 T = TypeVar("T")
+
+
+def contained(answer: Callable[[], Any]) -> Any:
+    """The answer, or a problem in its place: a question that fails must end neither the reign nor others' answers."""
+    try:
+        return answer()
+    except Refused as refused:
+        return refused.problem
+    except Exception:
+        log.exception("a question could not be answered")
+        return problem("internal", "moorage failed on this question")
 
 
 class RoundRobin(Generic[T]):

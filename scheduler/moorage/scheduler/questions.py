@@ -7,7 +7,6 @@ to the core, for the next record.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -23,25 +22,13 @@ from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.history_reader import HistoryReader, check_page
 from moorage.scheduler.inspection import Inspection, device_drift
 from moorage.scheduler.logs import LogRelay, logs_asked
+from moorage.scheduler.question_queue import contained
 from moorage.scheduler.standing import Standings
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import Refused, problem, refuse
+from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Answer, Looked
 from moorage.schemas.operate import ACTS, FeatureLevelAct, ReleaseAct, act_of, drain_of
 from moorage.schemas.subjects import Subjects
-
-log = logging.getLogger("moorage.scheduler")
-
-
-def contained(answer: Callable[[], Any]) -> Any:
-    """The answer, or a problem in its place: a question that fails must end neither the reign nor others' answers."""
-    try:
-        return answer()
-    except Refused as refused:
-        return refused.problem
-    except Exception:
-        log.exception("a question could not be answered")
-        return problem("internal", "moorage failed on this question")
 
 
 class Leader(Protocol):
@@ -147,14 +134,11 @@ class Questions:
         asked = logs_asked(arguments)
         if not reply:
             return
-
-        def begin() -> None:
-            self._relay.ask(tenant, asked, reply, json)
-
+        begin = partial(self._relay.ask, tenant, asked, reply, json)  # the relay sends the answer itself
         if self._leader.is_fresh() and self._engine.state.job(tenant, asked.job) is not None:
             begin()
-        else:  # after the next acknowledged record; the relay answers, so the question itself has no reply subject
-            self._engine.offer(Ask(begin, "", json))
+        else:
+            self._ask_behind_a_record("logs", begin, reply, json)
 
     def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
         if self._leader.is_fresh():
@@ -163,6 +147,7 @@ class Questions:
             self._ask_behind_a_record(verb, answer, reply, json)
 
     def _ask_behind_a_record(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
+        """Offer a question to the core. No other place may: what raises there would end the leader's term."""
         self._engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
 
     def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:

@@ -178,17 +178,21 @@ class Children:
 
     def _start(self, work: Work, told: Callable[[bytes | None], None]) -> None:
         pid, receive = fork(work)
-        chunks: list[bytes] = []
+        answer = bytearray()
         self._running[pid] = (receive, self._loop.call_later(CHILD_S_MAX, os.kill, pid, signal.SIGKILL))
 
         def more() -> None:
             chunk = os.read(receive, _CHUNK)
-            if chunk and sum(map(len, chunks)) < ANSWER_BYTES_MAX:
-                chunks.append(chunk)
+            is_too_long = len(answer) > ANSWER_BYTES_MAX
+            if chunk and not is_too_long:
+                answer.extend(chunk)
+            if len(answer) > ANSWER_BYTES_MAX and not is_too_long:
+                log.error("a copy of the leader answers with more than %d bytes, and is ended", ANSWER_BYTES_MAX)
+                os.kill(pid, signal.SIGKILL)
             elif not chunk:
                 status = self._end(pid)
-                ended_itself = os.WIFEXITED(status)
-                self._tell(told, b"".join(chunks) if status == 0 else FAILED if ended_itself else None)
+                failed = is_too_long or (status != 0 and os.WIFEXITED(status))
+                self._tell(told, FAILED if failed else bytes(answer) if status == 0 else None)
                 while self._waiting and len(self._running) < CHILDREN_MAX:
                     next_work, next_told = self._waiting.popleft()
                     if not self.ask(next_work, next_told):

@@ -95,6 +95,8 @@ class Filling:
             if is_probe and not self._may_probe(draft, line, held, found):
                 continue
             if self._placing.place(draft, shape, item, taken) is None:
+                if self._lines.left_too_soon(draft, item):
+                    continue  # a drain excludes hosts for this job; the next one may have another time limit
                 break
             if is_probe:
                 held.probes.add(found.num)
