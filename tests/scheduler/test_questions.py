@@ -43,7 +43,7 @@ class _Leader:
         return {}
 
 
-def _fails(*_: object) -> object:
+def _fails(*_: object) -> None:
     raise ZeroDivisionError
 
 
