@@ -323,3 +323,20 @@ def _running(words: str) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+async def test_up_begins_with_a_backup_where_one_is_named(tmp_path: Path) -> None:
+    folder, backup = tmp_path / "home", tmp_path / "ledger.backup"
+    async with node_on(folder, simulate="1xH100") as node:
+        await node.run("submit", "--job", "before", "--gpu", "1xZ9000", "--", "true")
+        assert (await node.run("admin", "backup", str(backup))).code == 0
+        await node.run("cancel", "before")
+        await node.run("submit", "--job", "behind", "--", "true")
+        assert await node.stop() == 0
+    async with node_on(folder, "--restore", str(backup), simulate="1xH100") as node:
+        assert "restored with 1 job from" in talk(folder)
+        assert (await node.run("show", "before", "--format", "{state}")).out == "QUEUED\n"
+        assert (await node.run("show", "behind")).code == 3
+    none = await moorage("up", "--restore", str(tmp_path / "none"), "--data", str(folder))
+    assert none.code == 2
+    assert f"{tmp_path / 'none'} cannot be read: No such file" in none.err

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shlex
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +43,30 @@ def unit(title: str) -> dict[str, str]:
     parser.read_string(written(title))
     assert set(parser.sections()) == {"Unit", "Service", "Install"}
     return dict(parser["Service"])
+
+
+UNITS: Final = [block.title for block in page(PAGE).blocks if block.title.endswith(".service")]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+@pytest.mark.parametrize("title", UNITS)
+def test_systemd_finds_nothing_wrong_with_a_unit(tmp_path: Path, title: str) -> None:
+    program = unit(title)["ExecStart"].split()[0]
+    assert program.startswith("/opt/moorage/bin/")
+    (tmp_path / title).write_text(written(title).replace(program, "/bin/true").replace("User=moorage", "User=root"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / title)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, title in done.stderr) == (0, False), done.stderr
+
+
+def test_there_is_a_unit_for_each_service_and_the_user_that_it_names_is_made() -> None:
+    assert UNITS == ["moorage-nats.service", "moorage-scheduler.service", "moorage-worker.service"]
+    users = {unit(title).get("User") for title in UNITS} - {None}
+    text = PAGE.read_text()
+    for user in users:
+        assert re.search(rf"^useradd .* {user}$", text, re.MULTILINE)
+        assert f"chown -R {user}: /etc/moorage" in text
 
 
 @pytest.mark.slow

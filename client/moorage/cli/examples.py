@@ -183,6 +183,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage demo --jobs 100 --seed 7 --json",
     ),
     "up": (
+        "moorage up --restore ledger.backup",
         "moorage up --simulate 4x8xH100",
         "moorage up --data /var/lib/moorage --port 4333",
     ),

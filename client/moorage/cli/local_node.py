@@ -37,11 +37,14 @@ READY_LOOK_S: Final = 0.1
 class Node:
     """One machine's moorage: the embedded server and two children, on one folder."""
 
-    def __init__(self, folder: Path, simulate: str, port: int | None, options: LocalOptions) -> None:
+    def __init__(
+        self, folder: Path, simulate: str, port: int | None, options: LocalOptions, restore: Path | None = None
+    ) -> None:
         self._folder = folder
         self._simulate = simulate
         self._port = port
         self._options = options
+        self._restore = restore
         self._server: EmbeddedServer | None = None
         self._scheduler: Child | None = None
         self._worker: Child | None = None
@@ -62,6 +65,8 @@ class Node:
         try:
             say(f"starting on {self._folder} …")
             await self._start_server()
+            if self._restore is not None:
+                await self._make_ledger_of(self._restore)
             self._make_children()
             assert self._scheduler is not None
             assert self._worker is not None
@@ -110,6 +115,16 @@ class Node:
                 self._server = await start(0)  # another took the port between the look and the start
         self._port = self._server.port
         replace_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
+
+    async def _make_ledger_of(self, backup: Path) -> None:
+        """What `moorage admin restore --replace` does, at the only time at which no scheduler runs here."""
+        from moorage.scheduler.backup import restore
+        from moorage.schemas.subjects import PREFIX_DEFAULT
+
+        assert self._server is not None
+        server = self._server
+        state = await restore(server.ledger_url, server.url, PREFIX_DEFAULT, 1, backup, replace=True, say=say)
+        say(f"restored with {many(len(state.jobs), 'job')} from {backup}; nothing is placed for the length of a lease")
 
     def _make_children(self) -> None:
         from moorage.cli.children import Child

@@ -38,6 +38,10 @@ else:
 def up(
     *,
     settings: Annotated[Path | None, Parameter(help=UP_FILE_HELP)] = None,
+    restore: Annotated[
+        Path | None,
+        Parameter(help="Begin with the ledger of this backup, in place of the one that is there.", value="FILE"),
+    ] = None,
     flags: UpFlags = _NO_FLAGS,
     options: LocalOptions = LOCAL,
 ) -> int:
@@ -49,11 +53,12 @@ def up(
     "its worker was stopped". A part that dies is started again; after six times within a minute, everything ends.
     """
     gc.enable()
-    return guarded(options, lambda: asyncio.run(_up(settings, flags, options)))
+    return guarded(options, lambda: asyncio.run(_up(settings, flags, options, restore)))
 
 
-async def _up(given: Path | None, flags: Any, options: LocalOptions) -> int:
+async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Path | None) -> int:
     from moorage.bus.target import home
+    from moorage.cli.files import cannot_read
 
     given = given or _file_here()
     file = the_file(given)
@@ -65,7 +70,10 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions) -> int:
         os.environ[FILE_VARIABLE] = str(given.absolute())  # its scheduler and worker read their own sections
     from moorage.cli.local_node import Node
 
-    node = Node(folder, simulate or "", held.port, options)
+    if restore is not None and not os.access(restore, os.R_OK):
+        reason = "Permission denied" if restore.exists() else "No such file"
+        raise cannot_read(restore, reason, "name a file of moorage admin backup")
+    node = Node(folder, simulate or "", held.port, options, restore)
     with _only_one(folder):
         return await node.run()
 
