@@ -99,6 +99,14 @@ def test_fact_26_so_many_sharers_fit_and_one_more_does_not(mode: str, most: int)
     assert all(drive.slots("j", index) == [0] for index in range(most))
 
 
+def test_a_worker_whose_mode_takes_no_sharer_is_not_asked_for_it() -> None:
+    drive = Driving()
+    drive.worker("none", models=["NVIDIA A10"], sharers_max={"mps": 0})
+    assert "no-match" in drive.submit("j", gpu={"sharing": "mps"})["warnings"][0]
+    drive.settle()
+    assert drive.job("j").state == "QUEUED"
+
+
 def test_fact_26_a_worker_may_offer_less_but_not_more() -> None:
     drive = Driving()
     drive.worker("less", models=["NVIDIA A10"], sharers_max={"mps": 2})

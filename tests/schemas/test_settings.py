@@ -272,6 +272,27 @@ def test_settings_that_do_not_go_together_name_their_sources(tmp_path: Path) -> 
         worker_settings({"id": "a.b"}, tmp_path, env={})
 
 
+def test_of_settings_that_clash_each_is_named_and_what_to_change() -> None:
+    with pytest.raises(Refused) as refused:
+        scheduler_settings({"renew_s": "0.5s", "grace_s": "1s", "nats": "nats://127.0.0.1:1"}, env={})
+    told = refused.value.problem
+    assert told.message == (
+        "these settings do not go together: heartbeat_s must be below renew_s = 0.5, found 1"
+        " (heartbeat_s by default, renew_s from --renew-s)"
+    )
+    assert told.next == "give heartbeat_s (--heartbeat-s) or --renew-s another value"
+    with pytest.raises(Refused) as refused:
+        scheduler_settings({"lease_s": "5s", "grace_s": "1s"}, env={})
+    assert refused.value.problem.next.startswith("give --lease-s or renew_s (--renew-s) or takeover_s")
+    assert "grace" not in refused.value.problem.message
+
+
+@pytest.mark.parametrize("sharers", [{"mps": 9}, {"time-slice": -1}, {"exclusive": 1}, {"mp": 1}])
+def test_sharers_are_within_what_a_mode_allows(tmp_path: Path, sharers: dict[str, int]) -> None:
+    with pytest.raises(Refused, match="sharers_max must"):
+        worker_settings({"sharers_max": sharers}, tmp_path, env={})
+
+
 def test_a_cluster_has_its_own_defaults_and_what_is_said_stays() -> None:
     one, _ = scheduler_settings({}, env={})
     three, found = scheduler_settings({"replicas": "3", "takeover_s": "10s"}, env={})

@@ -61,6 +61,16 @@ async def test_what_runs_keeps_its_devices_whatever_the_pool_may_lend_now(
             agent.pool.validate()
 
 
+async def test_a_mode_without_sharers_is_not_offered(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        settings = msgspec.structs.replace(settings_of(state, unique), sharers_max={"mps": 0, "time-slice": 2})
+        async with running(settings, nats_url):
+            hello = (await leader.joined("w1")).joins[0].hello
+            assert "mps" in settings.modes
+            assert "mps" not in hello.modes
+            assert hello.sharers_max == {"time-slice": 2}
+
+
 async def test_a_job_on_a_device_that_is_gone_ends_before_the_join_and_the_others_go_on(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:

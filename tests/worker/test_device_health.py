@@ -189,6 +189,23 @@ def watch(pool: GpuPool, file: Path | None = None, **more: object) -> DeviceWatc
     return DeviceWatch(DEVICES, pool=pool, file=file, **fields)  # type: ignore[arg-type]
 
 
+def test_a_gpu_in_mig_mode_is_not_given_out_and_its_slices_are() -> None:
+    whole = Device(0, "nvidia", "NVIDIA A30", "GPU-0", 24576, mig=True)
+    part = Device(0, "nvidia", "NVIDIA A30 MIG 1g.6gb", "MIG-8f6c1b52-77aa-4c1e-9d2b-000000000001", 5952, mig=True)
+    pool = GpuPool([whole, part])
+    watch = DeviceWatch([whole, part], "b1", pool, PROBATION_S, 0.0, None)
+    assert watch.seen([WELL, WELL], 1.0)
+    assert [(each.slot, each.kind, each.ends) for each in watch.told] == [(0, "mig", False)]
+    assert "MIG mode" in watch.told[0].detail
+    with pytest.raises(SlotsRefused, match="quarantined"):
+        pool.try_claim_slots([0], "exclusive", "t/j/0")
+    pool.try_claim_slots([1], "exclusive", "t/j/0")
+    watch.well([0], 1, 2.0)
+    assert [each.kind for each in watch.told] == ["mig"]  # an operator's word does not undo it
+    state = pool.slot_states()[0]
+    assert watch.shown(state, WELL, 3.0)[0] == "mig"
+
+
 def test_the_pool_gives_out_the_others_and_who_holds_it_keeps_it() -> None:
     pool = GpuPool(DEVICES)
     seen = watch(pool)

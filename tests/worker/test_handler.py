@@ -22,6 +22,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Place
 from moorage.schemas.job import Request
+from moorage.worker.drivers.handler import HandlerDriver
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.handler_context import HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import INLINE_BYTES_MAX, result_bucket, result_object
@@ -474,3 +475,24 @@ def test_a_context_checks_what_it_is_told() -> None:
     context.cancel("enough")
     with pytest.raises(HandlerCancelled, match="enough"):
         context.raise_if_cancelled()
+
+
+async def test_more_functions_than_may_run_at_once_wait_and_do_not_fail(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of one frame, of which each is checked before any of them runs."""
+    monkeypatch.setattr(HandlerDriver, "members_max", 2)
+    async with world(nats_url, unique, tmp_path) as (leader, service):
+        names = [name_of(f"j{at}", 10 + at) for at in range(4)]
+        await leader.want("w1", *(place(name, body("hang"), ()) for name in names))
+        for name in names[2:]:
+            refused = await leader.heard("w1", "refused", name)
+            assert refused.detail == "the driver handler holds 2 members already"  # the host's: it is tried again
+        for name in names[:2]:
+            await leader.heard("w1", "started", name)
+        service.go_on.set()
+        for name in names[:2]:
+            await leader.heard("w1", "freed", name)
+        again = name_of("j2", 20)
+        await leader.want("w1", place(again, body("hang"), ()))
+        assert (await leader.heard("w1", "exited", again)).code == 0

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Device
+from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.job import Request, Run
+from moorage.worker.descriptors import trouble_with_descriptors
+from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.process import ProcessDriver, _verdict
 from moorage.worker.drivers.supervisor_link import Listener, SupervisorLink
+from moorage.worker.member_messages import NotStarted
 from moorage.worker.supervisor.protocol import Ended, Event
 
 
@@ -59,6 +67,13 @@ class Remembering(SupervisorLink):
         ("journal", errno.ENOSPC, "refused"),
         ("cgroup", errno.EMFILE, "refused"),
         ("clone", errno.EAGAIN, "refused"),
+        ("request", errno.EAGAIN, "refused"),
+        ("request", errno.EMFILE, "refused"),
+        ("request", errno.ENFILE, "refused"),
+        ("request", errno.ENOMEM, "refused"),
+        ("exec", errno.ENFILE, "refused"),
+        ("request", errno.EINVAL, "exited"),
+        ("exec", errno.ENOMEM, "exited"),
         ("exec", errno.ENOENT, "exited"),
     ],
 )
@@ -68,3 +83,39 @@ async def test_an_agent_that_starts_anew_knows_what_its_host_could_not_start(
     ended = Ended(key="a/b/0/1/2", reason="start-failed", proof="never-ran", errno=number, stage=stage)
     (living,) = await ProcessDriver(Remembering(tmp_path, ended), "w1").open()
     assert (living.name, living.phase) == (("a", "b", 0, 1, 2), phase)
+
+
+def mps_request(folder: Path) -> Request:
+    gpu = GpuSpec(sharing="mps", mps_pipe_dir=str(folder / "pipe"), mps_log_dir=str(folder / "log"))
+    return Request(gpu=gpu, run=Run(argv=["true"]))
+
+
+def test_a_host_without_what_a_sharing_mode_needs_refuses_the_placement(tmp_path: Path) -> None:
+    driver, request = ProcessDriver(SupervisorLink(tmp_path), "w1"), mps_request(tmp_path)
+    with pytest.raises(Refused) as refused:
+        driver.check(request)
+    assert refused.value.problem.fault == "fleet"  # so the job goes elsewhere, and is not at fault
+    assert f"mps is unavailable on {os.uname().nodename}: the directory {tmp_path}/pipe" in str(refused.value)
+    (tmp_path / "pipe").mkdir()
+    (tmp_path / "log").mkdir()
+    driver.check(request)
+    ProcessDriver(SupervisorLink(tmp_path), "w1", simulated=True).check(mps_request(tmp_path / "none"))
+
+
+def test_a_start_that_finds_it_gone_since_is_this_hosts_fault(tmp_path: Path) -> None:
+    driver, told = ProcessDriver(SupervisorLink(tmp_path), "w1"), list[object]()
+    driver.attach(told.append, lambda *_: None)
+    device = Device(0, "nvidia", "NVIDIA H100", "GPU-0", 81559)
+    driver.start([Assignment(("a", "b", 0, 1, 2), mps_request(tmp_path), [device], "mps")])
+    (report,) = told
+    assert isinstance(report, NotStarted)
+    assert report.items[0][1].startswith("start-failed: mps is unavailable on ")
+
+
+def test_a_limit_of_open_files_below_what_the_slots_need_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 400))
+    assert not trouble_with_descriptors(64, ("exclusive",), {})
+    trouble = trouble_with_descriptors(64, ("exclusive", "time-slice"), {"time-slice": 2})
+    assert "the limit of open files is 400, enough for 68 jobs at once; 64 GPUs may get 128 jobs" in trouble
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, resource.RLIM_INFINITY))
+    assert not trouble_with_descriptors(64, ("exclusive", "mps"), {})

@@ -40,6 +40,8 @@ def json_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
     parts: dict[str, type[msgspec.Struct]] = {}
     _gather(struct, parts)
     for name, part in made.get("$defs", {}).items():
+        if "description" in part:  # before Python 3.13 a docstring has the indentation that it has in the source
+            part["description"] = inspect.cleandoc(part["description"])
         said = notes(parts[name])
         for field in msgspec.structs.fields(parts[name]):
             shown = part.get("properties", {}).get(field.encode_name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Unpack, get_args, get_origin, get_type_hints
@@ -248,19 +248,23 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
         return struct(**{one.setting.field: one.value for one in found.values()})
     except ValueError as error:
         said = [one for one in found.values() if one.source != DEFAULT]
-        blamed = _named(str(error), said) or said
-        sources = sorted({one.source for one in blamed})
-        where = f" (from {', '.join(sources)})" if sources else ""
+        blamed = _named(str(error), found.values()) or said
+        where = ", ".join(
+            f"{one.setting.key} {'by default' if one.source == DEFAULT else f'from {one.source}'}" for one in blamed
+        )
         together = "" if len(blamed) == 1 else "these settings do not go together: "
-        flags = all(source.startswith("--") for source in sources)
-        fix = f"give {' or '.join(sources)} another value" if sources and flags else "moorage doctor --settings"
-        raise _refuse(f"{together}{error}{where}", next=fix) from None
+        ways = [
+            one.source if one.source.startswith("--") else f"{one.setting.key} ({one.setting.flag})" for one in blamed
+        ]
+        fix = f"give {' or '.join(ways)} another value" if ways else "moorage doctor --settings"
+        raise _refuse(f"{together}{error}{f' ({where})' if where else ''}", next=fix) from None
 
 
-def _named(error: str, said: Sequence[Found]) -> list[Found]:
-    """The one setting that an error is about: its text begins with that key and names no other. Else empty."""
-    named = [one for one in said if re.search(rf"\b{one.setting.key}\b", error)]
-    return named if len(named) == 1 and error.startswith(named[0].setting.key) else []
+def _named(error: str, found: Iterable[Found]) -> list[Found]:
+    """The settings that an error names, in its order, where its text begins with one of them. Else empty."""
+    places = ((re.search(rf"\b{re.escape(one.setting.key)}\b", error), one) for one in found)
+    named = sorted(((place.start(), one) for place, one in places if place is not None), key=lambda each: each[0])
+    return [one for _, one in named] if named and named[0][0] == 0 else []
 
 
 def told(found: Mapping[str, Found]) -> str:

@@ -401,8 +401,12 @@ class Agent:
         granted: list[tuple[Member, str]] = []
         refused: list[tuple[Member, str]] = []
         places: list[Place] = []
+        room = self._room_of_drivers(command.members)
         for member in command.members:
             try:
+                if room and room.get(member.driver, 1) <= 0:
+                    bound = self.drivers[member.driver].members_max
+                    raise refuse("queue-full", f"the driver {member.driver} holds {bound} members already")
                 self.policy.check_placement(member.name[0], member.request)
                 self._check_driver(member)
                 self.watch.check_foreign(member.slots)
@@ -413,12 +417,23 @@ class Agent:
             except MoorageError as no:
                 refused.append((member, no.problem.message))
                 continue
+            if member.driver in room:
+                room[member.driver] -= 1
             granted.append((member, self.claims.address(member) if member.place.hold else ""))
             if self.drivers[member.driver].traits.remembers:
                 places.append(member.place)
         if places:
             self.journal.placed(places)
         self._execute(self.members.handle(Claims(granted, refused), self.host.now()))
+
+    def _room_of_drivers(self, asked: Sequence[Member]) -> dict[str, int]:
+        """How many members more each driver with a bound may hold; those that are `asked` for are held already."""
+        room = {name: driver.members_max for name, driver in self.drivers.items() if driver.members_max is not None}
+        if room:
+            held = Counter(member.driver for member in self.members.held.values())
+            held.subtract(member.driver for member in asked)
+            room = {name: most - held[name] for name, most in room.items()}
+        return room
 
     def _check_driver(self, member: Member) -> None:
         """Have the driver check the request. Raises `Refused`, marked as the job's own fault where it is."""

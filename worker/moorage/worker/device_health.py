@@ -52,6 +52,15 @@ class Verdict(NamedTuple):
 
 
 OK: Final = Verdict("ok", "")
+#: a job that is given the whole device finds no memory on it: CUDA opens slices alone
+DIVIDED: Final = Verdict(
+    "mig", "the GPU is in MIG mode, and its slices are not offered: nvidia-smi -mig 0", recorded=True
+)
+
+
+def is_divided(device: Device) -> bool:
+    """Whether it is a whole GPU in MIG mode, and not one of its slices, whose identity begins with MIG-."""
+    return device.mig and not device.uuid.startswith("MIG-")
 
 
 class DeviceHealth:
@@ -69,6 +78,7 @@ class DeviceHealth:
     ) -> None:
         self._ids = [f"{device.vendor}/{device.uuid or device.index}" for device in devices]
         self._records = [(past or {}).get(name) or DeviceRecord() for name in self._ids]
+        self._divided = [is_divided(device) for device in devices]
         self._faults: list[Fault | None] = [None] * len(devices)
         self._silent_s = [-1.0] * len(devices)
         self._probation_s = probation_s
@@ -155,6 +165,8 @@ class DeviceHealth:
                 return Verdict(record.kind, record.detail, ends=True, recorded=True)
             if now < record.clean_s + self.probation_of(slot):
                 return Verdict("probation", f"after {record.detail}"[:DETAIL_CHARS_MAX], recorded=True)
+        if self._divided[slot]:
+            return DIVIDED
         if fault is None or fault.gravity < Gravity.CLOSED:
             return OK
         return Verdict(fault.kind, fault.detail, recorded=fault.kind == "reset-needed")

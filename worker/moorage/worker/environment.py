@@ -13,13 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from moorage.schemas.errors import MoorageError, problem
+import msgspec
+
+from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
 
 #: where the daemon of an MPS host keeps its sockets and logs unless the request says otherwise
 MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
+#: how a start that did not happen begins in an attempt's `why`
+START_FAILED: Final = "start-failed"
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 #: Names that decide what a job can see or whom it shares with: never the request's own.
@@ -52,13 +56,18 @@ _TF_SOURCES: Final = {
 }
 
 
-class SharingUnavailable(MoorageError):
-    """This host cannot offer the sharing `mode` asked for: `path` is missing or of the wrong kind, or not this GPU."""
+class SharingUnavailable(Refused):
+    """This host cannot offer the sharing `mode` asked for: `path` is missing or of the wrong kind, or not this GPU.
+
+    It is the host's fault, so the placement is refused and the job goes elsewhere.
+    """
 
     def __init__(self, mode: Sharing, message: str, path: str = "") -> None:
         self.mode: Final[Sharing] = mode
         self.path: Final = path
-        super().__init__(problem("failed-precondition", f"{mode} is unavailable here: {message}", found=path or None))
+        words = f"{START_FAILED}: {mode} is unavailable on {os.uname().nodename}: {message}"
+        found = problem("failed-precondition", words, found=path or None)
+        super().__init__(msgspec.structs.replace(found, fault="fleet"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +179,14 @@ def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
     return variables
 
 
+def check_sharing(spec: GpuSpec) -> None:
+    """Raise SharingUnavailable where this host has not what a sharing mode needs: MPS's directories, or the file."""
+    if spec.effective_sharing == "mps":
+        _mps_directories(spec, must_exist=True)
+    elif spec.effective_sharing == "time-slice":
+        _check_config(spec)
+
+
 def _mps_directories(spec: GpuSpec, *, must_exist: bool) -> dict[str, str]:
     pipes = spec.mps_pipe_dir or MPS_PIPE_DIRECTORY
     logs = spec.mps_log_dir or MPS_LOG_DIRECTORY
@@ -184,8 +201,13 @@ def _check_time_slice(spec: GpuSpec, devices: Sequence[Device], *, must_exist: b
     wanted = spec.time_slice_index
     if wanted is not None and [device.index for device in devices] != [wanted]:
         raise SharingUnavailable("time-slice", f"the lease is of device {_indices(devices)}, not of {wanted}")
+    if must_exist:
+        _check_config(spec)
+
+
+def _check_config(spec: GpuSpec) -> None:
     path = spec.time_slicing_config_path
-    if must_exist and path is not None and not os.path.isfile(path):
+    if path is not None and not os.path.isfile(path):
         raise SharingUnavailable("time-slice", f"{path} is not a regular file", path)
 
 

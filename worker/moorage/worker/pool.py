@@ -103,7 +103,7 @@ class GpuPool:
 
         `slots` are the positions that will do (None: any); with a shared `mode` the claim is one of the sharers of a
         device, within its caps, and its `release` is the end of this share alone. Raises ValueError for slots that are
-        not there, or none.
+        not there, or none, and for a mode in which no device has a sharer here.
 
         A cancelled claim leaves nothing behind: one that was granted in the meantime hands its slot on. For a time
         limit use `asyncio.timeout`; before Python 3.12 `asyncio.wait_for` may drop a lease granted at the last moment.
@@ -115,6 +115,8 @@ class GpuPool:
         wanted = None if slots is None else frozenset(slots)
         if wanted is not None and not (wanted and wanted <= set(range(capacity))):
             raise ValueError(f"slots must be some of 0..{capacity - 1}, found {sorted(wanted)}")
+        if not self._table.sharers_max[mode]:
+            raise ValueError(f"no device of this pool is shared by {mode}")
         self._reap()
         want = _Want(self._next_ticket, wanted, mode)
         lease = self._try(want)

@@ -20,6 +20,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.own_class import is_own, own_class
 from moorage.worker.agent import Agent
 from moorage.worker.collector import leave_what_stays
+from moorage.worker.descriptors import trouble_with_descriptors
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.process import ProcessDriver
@@ -235,6 +236,8 @@ def _agent(
 ) -> Agent:
     drivers: list[Driver] = []
     if "process" in settings.drivers:
+        if trouble := trouble_with_descriptors(len(inventory.devices()), settings.modes_offered, settings.sharers_max):
+            log.warning("%s: %s", name, trouble)
         drivers.append(
             ProcessDriver(
                 link,
@@ -272,7 +275,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         agent.worker,
         agent.pool,
         agent.inventory,
-        modes=settings.modes,
+        modes=settings.modes_offered,
         uids=settings.lease_uids,
         gid=settings.lease_gid,
         free_wait_s=settings.free_wait_s,

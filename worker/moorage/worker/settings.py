@@ -52,7 +52,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     modes: Annotated[
         tuple[str, ...], setting("Sharing modes on offer: exclusive, time-slice, and mps where its daemon runs.")
     ] = MODES_DEFAULT
-    sharers_max: Annotated[dict[str, int], setting("Sharers of one device, by mode.")] = {}
+    sharers_max: Annotated[
+        dict[str, int], setting("Sharers of one device, by mode: mps 0..8, time-slice 0..4; 0 does not offer the mode.")
+    ] = {}
     lent_slots: Annotated[
         tuple[int, ...] | None, setting("Positions of the devices that the fleet may use; all by default.")
     ] = None
@@ -156,13 +158,23 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for key in self.labels:
             if not LABEL_KEY.fullmatch(key):
                 raise ValueError(f"label key {key[:80]!r} must be 1..63 letters, digits and _./-")
-        for mode in (*self.modes, *self.sharers_max):
+        for mode in self.modes:
             if mode != "exclusive" and mode not in SHARERS_MAX:
                 raise ValueError(f"modes must be exclusive, mps or time-slice, found {mode!r}")
+        for mode, sharers in self.sharers_max.items():
+            if mode not in SHARERS_MAX:
+                raise ValueError(f"sharers_max must name mps or time-slice, found {mode!r}")
+            if not 0 <= sharers <= SHARERS_MAX[mode]:
+                raise ValueError(f"sharers_max must be 0..{SHARERS_MAX[mode]} for {mode}, found {sharers}")
         for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
             check_rules(name, getattr(self, name))
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
+
+    @property
+    def modes_offered(self) -> tuple[str, ...]:
+        """Its modes without those that no sharer of a device may have."""
+        return tuple(mode for mode in self.modes if self.sharers_max.get(mode, 1) > 0)
 
 
 def worker_settings(

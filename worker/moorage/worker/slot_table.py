@@ -97,8 +97,6 @@ class SlotTable:
                     continue
                 if slot.mode == mode and not slot.quarantine and len(slot.holders) < self.sharers_max[mode]:
                     return position
-            if not self.sharers_max[mode]:
-                return None
         if not self.free:
             return None
         for position, slot in enumerate(self.slots):

@@ -142,7 +142,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         needed = self.renew_s + self.takeover_s + 1 + self.server_gap_s + self.margin_s
         if self.lease_s <= needed:
             raise ValueError(
-                f"lease_s must be above {needed:g} (renewal, takeover, 1, server gap, margin), found {self.lease_s:g}"
+                f"lease_s must be above {needed:g} = renew_s + takeover_s + 1 s + server_gap_s + margin_s,"
+                f" found {self.lease_s:g}"
             )
 
     @property

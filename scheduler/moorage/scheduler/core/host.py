@@ -114,7 +114,8 @@ class HostClass:
             (int(d["index"]), str(d["vendor"]), str(d["name"]), int(d.get("memory_mib", 0))) for d in hello["gpu_pool"]
         ]
         self.drivers = frozenset(hello["drivers"])
-        self.modes = frozenset(hello["modes"])
+        # a worker of an older release may offer a mode in which no device of it has a sharer
+        self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)
         self.labels = labels  # of those that its hosts have, the ones that some request has required
         self.sharers_max = {
             mode: max(1, min(most, int(hello["sharers_max"].get(mode, most)))) for mode, most in SHARERS_MAX.items()

@@ -67,7 +67,7 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     util_percent: int = 0
     memory_used_mib: int = 0
     temperature_c: int | None = None
-    #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, probation, quarantined
+    #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, probation, mig, quarantined
     health: str = "ok"
     foreign: str = ""  # who holds the device from outside, as "pid 8812 python (user bob)", else empty
     detail: str = ""  # what made it so, as "Xid 79: the GPU has fallen off the bus"

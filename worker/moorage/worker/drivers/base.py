@@ -111,6 +111,8 @@ class Driver:
 
     name: str = ""
     traits: Traits = Traits()
+    #: members that it holds at once, claimed ones counted; a placement beyond it is refused. None: no bound of its own
+    members_max: int | None = None
     #: names the world in which this driver's members live: another word means that all of before are over
     boot: str = ""
 

@@ -24,16 +24,16 @@ import msgspec
 
 from moorage.schemas import frames
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import MoorageError, refuse
+from moorage.schemas.errors import MoorageError, problem, refuse
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.drivers.handler_call import Exited, Handler, at_once, contained, in_thread, words_of
-from moorage.worker.environment import lay_over
+from moorage.worker.environment import SharingUnavailable, lay_over
 from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
 from moorage.worker.lease_session import NEVER_S
-from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, Traits
+from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck, Traits
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
@@ -80,6 +80,10 @@ class _ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
     value: object = msgspec.UNSET
 
 
+class _Full(MoorageError):
+    """So many functions run that there is no room for one more."""
+
+
 class _Running:
     """One run of a function: its context and its work once there are any, and what has been asked of it."""
 
@@ -108,6 +112,7 @@ class HandlerDriver(Driver):
     name = "handler"
     #: the service keeps its context on the device from one call to the next, so the device's memory proves nothing
     traits = Traits(uses_devices=False, remembers=False)
+    members_max = RUNNING_MAX
 
     def __init__(
         self,
@@ -154,17 +159,19 @@ class HandlerDriver(Driver):
 
     def check(self, request: Request) -> None:
         self._handler_of(request.workload)
-        if len(self._running) >= RUNNING_MAX:
-            raise refuse("queue-full", f"this worker runs {RUNNING_MAX} handlers already")
 
     def start(self, assignments: list[Assignment]) -> None:
         started: list[tuple[_Running, Handler, Assignment]] = []
         failed: list[tuple[MemberName, int, str]] = []
+        not_started: list[tuple[MemberName, str]] = []
         for assignment in assignments:
             try:
                 handler = self._handler_of(assignment.run)
                 self._check_startable(assignment.request)
                 running = self._prepare(assignment)
+            except (SharingUnavailable, _Full) as error:
+                not_started.append((assignment.name, f"start-failed: {error.problem.message}"))
+                continue
             except MoorageError as error:
                 failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
                 continue
@@ -172,6 +179,8 @@ class HandlerDriver(Driver):
             started.append((running, handler, assignment))
         if failed:
             self.report(StartFailed(failed))
+        if not_started:
+            self.report(NotStarted(not_started))
         if started:
             self.report(Started([running.context.name for running, _, _ in started]))
         for running, handler, assignment in started:
@@ -231,9 +240,9 @@ class HandlerDriver(Driver):
                 raise refuse("invalid-argument", f"a function has no {field}", field=f"$.run.{field}")
 
     def _prepare(self, assignment: Assignment) -> _Running:
-        """Raises SharingUnavailable, SecretRefused, Refused."""
+        """Raises SharingUnavailable, SecretRefused, Refused; _Full where the bound was passed all the same."""
         if len(self._running) >= RUNNING_MAX:
-            raise refuse("queue-full", f"this worker runs {RUNNING_MAX} handlers already")
+            raise _Full(problem("queue-full", f"this worker runs {RUNNING_MAX} functions already"))
         self._policy.check_secrets(assignment.name[0], assignment.run.env)
         ours = assignment.environment(interface=self._interface, simulated=self._simulated)
         loop = asyncio.get_running_loop()

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
+from moorage.schemas.job import Request
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
     CODE_LOST,
@@ -22,7 +23,7 @@ from moorage.worker.drivers.base import (
 )
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.environment import process_environment
+from moorage.worker.environment import SharingUnavailable, check_sharing, process_environment
 from moorage.worker.member_messages import (
     Ended,
     MemberName,
@@ -46,6 +47,11 @@ log = logging.getLogger("moorage.worker")
 #: why a job ended that was ended with all that its worker runs, by `moorage up` or a service manager
 WORKER_STOPPED: Final = "its worker was stopped"
 _MIB: Final = 1024 * 1024
+#: by stage of a start, what this host had too little of; a program's own bound of memory makes its exec fail, too
+_WANTS: Final = {
+    "request": (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    "exec": (errno.EMFILE, errno.ENFILE),
+}
 _STREAMS_KEPT: Final[dict[str, Literal["stdout", "stderr"]]] = {"out": "stdout", "err": "stderr"}
 
 
@@ -99,13 +105,20 @@ class ProcessDriver(Driver):
     async def close(self) -> None:
         await self._link.close(self._worker)
 
+    def check(self, request: Request) -> None:
+        if not self._simulated and request.gpu is not None:
+            check_sharing(request.gpu)
+
     def start(self, assignments: list[Assignment]) -> None:
         members: list[StartMember] = []
         failed: list[tuple[MemberName, int, str]] = []
+        not_started: list[tuple[MemberName, str]] = []
         for assignment in assignments:
             try:
                 members.append(self._start_member(assignment))
                 self._known.add(assignment.name)
+            except SharingUnavailable as error:  # what `check` saw has gone since
+                not_started.append((assignment.name, error.problem.message))
             except MoorageError as error:
                 failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
             except Exception:  # what a request holds must end no agent: every worker that it comes to would go down
@@ -113,6 +126,8 @@ class ProcessDriver(Driver):
                 failed.append((assignment.name, CODE_CANNOT_START, "start-failed: moorage failed on this request"))
         if failed:
             self.report(StartFailed(failed))
+        if not_started:
+            self.report(NotStarted(not_started))
         if members:
             self._link.start(members)
 
@@ -253,9 +268,9 @@ def _name_of(key: str) -> MemberName:
 
 
 def _is_the_hosts(event: ChildEnded) -> bool:
-    """A start that failed before any process of it was there, for want of room, processes or descriptors here."""
+    """A start that failed before any program of it ran, for want of room, processes or descriptors here."""
     return event.reason == "start-failed" and (
-        event.stage in ("journal", "cgroup", "clone") or (event.stage == "request" and event.errno == errno.EAGAIN)
+        event.stage in ("journal", "cgroup", "clone") or event.errno in _WANTS.get(event.stage, ())
     )
 
 

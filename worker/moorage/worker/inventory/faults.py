@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal
 
-Health = Literal["ok", "thermal", "ecc", "xid", "remap", "reset-needed", "missing", "unresponsive", "probation"]
+Health = Literal["ok", "thermal", "ecc", "xid", "remap", "reset-needed", "missing", "unresponsive", "probation", "mig"]
 
 DETAIL_CHARS_MAX: Final = 120
 

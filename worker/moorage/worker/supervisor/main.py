@@ -13,10 +13,8 @@ by anybody: such a member is told as unproven. A virtual machine that was paused
 
 import argparse
 import asyncio
-import contextlib
 import hashlib
 import os
-import resource
 import signal
 import socket
 import sys
@@ -26,6 +24,7 @@ from typing import Final
 from moorage.bus.loops import loop_factory
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.collector import leave_what_stays
+from moorage.worker.descriptors import raise_descriptor_limit
 from moorage.worker.proctree import become_subreaper
 from moorage.worker.supervisor.compiled_launcher import compiled_launcher
 from moorage.worker.supervisor.log import log
@@ -36,17 +35,6 @@ from moorage.worker.supervisor.supervisor import LINGER_S, Supervisor
 from moorage.worker.unix_socket import SERVER_OPTIONS, listen
 
 TERM_GRACE_S: Final = 10.0
-DESCRIPTORS_WANTED: Final = 65536
-
-
-def raise_descriptor_limit() -> tuple[int, int]:
-    """Make room for the pipes; returns the limits as they were, which are the children's."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return soft, hard
 
 
 def detach(state: Path) -> None:
