@@ -11,11 +11,13 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.contained_engine import ContainedEngine
-from moorage.scheduler.core.containment import PAUSE_MS, TRACE_CHARS_MAX
+from moorage.scheduler.core.containment import PAUSE_MS, TRACE_CHARS_MAX, TRIES_MAX
 from moorage.scheduler.core.events import Batch, QueueRead, Submit
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import State
 from moorage.scheduler.recording import RecordedEngine, Recorder, replay
+from moorage.schemas.frames import Fact
 from tests.scheduler.driving import SUBJECTS, Driving
 
 pytestmark = pytest.mark.interpreted
@@ -336,4 +338,132 @@ def test_a_tenant_on_whose_requests_it_fails_pays_for_it_alone(
     assert drive.state.tenants["t"].submit_cursor == 3
     assert not drive.contained.holds_back("t")
     assert drive.submit("again", gpu={})["kind"] == "accepted"
+    drive.replays()
+
+
+# ------------------------------------------------------------------------------------- workers, timers, what follows
+
+
+def test_a_worker_on_whose_frames_it_fails_is_lost_and_gets_nothing_new(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moorage.scheduler.core.lifecycle.sessions import Sessions
+
+    drive.submit("a", gpu={"count": 4})
+    drive.submit("b", gpu={"count": 4})
+    drive.settle()
+    bad, good = drive.placed_on("a")[0], drive.placed_on("b")[0]
+    raises_for(monkeypatch, Sessions, "renew", lambda *given: given[2].worker == bad)
+    answers = []
+    for _ in range(TRIES_MAX):
+        answers.append(drive.renew(bad)[0])
+    assert [answer["code"] for answer in answers] == ["internal"] * TRIES_MAX
+    assert drive.counts == {"worker": TRIES_MAX}
+    assert drive.contained.containment.figures(drive.now)["workers"] == [bad]
+    refused = drive.renew(bad)[0]
+    assert refused["code"] == "internal", "its lease runs out, so that it ends what it runs"
+    assert drive.counts == {"worker": TRIES_MAX}, "it is not even tried"
+    assert drive.state.workers[bad].flag == "cordoned"
+    assert drive.state.workers[bad].by == "scheduler"
+    assert drive.placed_on("a") == [bad], "nothing of it runs twice: its lease is still good"
+    drive.pass_time(drive.config.lost_ms + 2_000)
+    assert not drive.state.workers[bad].session, "then it counts as lost"
+    assert drive.placed_on("a") == ["-"]
+    assert drive.placed_on("b") == [good]
+    monkeypatch.undo()
+    assert drive.join(drive.workers[bad])["kind"] == "joined"
+    drive.pass_time(5_000)
+    assert drive.placed_on("a") == ["-"], "an operator says when"
+    drive.operate("uncordon", bad)
+    drive.pass_time(5_000)
+    drive.settle()
+    assert drive.placed_on("a") == [bad]
+    drive.replays()
+
+
+def test_facts_that_fail_once_are_told_again(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    drive.worker("w2", 1, model="slow", auto=False)
+    drive.submit("a", gpu={"model": "slow"})
+    cure = raises_for(monkeypatch, Lifecycle, "on_facts", lambda *given: True, after=True)
+    worker = drive.workers["w2"]
+    member = drive.member("a")
+    worker.gathered.append(Fact("claimed", "t", "a", 0, member.attempt, member.fence, 0, ""))
+    frame = worker.fact_frame()
+    assert frame is not None
+    reply = drive.send("w2", frame)
+    drive.tick()
+    assert drive.answers[reply]["code"] == "internal"
+    assert state_of(drive, "a") == "PLACED"
+    cure()
+    reply = drive.send("w2", frame)
+    drive.tick()
+    assert drive.answers[reply]["kind"] == "recorded"
+    assert state_of(drive, "a") == "CLAIMED"
+    drive.replays()
+
+
+def test_a_timer_that_fails_is_tried_again_and_the_others_ring(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bad", "good"):
+        drive.submit(name, gpu={"model": "none such"}, start_within_s=5)
+    cure = raises_for(monkeypatch, Lifecycle, "expire", lambda *given: given[2].name == "bad")
+    drive.pass_time(20_000)
+    assert (state_of(drive, "bad"), state_of(drive, "good")) == ("QUEUED", "EXPIRED")
+    assert drive.counts["timer"] in (4, 5), "and again after 1, 2, 4 and 8 s"
+    cure()
+    drive.pass_time(20_000)
+    assert state_of(drive, "bad") == "EXPIRED"
+    drive.replays()
+
+
+@pytest.mark.parametrize("step", ["_each_second", "_take_orders"])
+def test_a_step_that_fails_is_left_out(step: str, drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moorage.scheduler.core.engine import Engine
+
+    cure = raises_for(monkeypatch, Engine, step, lambda *given: True)
+    if step == "_take_orders":
+        reply = drive.offer_order("limit", gpus=3)
+        drive.tick()
+        drive.tick()
+        assert drive.answers[reply]["code"] == "internal"
+    else:
+        drive.pass_time(10_000)
+        assert 3 <= drive.counts["step"] <= 5
+    drive.submit("good", gpu={})
+    drive.settle()
+    assert state_of(drive, "good") == "RUNNING"
+    cure()
+    drive.replays()
+
+
+def test_what_fails_after_the_acknowledgement_costs_answers_alone(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moorage.scheduler.core.effects.output_writer import OutputWriter
+
+    cure = raises_for(monkeypatch, OutputWriter, "answer_submits", lambda *given: bool(given[2]), after=True)
+    drive.offer_submit("a", gpu={}, deadline_s=600)
+    drive.tick()
+    drive.check()
+    assert drive.counts == {"output": 1}
+    cure()
+    again = drive.submit("a", gpu={}, deadline_s=600)
+    assert (again["kind"], again["state"], again["duplicate"]) == ("accepted", "PLACED", True)
+    drive.renew()
+    drive.renew()
+    drive.settle()
+    assert state_of(drive, "a") == "RUNNING", "a renewal brings what was not sent"
+    drive.replays()
+
+
+def test_a_cancel_that_fails_is_answered(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    raises_for(monkeypatch, Lifecycle, "cancel", lambda *given: given[2].name == "bad", after=True)
+    for name in ("bad", "good"):
+        drive.submit(name, gpu={"model": "none such"})
+    bad, good = drive.offer_cancel("bad"), drive.offer_cancel("good")
+    drive.tick()
+    assert drive.answers[bad]["code"] == "internal"
+    assert drive.answers[good]["data"]["cancelled"]
+    assert (state_of(drive, "bad"), state_of(drive, "good")) == ("QUEUED", "CANCELLED")
     drive.replays()

@@ -131,14 +131,17 @@ class ContainedEngine(Engine):
             new = [num for num in nums if num >= self.state.next_num]
             if new:
                 event = list(flight.new.values())[new[0] - self.state.next_num].submit
-            elif nums:
+            elif nums and not contained.is_paused(f"job {nums[0]}", now_ms):
                 what = f"job {self._named(nums[0])} and {len(nums) - 1} that ask alike"
                 contained.note("job", "placing", what, raised, now_ms)
                 return ["jobs", sorted(set(nums))]
         elif at == TIMERS and (timer := self.timers.at) is not None:
-            contained.note("timer", TIMERS, f"kind {timer[0]} of {timer[1]}", raised, now_ms)
-            return ["timer", f"timer {timer[0]} {timer[1]}", *timer]
-        if event is None and at not in STEPS:
+            name = f"timer {timer[0]} {timer[1]}"
+            if not contained.is_paused(name, now_ms):
+                contained.note("timer", TIMERS, f"kind {timer[0]} of {timer[1]}", raised, now_ms)
+                return ["timer", name]
+        # what is left out already is not what failed
+        if event is None and (at not in STEPS or contained.is_paused(at, now_ms)):
             event = self._only_event() if self.alone else None
             if event is None:
                 contained.note("step", str(at), "found out by one event a record", raised, now_ms)
@@ -146,7 +149,7 @@ class ContainedEngine(Engine):
                 return ["step", left[0]] if self.alone and left else [] if self.alone else ["alone"]
         if event is None:
             contained.note("step", str(at), "", raised, now_ms)
-            return ["step", at]
+            return ["step", str(at)]
         return self._aside_of(event, raised)
 
     def _named(self, num: int) -> str:
