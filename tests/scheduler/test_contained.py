@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.contained_engine import ContainedEngine
+from moorage.scheduler.core.contained_engine import SAFE_MS, ContainedEngine
 from moorage.scheduler.core.containment import PAUSE_MS, TRACE_CHARS_MAX, TRIES_MAX
 from moorage.scheduler.core.events import Batch, QueueRead, Submit
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
@@ -466,4 +466,25 @@ def test_a_cancel_that_fails_is_answered(drive: Contained, monkeypatch: pytest.M
     assert drive.answers[bad]["code"] == "internal"
     assert drive.answers[good]["data"]["cancelled"]
     assert (state_of(drive, "bad"), state_of(drive, "good")) == ("QUEUED", "CANCELLED")
+    drive.replays()
+
+
+def test_in_safe_mode_there_is_one_event_a_record_and_the_plain_ranker(drive: Contained) -> None:
+    drive.contained.begin_safe_mode()
+    drive.renew()
+    for number in range(3):
+        drive.offer_submit(f"j{number}", gpu={})
+    drive.offer_cancel("unknown")
+    before = len(drive.records)
+    while drive.engine.waiting:
+        drive.tick()
+    assert len(drive.records) - before == 4
+    assert drive.contained.ranker.main is None
+    assert drive.contained.containment.figures(drive.now)["safe_mode"]
+    drive.pass_time(SAFE_MS)
+    assert drive.contained.ranker.main is not None
+    for number in range(3, 6):
+        drive.offer_submit(f"j{number}", gpu={})
+    drive.tick()
+    assert not drive.engine.waiting
     drive.replays()

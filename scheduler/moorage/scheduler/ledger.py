@@ -43,6 +43,8 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.ledger")
 #: a wall clock that is further from the server's is reported in the log
 CLOCK_OFF_S_MAX: Final = 5.0
+#: two leaders that ended without a goodbye within so long may have died of what they were given
+DEATHS_WITHIN_S: Final = 60.0
 #: a look at the end that came while no server led the stream is never answered: the append is sent again after this.
 #: Ten seconds of waiting took a third of a lease from every worker of a cluster, long after the servers were back.
 READ_BACK_PATIENCE_S: Final = 2.0
@@ -288,6 +290,21 @@ class Ledger:
         message = await self._js.get_message(self._subjects.ledger_stream, seq)
         record = self._decode(message) if message is not None else None
         return record is not None and any(act[0] == Act.RESIGN for act in record.acts)
+
+    async def has_lost_leaders(self, state: State) -> bool:
+        """Whether the last two leaders have ended without a goodbye within `DEATHS_WITHIN_S`, as by a crash.
+
+        To be asked before the epoch record of the next one is written. Raises `BusError`.
+        """
+        if not state.leader or state.epoch < 2:  # the last one has resigned, or it was the first
+            return False
+        stream = self._subjects.ledger_stream
+        began = await self._js.get_message(stream, state.epoch_seq)
+        if began is None or self.server_s() - wall_seconds(began.stored_at) > DEATHS_WITHIN_S:
+            return False
+        before = await self._js.get_message(stream, state.epoch_seq - 1)
+        record = self._decode(before) if before is not None else None
+        return record is not None and not any(act[0] == Act.RESIGN for act in record.acts)
 
     async def mark_behind(self, state: State, rid: int, why: str) -> None:
         """Append the last record of a ledger that turned out to be an older backup, so that nobody leads it.

@@ -21,6 +21,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.copies import Copies
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.contained_engine import SAFE_MS
 from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken, LedgerGap, LedgerOlder
@@ -210,13 +211,27 @@ class Scheduler:
             except TimeoutError:
                 log.warning("the ledger did not take the resignation: the next leader waits for silence")
 
+    async def _must_be_careful(self, state: State) -> bool:
+        try:
+            return await self.ledger.has_lost_leaders(state)
+        except BusError as error:
+            log.warning("how the leaders before have ended cannot be read now: %s", error)
+            return False
+
     async def _lead(self, state: State) -> bool:
         """Lead until another scheduler does (raises `Deposed`), or until `resign` (returns True)."""
         began_ms = monotonic_ms()
-        wall_s = self.ledger.wall_s()
+        wall_s, careful = self.ledger.wall_s(), await self._must_be_careful(state)
         await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
         reign = self.reign = Reign(self, state, began_ms)
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
+        if careful:
+            log.warning(
+                "the last two leaders have died within a minute: for %d s this one takes one event a record, and the"
+                " plain ranker",
+                SAFE_MS // 1000,
+            )
+            reign.engine.begin_safe_mode()
         reign.gc_schedule.begin()
         async with asyncio.TaskGroup() as group:
             await reign.open()

@@ -32,8 +32,8 @@ from moorage.schemas.subjects import Subjects
 #: how often one record is built anew; then the term ends
 BUILDS_MAX: Final = 64
 RETRY_AFTER_S: Final = 1.0
-#: a new leader that comes after several deaths of others is careful for so long
-SAFE_MS: Final = 60_000
+#: a leader is careful for so long after leaders before it have died: what they may have died of has come by then
+SAFE_MS: Final = 15_000
 BY_SCHEDULER: Final = "scheduler"
 CORDON: Final = "cordon"
 
