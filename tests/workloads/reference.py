@@ -49,6 +49,8 @@ class Room:
         shut = set() if empty else real.local | slots_of(worker.quarantined | worker.unwell_mask)
         if not empty:
             shut |= {int(name[1:]) for name in world.ill.get(worker.id, ())}
+        if not world.resting:  # what was refused counts as used by others until the next renewal
+            shut |= slots_of(world.drive.engine.fleet.hosts[num].busy)
         takes = [slot for slot in range(len(self.users)) if lent is None or slot in lent]
         self.slots = [] if real.waiting and not empty else [slot for slot in takes if slot not in shut]
 

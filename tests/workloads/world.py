@@ -67,10 +67,12 @@ class Record(Driving):
         super().__init__(config)
         self.acts: list[list[Any]] = []
         self.steps = 0
+        self.held_before: set[int] = set()  # workers that were held for preemptors as the record was built
 
     def store(self, payload: bytes) -> int:
         record = decode_record(payload)
         self.acts, self.steps = record.acts, len(record.steps)
+        self.held_before = {num for job in self.state.preempting.values() for num in (job.preempts or ((),))[0]}
         return super().store(payload)
 
     def check(self) -> None:
@@ -95,6 +97,7 @@ class World:
         self.renewed: dict[str, int] = {}  # worker -> when its last answered renewal was sent
         self.sent: dict[str, tuple[Worker, Any]] = {}  # reply -> whose frame waits for it
         self.ill: dict[str, dict[str, str]] = {}  # worker -> what its load frames say
+        self.resting = False  # nothing is on its way
         self.found: Counter[str] = Counter()  # reasons that were confirmed
         self._tables: Tables | None = None
         self._told = 0
@@ -141,7 +144,7 @@ class World:
         self._look_at_tables()
 
     def _look_at_tables(self) -> None:
-        if is_compiled():
+        if is_compiled() or not self.plan.small:
             return
         if self._tables is None or self._tables.engine is not self.drive.engine or self.records % TABLES_EVERY == 0:
             self._tables = Tables(self.drive.engine)
@@ -205,11 +208,13 @@ class World:
                 break
         else:
             raise AssertionError(f"no rest after {REST_TICKS_MAX * REST_MS // 1000} s: {self._restless()}")
+        self.resting = True
         wrong, found = reference.confirm(self)
         wrong += victims.hidden(self, found.get("no room", []))
         for reason, waiting in found.items():
             self.found[reason] += len(waiting)
             self.say(f"                    waits, {reason}: {' '.join(who.name for who in waiting)}")
+        self.resting = False
         assert not wrong, "; ".join(wrong)
 
     def _restless(self) -> str:
