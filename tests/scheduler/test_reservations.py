@@ -171,3 +171,19 @@ def test_whatever_operators_do_a_reservation_is_for_a_job_that_may_start(seed: i
         drive.pass_time(chance.choice([1, 500, 1_500]), step=1_000)
         reservations += drive.engine.planner.holding.reservation is not None
     assert reservations, "this seed tries nothing"
+
+
+def test_a_job_that_is_refused_with_its_reservation_gives_it_up_in_that_record() -> None:
+    """It waits out a pause then: the pause that this very record begins was not seen, and the hosts stayed closed."""
+    drive = reserved()
+    drive.submit("other", tenant="u", gpu={"count": 8})
+    worker = drive.workers["w0"]
+    worker.local.add(7)  # of which the scheduler hears with the next renewal
+    for key in list(worker.held):
+        worker.finish(key)
+    drive.report()
+    assert drive.states("big") == ["PLACED"]
+    assert drive.engine.planner.holding.reservation is not None
+    drive.report()
+    assert drive.states("big") == ["QUEUED"], "it was refused"
+    assert drive.engine.planner.holding.reservation is None

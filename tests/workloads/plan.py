@@ -81,7 +81,7 @@ class Draw:
 
     def worker(self, **fixed: Any) -> None:
         """A worker joins; `fixed` fields are not drawn."""
-        count = self.pick(0, 1, 1, 2, 2, 4, 8) if not self.chance("large") else 64
+        count = len(fixed.get("models", ())) or (self.pick(0, 1, 1, 2, 2, 4, 8) if not self.chance("large") else 64)
         model = self.pick(H100, H100, L40S, A10, A100, T4, MI300)
         models = [model] * count
         if count > 1 and self.chance("mixed host"):

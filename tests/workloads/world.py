@@ -127,7 +127,8 @@ class World:
             if self._is_away(name, worker):
                 continue
             if not worker.session:
-                self._send(worker, worker.join_frame())
+                if not any(who is worker and isinstance(frame, Join) for who, frame in self.sent.values()):
+                    self._send(worker, worker.join_frame())
                 continue
             if drive.now - self.renewed.get(name, -RENEW_MS) >= RENEW_MS:
                 self._send(worker, worker.renew_frame())
@@ -252,7 +253,6 @@ class World:
         hello = Hello(name, "boot-1", gpu_pool=pool, **fields)
         worker = Refusing(name, hello, f"machine-{name}")
         self.drive.workers[name] = worker
-        self._send(worker, worker.join_frame())
         self.tick(1)
 
     def _worker(self, number: int) -> Worker | None:

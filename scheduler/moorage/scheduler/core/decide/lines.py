@@ -56,7 +56,7 @@ class Lines:
     # ------------------------------------------------------------------------------------ who still waits
 
     def waits(self, draft: Draft, item: int) -> bool:
-        """Whether this entry still waits (removal from the queue is lazy)."""
+        """Whether this entry still waits, and not for the end of a pause (removal from the queue is lazy)."""
         num = item >> REPLICA_BITS
         if num >= draft.state.next_num:
             return True  # accepted in this very record
@@ -64,7 +64,7 @@ class Lines:
         if job is None or num in self.overdue:
             return False
         replica = job.replicas[item & REPLICA_MASK]
-        return draft.state_of(replica) == QUEUED and replica.not_before <= draft.time_ms
+        return draft.state_of(replica) == QUEUED and draft.not_before_of(replica) <= draft.time_ms
 
     def prune(self, draft: Draft, line: Line) -> bool:
         """Take whoever waits no more from a line's front; whether anybody is left."""
