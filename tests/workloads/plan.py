@@ -393,7 +393,7 @@ def _begin(draw: Draw, workers: int) -> None:
 
 def _mixed(draw: Draw) -> None:
     _begin(draw, draw.random.randrange(1, 6))
-    _rounds(draw, 14)
+    _rounds(draw, 12)
     draw.add("rest")
     _rounds(draw, 6)
 
