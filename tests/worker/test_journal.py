@@ -133,6 +133,16 @@ def test_two_agents_cannot_share_a_journal(path: Path) -> None:
     Journal(path).close()
 
 
+def test_a_journal_that_was_replaced_is_not_in_place(path: Path) -> None:
+    journal = Journal(path)
+    assert journal.is_in_place()
+    path.rename(path.with_suffix(".moved"))
+    assert not journal.is_in_place()
+    path.write_bytes(MAGIC)
+    assert not journal.is_in_place(), "another file of that name is no more found by it"
+    journal.close()
+
+
 def test_a_look_at_the_lock_keeps_no_agent_out(path: Path) -> None:
     """`is_in_use` holds a shared lock for a moment; an agent that starts just then waits that moment."""
     Journal(path).close()

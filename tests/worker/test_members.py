@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.frames import End, Fact, FactAck, Renewed, RollCall, Start
 from moorage.worker.fact_outbox import END_WAIT_S, FACTS_WAITING_MAX, START_WAIT_S
 from moorage.worker.member_messages import (
@@ -21,6 +22,7 @@ from moorage.worker.member_messages import (
     Release,
     SeenFree,
     SendFacts,
+    SendJoin,
     SendRenew,
     Started,
     StartFailed,
@@ -30,7 +32,7 @@ from moorage.worker.member_messages import (
     TryClaim,
     TurnOver,
 )
-from tests.worker.member_bench import Bench, body, name_of, of, place
+from tests.worker.member_bench import LEASE_S, Bench, body, name_of, of, place
 
 # -------------------------------------------------------------------------------- what counts as said
 
@@ -250,6 +252,40 @@ def test_only_rank_0_of_a_gang_wants_a_port() -> None:
 
 
 # -------------------------------------------------------------------------------- facts in flight
+
+
+def test_a_frame_of_facts_is_cut_by_bytes(bench: Bench) -> None:
+    """4,096 facts with the longest details are over the server's 1 MiB: such a frame would be sent again for ever."""
+    facts = [Fact("exited", *name_of(f"{'j' * 90}-{n}", fence=n), 1, "é" * 200) for n in range(4096)]
+    bench.members.outbox.gathered = list(facts)
+    sent: list[Fact] = []
+    while bench.members.outbox.gathered:
+        (frame,) = (command.frame for command in of(SendFacts, bench.do(TurnOver())))
+        assert len(encode(frame, json=False)) <= FRAME_BYTES_MAX
+        sent += frame.facts
+        bench.do(FactAck(frame.no, 1))
+    assert sent == facts
+
+
+def test_a_join_with_many_facts_fits_into_a_frame(bench: Bench) -> None:
+    names = [name_of(f"{'j' * 26}-{n}", fence=n) for n in range(2048)]
+    facts = [Fact(kind, *name, 1, "é" * 200) for name in names for kind in ("claimed", "started", "exited", "freed")]
+    bench.members.outbox.gathered = facts
+    bench.now += LEASE_S
+    (join,) = of(SendJoin, bench.do(Tick()))
+    assert [fact.kind for fact in join.facts] == ["exited", "freed"] * len(names)
+    assert len(encode(join.facts, json=False)) <= FRAME_BYTES_MAX
+
+
+def test_no_more_members_are_held_than_a_renewal_can_list(bench: Bench) -> None:
+    for at in range(0, 6000, 500):
+        names = [name_of(f"{'j' * 90}-{n}", fence=n + 1) for n in range(at, at + 500)]
+        bench.want(*(place(name, ()) for name in names))
+        while bench.facts():
+            pass
+    held = bench.members.table.held_list()
+    assert 2000 < len(held) < 6000
+    assert len(encode(held, json=False)) <= 512 * 1024
 
 
 def test_one_frame_is_in_flight_and_the_next_carries_all_that_gathered(bench: Bench) -> None:

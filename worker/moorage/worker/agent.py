@@ -33,7 +33,7 @@ from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, L
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
-from moorage.worker.leader_link import LeaderLink
+from moorage.worker.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_claims import MemberClaims
 from moorage.worker.member_messages import (
@@ -210,7 +210,7 @@ class Agent:
             Forget: self._forget,
             SendFacts: self.leader.send_facts,
             FactsAnswered: lambda command: self.journal.answered(command.no),
-            SendRenew: self.leader.send_renew,
+            SendRenew: self._send_renew,
             SendJoin: self.leader.send_join,
             SessionLive: self._on_session_live,
             SetFence: self._set_fence,
@@ -402,7 +402,11 @@ class Agent:
         refused: list[tuple[Member, str]] = []
         places: list[Place] = []
         room = self._room_of_drivers(command.members)
+        is_in_place = self.journal.is_in_place()
         for member in command.members:
+            if not is_in_place:
+                refused.append((member, STATE_GONE))
+                continue
             try:
                 if room and room.get(member.driver, 1) <= 0:
                     bound = self.drivers[member.driver].members_max
@@ -446,6 +450,11 @@ class Agent:
             raise refuse(no.problem.code, CANNOT_RUN + no.problem.message) from None
         except Exception as error:  # any driver may fail on what anybody may send
             raise refuse("internal", CANNOT_RUN + self._log_broken(driver, error)) from None
+
+    def _send_renew(self, command: SendRenew) -> None:
+        if not self.journal.is_in_place():
+            self.say(Log("error", "state-gone", STATE_GONE))
+        self.leader.send_renew(command)
 
     def _on_session_live(self, command: SessionLive) -> None:
         self.journal.live(command.ledger)

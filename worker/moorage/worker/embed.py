@@ -25,6 +25,7 @@ import msgspec
 
 from moorage.bus.connection import Connection, State, connect
 from moorage.bus.contexts import Context
+from moorage.bus.cpu_latency import CpuLatency
 from moorage.bus.jetstream import JetStream
 from moorage.bus.target import find_context
 from moorage.schemas.errors import refuse
@@ -36,12 +37,12 @@ from moorage.worker.handler_context import HANDLER_NAME, HandlerContext
 from moorage.worker.handler_results import ResultStore
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, host_facts
-from moorage.worker.inventory.nvml import open_nvml
+from moorage.worker.inventory.machine import open_machine
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool
-from moorage.worker.run import facts_of_simulated, simulated_of
+from moorage.worker.run import HEALTH_FILE, facts_of_simulated, simulated_of, used_as_state
 from moorage.worker.settings import WorkerSettings
 
 HANDLERS_MAX: Final = 32
@@ -56,13 +57,14 @@ log = logging.getLogger("moorage.worker")
 class EmbeddedWorker:
     """One worker that calls functions. Register them, then enter it; used once, in one event loop.
 
-    `target` is a URL or a nats context's name; with None it is found as `AsyncClient` finds it, so that both are of one
-    fleet. `settings.worker` is required: an id that differs from that of the machine's plain worker. `settings.drivers`
-    and the socket for leases are not used. The devices are this machine's, or those of `settings.simulate` (one host),
-    or those of `inventory`; those that are not among `settings.lent_slots` are for the service alone. A device belongs
-    to one worker: if this machine's plain worker offered the same ones, both would lend them. `on_overdue` is called in
-    the event loop for a function that does not stop when asked. Nothing outlives the process: the jobs of a killed
-    service are lost, and are placed again as often as their `retries_on_lost` allows.
+    `target` is a URL or a nats context's name; with None it is `settings.nats`, else found as `AsyncClient` finds it,
+    so that both are of one fleet. `settings.worker` is required: an id that differs from that of the machine's plain
+    worker. `settings.drivers` and the socket for leases are not used, nor what is about processes alone: their user,
+    programs and output. The devices are this machine's, or those of `settings.simulate` (one host), or those of
+    `inventory`; those that are not among `settings.lent_slots` are for the service alone. A device belongs to one
+    worker: if this machine's plain worker offered the same ones, both would lend them. `on_overdue` is called in the
+    event loop for a function that does not stop when asked. Nothing outlives the process: the jobs of a killed service
+    are lost, and are placed again as often as their `retries_on_lost` allows.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class EmbeddedWorker:
         self._driver: HandlerDriver | None = None
         self._host: FleetHost | None = None
         self._connection: Connection | None = None
+        self._cpu_latency: CpuLatency | None = None
 
     def handler(self, name: str) -> Callable[[_Function], _Function]:
         """Offer the decorated function under `name` (`[a-z0-9_.-]{1,48}`).
@@ -133,8 +136,10 @@ class EmbeddedWorker:
             raise refuse("failed-precondition", "an embedded worker needs an id of its own", field="$.worker")
         if not self._handlers:
             raise refuse("failed-precondition", "no handler is registered", next='@worker.handler("name")')
+        Policy.of(settings).check_host()
         self._opened = True
-        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with used_as_state(settings.state_dir):
+            settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts, inventory = await self._machine(worker)
 
         def on_state(state: State) -> None:
@@ -142,11 +147,12 @@ class EmbeddedWorker:
                 self._host.reconnected()
 
         try:
-            context = find_context(self._target)
+            if settings.cpu_latency_us is not None:
+                self._cpu_latency = CpuLatency(settings.cpu_latency_us)
+            context = find_context(settings.nats if self._target is None else self._target)
             self._connection = await connect(context, f"moorage service {worker}", on_state=on_state)
-            host = FleetHost(self._connection, settings.prefix)
+            host = self._host = FleetHost(self._connection, settings.prefix, self._cpu_latency)
             await host.open()
-            self._host = host
             self._driver = HandlerDriver(
                 self._handlers,
                 ResultStore(
@@ -164,7 +170,8 @@ class EmbeddedWorker:
             labels = settings.labels | {f"{LABEL_PREFIX}{name}": "1" for name in self._handlers}
             journal = MemoryJournal.of_this_start()
             settings = msgspec.structs.replace(settings, labels=labels)
-            self._agent = Agent(host, worker, settings, facts, inventory, [self._driver], journal)
+            health = settings.state_dir / HEALTH_FILE
+            self._agent = Agent(host, worker, settings, facts, inventory, [self._driver], journal, health)
             await host.add(self._agent)
         except BaseException:
             await self._close(inventory)
@@ -213,7 +220,7 @@ class EmbeddedWorker:
         facts = host_facts(settings.state_dir)
         hosts = simulated_of(settings)
         if hosts is None:
-            return facts, await open_nvml() if self._inventory is None else self._inventory
+            return facts, await open_machine() if self._inventory is None else self._inventory
         if len(hosts) != 1 or self._inventory is not None:
             raise refuse("failed-precondition", "an embedded worker has the devices of one host", field="$.simulate")
         return facts_of_simulated(hosts[0], worker, facts), SimulatedInventory(hosts[0])
@@ -223,5 +230,7 @@ class EmbeddedWorker:
         inventory.close()
         if self._host is not None:
             await self._host.close()
+        if self._cpu_latency is not None:
+            self._cpu_latency.close()
         if self._connection is not None:
             await self._connection.close()

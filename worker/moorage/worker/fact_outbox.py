@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+from msgspec.structs import replace
 
 from moorage.schemas.frames import Fact, FactFrame
 from moorage.worker.lease_session import NEVER_S
 
-#: 4,096 facts are some 300 KiB as msgpack, well under the server's 1 MiB
+#: facts in one frame. Most have some 70 bytes, but a detail may have 800: so bytes are bounded as well, well below the
+#: server's 1 MiB. A frame beyond that would never arrive, and would be sent again for ever.
 FACTS_PER_FRAME_MAX: Final = 4096
+FACTS_BYTES_MAX: Final = 512 * 1024
+#: of a fact beside its names and its detail, and of a character that is not ASCII
+FACT_BYTES: Final = 48
+CHAR_BYTES_MAX: Final = 4
+#: of a detail in a join whose facts do not fit: its beginning has the words that the scheduler decides by
+JOIN_DETAIL_CHARS_MAX: Final = 32
 #: with more facts than this waiting, new placements are ignored; the leader sends them again
 FACTS_WAITING_MAX: Final = 8192
 RESEND_S_FIRST: Final = 1.0
@@ -93,8 +103,9 @@ class FactOutbox:
             return None
         self._patient = 0
         self.last_no += 1
-        facts = self.gathered[:FACTS_PER_FRAME_MAX]
-        self.gathered = self.gathered[FACTS_PER_FRAME_MAX:]
+        count = _fitting(self.gathered)
+        facts = self.gathered[:count]
+        self.gathered = self.gathered[count:]
         self.in_flight = FactFrame(session, self.last_no, facts)
         self.resend_s = RESEND_S_FIRST
         self.resend_at_s = now + RESEND_S_FIRST
@@ -136,6 +147,8 @@ class FactOutbox:
         self.gathered = []
         self._patient = 0
         self.last_no = self.answered_no = 0
+        if _fitting(self._joining, len(self._joining)) < len(self._joining):
+            self._joining = _shortened(self._joining)
         return list(self._joining)
 
     def joined(self) -> None:
@@ -145,3 +158,27 @@ class FactOutbox:
     def unanswered(self) -> list[Fact]:
         flying = self.in_flight.facts if self.in_flight is not None else []
         return [*self._joining, *flying, *self.gathered]
+
+
+def _fitting(facts: Sequence[Fact], count_max: int = FACTS_PER_FRAME_MAX) -> int:
+    """How many of these facts, from the first on, fit into one frame; at least one."""
+    size_bytes = 0
+    for count, fact in enumerate(facts[:count_max]):
+        detail_bytes = len(fact.detail) * (1 if fact.detail.isascii() else CHAR_BYTES_MAX)
+        size_bytes += FACT_BYTES + len(fact.tenant) + len(fact.job) + detail_bytes
+        if size_bytes > FACTS_BYTES_MAX and count:
+            return count
+    return min(len(facts), count_max)
+
+
+def _shortened(facts: Sequence[Fact]) -> list[Fact]:
+    """The same news in fewer bytes, for a join, which cannot be cut into several frames.
+
+    An end implies the claim and the start before it. Details are cut.
+    """
+    ended = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in facts if fact.kind == "exited"}
+    return [
+        fact if len(fact.detail) <= JOIN_DETAIL_CHARS_MAX else replace(fact, detail=fact.detail[:JOIN_DETAIL_CHARS_MAX])
+        for fact in facts
+        if fact.kind not in ("claimed", "started") or (fact.tenant, fact.job, fact.replica, fact.fence) not in ended
+    ]

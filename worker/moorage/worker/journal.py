@@ -229,6 +229,10 @@ class MemoryJournal:
     def live(self, ledger: str) -> None:
         self._append(_Live(ledger))
 
+    def is_in_place(self) -> bool:
+        """Whether what is written now can be found by the next agent."""
+        return True
+
     def flush(self) -> None:
         """Hand what was gathered to the kernel, in one write."""
 
@@ -259,6 +263,14 @@ class Journal(MemoryJournal):
         except BaseException:
             os.close(self._lock)
             raise
+
+    def is_in_place(self) -> bool:
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            return False
+        ours = os.fstat(self._file)
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
         super().join(n, facts, devices, left)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Goodbye, Join, Renew
+from moorage.schemas.frames import Goodbye, Join, Renew, Unwell
 from moorage.schemas.subjects import WORKER_VERBS, Subjects
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.journal import MemoryJournal
@@ -15,6 +15,9 @@ from moorage.worker.member_messages import SendFacts, SendGoodbye, SendJoin, Sen
 from moorage.worker.pool import GpuPool
 from moorage.worker.reporter import Reporter
 from moorage.worker.restoring import device_names
+
+#: why nothing new is started, as the leader and the log are told
+STATE_GONE: Final = "the worker's state folder was removed or replaced under it: start the worker again"
 
 
 class Post(Protocol):
@@ -68,11 +71,17 @@ class LeaderLink:
             command.held,
             pool.busy_slots(),
             pool.pending_claimers() > 0,
-            unwell=self._watch.told,
+            unwell=self._unwell(),
             well_n=self._watch.health.well_n,
             reign=self._session.reign,
         )
         self._ask("renew", command.n, encode(renew, json=False))
+
+    def _unwell(self) -> list[Unwell]:
+        """The devices that must not be given out: all of them once the state folder is gone."""
+        if self._journal.is_in_place():
+            return self._watch.told
+        return [Unwell(slot, "state-gone", STATE_GONE) for slot in range(len(self._reporter.devices))]
 
     def send_join(self, command: SendJoin) -> None:
         if not command.again:

@@ -48,6 +48,10 @@ from moorage.worker.tombstones import TOMBSTONES_MAX, Tombstones
 
 #: members held at once; a placement beyond it is refused
 MEMBERS_MAX: Final = 16_384
+#: of all held members in one renewal or join, which list them all: beside the facts of a join they fit into one frame
+HELD_BYTES_MAX: Final = 300 * 1024
+#: of one of them beside its names
+HELD_BYTES: Final = 28
 DETAIL_CHARS_MAX: Final = 200
 #: attempts that are suspected of having ended a supervisor; more of them run as any other job
 SUSPECTS_MAX: Final = 4_096
@@ -98,6 +102,7 @@ class MemberTable:
         #: by tenant, job and replica: attempts that may have ended a supervisor, and since when the last one has run
         self._suspects: dict[tuple[str, str, int], float] = {}
         self._with_supervisor: set[MemberName] = set()  # those of which a supervisor's death may tell the end
+        self._held_bytes = 0  # what `held_list` takes in a frame
         self._to_forget: deque[tuple[int, Member]] = deque()
 
     def begin(self, now: float) -> list[Command]:
@@ -139,10 +144,10 @@ class MemberTable:
                 self._refuse(name, f"no driver {member.driver}")
             elif (other := self._suspect_beside(member)) is not None:
                 self._refuse(name, f"{other.job} runs first: the supervisor died under both")
-            elif len(wanted) >= room:
-                self._refuse(name, f"this worker holds {MEMBERS_MAX} members already")
+            elif len(wanted) >= room or self._held_bytes > HELD_BYTES_MAX:
+                self._refuse(name, f"this worker holds {len(held)} members, as many as a frame can list")
             else:
-                held[name] = member
+                self._hold(member)
                 wanted.append(member)
         if wanted:
             self.commands.append(TryClaim(wanted))
@@ -159,7 +164,7 @@ class MemberTable:
             else:
                 facts.append(fact)
         for member, why in claims.refused:
-            del self.held[member.name]
+            self._unhold(member)
             self._refuse(member.name, why)
         for driver, members in to_start.items():
             self.commands.append(StartMembers(driver, members))
@@ -189,6 +194,14 @@ class MemberTable:
         elif len(self._suspects) < SUSPECTS_MAX:
             self._suspects[name[:3]] = NEVER_S  # its next attempt has not begun
         self._with_supervisor.discard(name)
+
+    def _hold(self, member: Member) -> None:
+        self.held[member.name] = member
+        self._held_bytes += HELD_BYTES + len(member.tenant) + len(member.job)
+
+    def _unhold(self, member: Member) -> None:
+        del self.held[member.name]
+        self._held_bytes -= HELD_BYTES + len(member.tenant) + len(member.job)
 
     def _refuse(self, name: MemberName, why: str) -> None:
         self.tombstones.report(name, "refused", 0, why[:DETAIL_CHARS_MAX])
@@ -308,7 +321,7 @@ class MemberTable:
         facts += event.facts
         known = {(fact.kind, fact.tenant, fact.job, fact.replica, fact.fence) for fact in event.facts}
         for member, phase, _, detail in event.held:
-            self.held[member.name] = member
+            self._hold(member)
             member.phase = _RESTORED_AS[phase]
             base = (member.tenant, member.job, member.replica, member.fence)
             if phase not in ("exited", "refused") and ("claimed", *base) not in known:
@@ -390,7 +403,7 @@ class MemberTable:
 
     def _remove(self, member: Member, kind: FactKind, code: int, detail: str) -> None:
         """A held member is over: remove it from the table, and remember it as a tombstone."""
-        del self.held[member.name]
+        self._unhold(member)
         self._enter(member, "over")
         if kind == "exited":
             self.tombstones.remember(member.name, kind, code, detail)
@@ -439,6 +452,8 @@ class MemberTable:
         for slot, modes in sharers.items():
             if len(set(modes)) > 1 or (modes[0] == "exclusive" and len(modes) > 1):
                 raise Defect(f"slot {slot} is held as {modes}")
+        if self._held_bytes != sum(HELD_BYTES + len(name[0]) + len(name[1]) for name in self.held):
+            raise Defect(f"{len(self.held)} members are held, counted as {self._held_bytes} bytes")
         for name in self._freeing:
             if name not in self.held:
                 raise Defect(f"{name} waits for its memory and is not held")

@@ -65,6 +65,13 @@ class Worker:
         self.agents = agents
         self.lender: LeaseServer | None = None
 
+    def close_unused(self) -> None:
+        """Close what belongs to agents, some of which the host has not taken over: the start has failed."""
+        for agent in self.agents:
+            if agent.worker not in self.host.agents:
+                agent.journal.close()
+            agent.inventory.close()
+
     async def stop(self) -> None:
         """Close. Jobs go on where a supervisor runs them; simulated ones are ended.
 
@@ -73,7 +80,7 @@ class Worker:
         if self.lender is not None:
             await self.lender.leave("the agent stops", LEAVE_S_MAX)
         sound = [agent for agent in self.agents if agent.worker in self.host.agents]
-        leaving = [agent for agent in sound if not _can_outlive(agent)]
+        leaving = [agent for agent in sound if not _can_outlive(agent) or not agent.journal.is_in_place()]
         for agent in sound:
             if agent in leaving:
                 agent.leave()
@@ -97,7 +104,7 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     `target` is a NATS context as `bus.contexts.resolve` takes it. Raises MoorageError: what the connection, the
     journal and the supervisor raise, and failed-precondition for settings that do not go together.
     """
-    with _used_as_state(settings.state_dir):
+    with used_as_state(settings.state_dir):
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = host_facts(settings.state_dir)
     hosts = simulated_of(settings)
@@ -107,7 +114,24 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     if settings.secrets_dir is not None and Policy.of(settings).leaves_secrets_open:
         log.warning("secrets: every tenant may name every one of them here: secrets_for says which are whose")
 
-    cpu_latency = None if settings.cpu_latency_us is None else CpuLatency(settings.cpu_latency_us)
+    async with contextlib.AsyncExitStack() as opened:  # closes what was opened, if the start fails
+        worker = await _start(settings, target, facts, hosts, opened)
+        opened.pop_all()
+    return worker
+
+
+async def _start(
+    settings: WorkerSettings,
+    target: Context | str | None,
+    facts: HostFacts,
+    hosts: list[SimulatedHost] | None,
+    opened: contextlib.AsyncExitStack,
+) -> Worker:
+    """`start` with settings that were checked. What has to be closed again goes into `opened`, step by step."""
+    cpu_latency = None
+    if settings.cpu_latency_us is not None:
+        cpu_latency = CpuLatency(settings.cpu_latency_us)
+        opened.callback(cpu_latency.close)
 
     def on_state(state: State) -> None:
         if state is State.CONNECTED and host is not None:
@@ -117,27 +141,22 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     connection = await connect_logged(
         target, f"moorage worker {settings.worker or facts.worker}", log, on_state=on_state
     )
+    opened.push_async_callback(connection.close)
     host = FleetHost(connection, settings.prefix, cpu_latency)
+    opened.push_async_callback(host.close)
     await host.open()
     worker = Worker(host, connection, [])
+    opened.callback(worker.close_unused)
     bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
     where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds, on_broken=host.broke)
-    try:
-        await _put_agents(worker, settings, facts, hosts, link)
-        await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
-        for agent in worker.agents:
-            agent.where = where
-            await host.add(agent)
-        if settings.leases and len(worker.agents) == 1:
-            worker.lender = await _lender(worker.agents[0])
-    except BaseException:
-        for agent in worker.agents:
-            if agent.worker not in host.agents:
-                agent.journal.close()
-        await host.close()
-        await connection.close()
-        raise
+    await _put_agents(worker, settings, facts, hosts, link)
+    await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
+    for agent in worker.agents:
+        agent.where = where
+        await host.add(agent)
+    if settings.leases and len(worker.agents) == 1:
+        worker.lender = await _lender(worker.agents[0])
     return worker
 
 
@@ -155,7 +174,7 @@ async def run(settings: WorkerSettings, target: Context | str | None, stop: asyn
 
 
 @contextlib.contextmanager
-def _used_as_state(folder: Path) -> Iterator[None]:
+def used_as_state(folder: Path) -> Iterator[None]:
     """What the disk refuses there is a matter of settings. Raises Refused."""
     try:
         yield
@@ -221,7 +240,12 @@ async def _put_agents(
     """One by one into `worker.agents`, so that those made before one that fails can be closed. Raises Refused."""
     if hosts is None:
         name = settings.worker or facts.worker
-        worker.agents.append(_agent(worker.host, name, settings, facts, await open_machine(), link))
+        machine = await open_machine()
+        try:
+            worker.agents.append(_agent(worker.host, name, settings, facts, machine, link))
+        except BaseException:
+            machine.close()
+            raise
         return
     faults = FaultFile(settings.state_dir / FAULTS_FILE)
     for simulated in hosts:
@@ -258,7 +282,7 @@ def _agent(
         journal = MemoryJournal.of_this_start()
     else:
         path = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.journal" if inventory.simulated else JOURNAL_NAME)
-        with _used_as_state(settings.state_dir):
+        with used_as_state(settings.state_dir):
             machine = folder_machine(facts.machine, settings.state_dir, is_older=path.exists())
             journal = Journal(path)
         facts = dataclasses.replace(facts, machine=machine)

@@ -57,7 +57,8 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A device that must not be given out, as its worker judges it; `slot` is a position in hello's `gpu_pool`.
 
-    `kind` is a word of `SlotLoad.health`, `detail` one line. `ends`: what runs on it is asked to leave it as well.
+    `kind` is a word of `SlotLoad.health`, or `state-gone` where the worker's state folder was removed under it;
+    `detail` is one line. `ends`: what runs on it is asked to leave it as well.
     """
 
     slot: int

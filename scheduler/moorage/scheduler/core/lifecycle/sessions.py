@@ -127,9 +127,10 @@ class Sessions:
             holder, which = "a worker of the same machine, with another state folder,", "that state folder (--state)"
         else:
             holder, which = "a worker of another machine", "the machine it ran on before"
+        lost_ms = max(worker.lost_ms, self.config.lost_ms)
         return problem(
             "worker-id-in-use",
-            f"{holder} has the id {worker.id} until it is lost or leaves",
+            f"{holder} has the id {worker.id} until it leaves, or is silent for {lost_ms / 1000:g} s",
             next=f"give this worker an id of its own with --id, or start it on {which}, or stop the other one",
             retry_after_s=self.config.lost_ms / 1000,
         )

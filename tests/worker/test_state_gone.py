@@ -1,0 +1,144 @@
+"""A worker whose state folder is removed, or that cannot start: what it says, and what it leaves behind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from moorage.bus.connection import Connection
+from moorage.schemas.errors import Refused, problem
+from moorage.worker import embed, run
+from moorage.worker.embed import EmbeddedWorker
+from moorage.worker.fleet_host import FleetHost
+from moorage.worker.inventory.simulated import SimulatedInventory
+from moorage.worker.leader_link import STATE_GONE
+from moorage.worker.run import WORKERS_FOLDER, start
+from moorage.worker.settings import WorkerSettings
+from tests.waiting import until
+from tests.worker.scripted_leader import ScriptedLeader
+from tests.worker.test_agent_process import body, name_of, place, settings_of, state_folder
+
+
+async def test_a_worker_whose_state_folder_is_removed_says_so_and_starts_nothing(
+    nats_url: str, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        worker = await start(settings_of(state, unique), nats_url)
+        seat = await leader.joined("w1")
+        shutil.rmtree(state / WORKERS_FOLDER)
+        await until(lambda: seat.renewals and seat.renewals[-1].unwell, what="a renewal that says so")
+        told = seat.renewals[-1].unwell
+        assert [(each.slot, each.kind, each.detail) for each in told] == [
+            (slot, "state-gone", STATE_GONE) for slot in range(4)
+        ]
+        name = name_of()
+        await leader.want("w1", place(name, body("true"), (0,)))
+        assert (await leader.heard("w1", "refused", name)).detail == STATE_GONE
+        assert len([line for line in caplog.messages if "state-gone" in line]) == 1
+        await worker.stop()
+        assert seat.said_goodbye, "the next agent of this id need not wait for the lease"
+
+
+async def test_a_worker_whose_state_folder_is_gone_ends_its_jobs_with_itself(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    """No later agent could take them over."""
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        worker = await start(settings_of(state, unique), nats_url)
+        seat = await leader.joined("w1")
+        name = name_of()
+        await leader.want("w1", place(name, body("exec sleep 600"), (0,)))
+        await leader.heard("w1", "started", name)
+        shutil.rmtree(state / WORKERS_FOLDER)
+        await worker.stop()
+        assert seat.said_goodbye
+        assert seat.kinds(name)[-2:] == ["exited", "freed"]
+
+
+class Bound:
+    """Stands in for the file that bounds how long processors may take to wake."""
+
+    made: ClassVar[list[Bound]] = []
+
+    def __init__(self, latency_us: int) -> None:
+        self.latency_us = latency_us
+        self.is_open = True
+        self.made.append(self)
+
+    def hold(self) -> None:
+        return
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.fixture
+def bounds(monkeypatch: pytest.MonkeyPatch) -> list[Bound]:
+    made: list[Bound] = []
+    monkeypatch.setattr(Bound, "made", made)
+    monkeypatch.setattr(run, "CpuLatency", Bound)
+    monkeypatch.setattr(embed, "CpuLatency", Bound)
+    return made
+
+
+async def test_a_start_that_fails_leaves_nothing_open(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: list[Bound]
+) -> None:
+    closed: list[str] = []
+    close_connection, close_inventory = Connection.close, SimulatedInventory.close
+
+    async def closes(self: Connection) -> None:
+        closed.append("connection")
+        await close_connection(self)
+
+    def closes_inventory(self: SimulatedInventory) -> None:
+        closed.append("inventory")
+        close_inventory(self)
+
+    async def refuses(self: FleetHost, agent: object) -> None:
+        raise Refused(problem("not-permitted", "not here"))
+
+    monkeypatch.setattr(Connection, "close", closes)
+    monkeypatch.setattr(SimulatedInventory, "close", closes_inventory)
+    monkeypatch.setattr(FleetHost, "add", refuses)
+    with pytest.raises(Refused, match="not here"):
+        await start(settings_of(tmp_path, unique, cpu_latency_us=0), nats_url)
+    assert closed == ["inventory", "connection"]
+    assert [bound.is_open for bound in bounds] == [False]
+
+
+async def test_a_refused_subscription_closes_the_connection(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: list[Bound]
+) -> None:
+    open_host = FleetHost.open
+
+    async def refuses(self: FleetHost) -> None:
+        await open_host(self)
+        raise Refused(problem("not-permitted", "not here"))
+
+    monkeypatch.setattr(FleetHost, "open", refuses)
+    with pytest.raises(Refused, match="not here"):
+        await start(settings_of(tmp_path, unique, cpu_latency_us=0), nats_url)
+    assert [bound.is_open for bound in bounds] == [False]
+
+
+async def test_an_embedded_worker_heeds_the_settings_of_a_worker(
+    nats_url: str, unique: str, tmp_path: Path, bounds: list[Bound]
+) -> None:
+    settings = WorkerSettings(tmp_path / "state", "w1", unique, simulate="1xH100", cpu_latency_us=7, nats=nats_url)
+    worker = EmbeddedWorker(None, settings)
+    worker.handler("echo")(lambda context: None)
+    async with worker:
+        assert [(bound.latency_us, bound.is_open) for bound in bounds] == [(7, True)]
+    assert not bounds[0].is_open
+
+
+async def test_an_embedded_worker_refuses_a_state_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    worker = EmbeddedWorker(None, WorkerSettings(tmp_path / "file" / "state", "w1", simulate="1xH100"))
+    worker.handler("echo")(lambda context: None)
+    with pytest.raises(Refused, match="cannot be used"):
+        await worker.open()
