@@ -308,17 +308,17 @@ def _rounds(draw: Draw, rounds: int) -> None:
 
 
 def _ever_new(draw: Draw) -> None:
-    """Steady work in great number, and beside it requests as nobody has made any: 2 in 100 replicas or fewer."""
+    """Steady work in great number, and beside it requests as nobody has made any: 3 in 100 replicas or so."""
     draw.worker(models=[], cpu_milli=0, memory_mib=1 << 30, drivers=["noop"])
     draw.worker(models=[H100] * 8, cpu_milli=0, memory_mib=1 << 30, drivers=["noop"])
     draw.add("order", verb="share", tenant="t", weight=1, gpus=0)
-    kinds = draw.pick([{}], [None], [{}, None, {"min_memory_mib": 1}, {"model": "M"}])
+    kinds = draw.pick([{}], [None], [{"model": "M"}], [{}, None, {"min_memory_mib": 1}, {"model": "M"}])
     steady: dict[str, Any] = {"gpu": {}, "run": {"driver": "noop"}, "replicas": 1_024, "start_within_s": 0.0}
     for _ in range(10):
         draw.jobs += 1
         draw.add("submit", tenant="u", job=f"j{draw.jobs}", fields=steady)
         draw.add("tick", ms=50)
-        for _ in range(25):
+        for _ in range(35):
             number = draw.salt() % 100_000
             gpu: Any = draw.pick(*kinds)
             if gpu:
