@@ -116,6 +116,6 @@ def test_a_limit_of_open_files_below_what_the_slots_need_is_told(monkeypatch: py
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 400))
     assert not trouble_with_descriptors(64, ("exclusive",), {})
     trouble = trouble_with_descriptors(64, ("exclusive", "time-slice"), {"time-slice": 2})
-    assert "the limit of open files is 400, enough for 68 jobs at once; 64 GPUs may get 128 jobs" in trouble
+    assert "the limit of open files is 400; the 128 jobs that 64 GPUs may get need 640" in trouble
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, resource.RLIM_INFINITY))
     assert not trouble_with_descriptors(64, ("exclusive", "mps"), {})

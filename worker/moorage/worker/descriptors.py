@@ -36,8 +36,7 @@ def trouble_with_descriptors(slots: int, modes: tuple[str, ...], sharers_max: Ma
     needed = DESCRIPTORS_BASE + DESCRIPTORS_PER_JOB * jobs
     if hard == resource.RLIM_INFINITY or hard >= needed:
         return ""
-    room = max(0, hard - DESCRIPTORS_BASE) // DESCRIPTORS_PER_JOB
     return (
-        f"the limit of open files is {hard}, enough for {room} jobs at once; {slots} GPUs may get {jobs} jobs, which"
-        f" need {needed}. Jobs beyond that are refused here and go elsewhere. Raise it: LimitNOFILE, or ulimit -Hn"
+        f"the limit of open files is {hard}; the {jobs} jobs that {slots} GPUs may get need {needed}. Jobs that find"
+        " none left are refused here and go elsewhere. Raise it: LimitNOFILE, or ulimit -Hn"
     )
