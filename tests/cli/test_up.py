@@ -266,7 +266,8 @@ async def test_a_second_worker_of_the_same_name_takes_nothing_from_the_first(tmp
             where = ("--state", str(tmp_path / "other"), "--nats", node.url)
             process = await start("worker", "--simulate", "1xH100", *where)
             err = Lines(process.stderr)
-            await err.until("worker-id-in-use")
+            await err.until("a worker of the same machine, with another state folder, has the id")
+            await err.until("--id")
             shown = (await client.answer("show", {"job": "holds"})).data
             process.send_signal(signal.SIGTERM)
             await process.communicate()

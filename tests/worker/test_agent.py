@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -84,6 +85,22 @@ async def world(
         finally:
             await host.close()
             await connection.close()
+
+
+async def test_a_worker_that_gives_its_id_up_ends_its_process_with_that_error(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    connection = await connect(nats_url, "agent under test")
+    host = FleetHost(connection, unique)
+    await host.open()
+    try:
+        host.give_up(problem("worker-id-in-use", "taken", next="--id"))
+        host.give_up(problem("worker-id-in-use", "taken again"))
+        with pytest.raises(Refused, match=r"taken$"):
+            await host.serve(asyncio.Event())
+    finally:
+        await host.close()
+        await connection.close()
 
 
 async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str, tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def run(
 
         async def cancel() -> None:
             if submitted:
+                if sys.stderr.isatty():
+                    say("")  # below the terminal's ^C
                 answer = await client.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
                 say(f"cancelling {job_id}, was {answer.data['was']}")
 

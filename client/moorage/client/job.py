@@ -365,16 +365,14 @@ class Outcome:
 def decided(changes: list[Change], state: str) -> Change | None:
     """The transition that made the job's `state` what it is; None where it was not seen.
 
-    Of a gang that failed it is that of the rank that failed first: the gang as a whole ends without a code.
+    Of a gang that failed it is that of the rank that failed first: its last rows have the code of each rank.
     """
     ended = [change for change in changes if change.state == state] if state in TERMINAL else []
     if not ended:
         return None
-    coded = next((change for change in ended if change.code), None)
-    if coded is not None or state != FAILED:
-        return coded or ended[-1]
     exits = (each for each in changes if each.state == EXITED and each.attempt == ended[-1].attempt)
-    return next((change for change in exits if change.code), ended[-1])
+    first = next((change for change in exits if change.code), None) if state == FAILED else None
+    return first or next((change for change in ended if change.code), ended[-1])
 
 
 def result_of(job: str, state: str, changes: list[Change], why: str, shown: dict[str, Any]) -> Result:
