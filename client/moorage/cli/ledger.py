@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from moorage.scheduler.settings import SchedulerSettings
 
 SETTINGS: Final = f"The schedulers'. {FILE_HELP}"
+REHASH: Final = "Make the ledger's digests anew: for a backup by a Python that computes others."
 REPLICAS: Final = "Copies of the ledger, as the schedulers' setting says; else as many as there were."
 
 
@@ -61,6 +62,7 @@ def restore(
     *,
     replace: Annotated[bool, Parameter(help="The ledger that is there is deleted.")] = False,
     replicas: Annotated[Literal[1, 3, 5] | None, Parameter(help=REPLICAS)] = None,
+    rehash: Annotated[bool, Parameter(help=REHASH)] = False,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
     options: LedgerOptions = OF_LEDGER,
 ) -> int:
@@ -82,9 +84,8 @@ def restore(
             raise cannot_read(file, reason, "name a file of moorage admin backup")
         held, target = scheduler_of(settings, options)
         users, copies = target or held.nats, replicas or said_replicas(settings)
-        state = run(
-            make(ledger_url(held.ledger_url_file) or users, users, held.prefix, copies, file, replace=replace, say=say)
-        )
+        ledger = ledger_url(held.ledger_url_file) or users
+        state = run(make(ledger, users, held.prefix, copies, file, replace=replace, say=say, rehash=rehash))
         if options.json:
             emit(
                 {

@@ -21,6 +21,7 @@ import msgspec
 from moorage.bus.connection import connect
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StreamInfo
+from moorage.scheduler.core.digests import COMPUTED, TUPLE_HASH, trouble
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.state import State
@@ -51,7 +52,8 @@ class BackupRefused(MoorageError):
 class Header(msgspec.Struct, frozen=True):
     """The line behind a backup's magic: what it holds. `digest` is BLAKE2b-128 of the rest, `size_bytes` long.
 
-    `replicas` is how many copies of the ledger there were; 0 in backups of before 0.3.
+    `digests` names the hash of the state's own digest. `replicas` is how many copies of the ledger there were; 0 in
+    backups of before 0.3.
     """
 
     ledger_id: str
@@ -63,6 +65,7 @@ class Header(msgspec.Struct, frozen=True):
     release: str
     digest: str
     size_bytes: int
+    digests: str = TUPLE_HASH
     replicas: int = 0
 
     @property
@@ -105,6 +108,7 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
         RELEASE,
         snapshot_digest(data),
         len(data),
+        COMPUTED,
         info.replicas,
     )
     file = to / header.file_name if to.is_dir() else to
@@ -132,8 +136,11 @@ def _write(file: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def read(file: Path) -> tuple[Header, State]:
-    """The state in a backup. Raises `BackupRefused` for what is none, or is damaged, and OSError."""
+def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
+    """The state in a backup. Raises `BackupRefused` for what is none, or is damaged, and OSError.
+
+    With `rehash` the state's own digest is not checked but made anew; that of the file's bytes is checked all the same.
+    """
     another = "take another backup: this one cannot be used"
     data = file.read_bytes()
     if not data.startswith(MAGIC):
@@ -147,8 +154,14 @@ def read(file: Path) -> tuple[Header, State]:
     if len(rest) != header.size_bytes or snapshot_digest(rest) != header.digest:
         found = f"{len(rest)} bytes"
         raise _refused(f"{file} is damaged: it has not the digest that its head names", another, found=found)
+    if not rehash and trouble(header.digests, COMPUTED):
+        raise _refused(
+            f"{file} has digests of the hash {header.digests}, and this Python computes {COMPUTED}",
+            "restore it with --rehash: its digests are made anew",
+            found=header.digests,
+        )
     try:
-        state = load(rest)
+        state = load(rest, rehash=rehash)
     except BadSnapshot as error:
         wrote = "use the release that wrote it"
         raise _refused(f"{file} cannot be read: {error}", wrote, found=header.release) from None
@@ -160,15 +173,23 @@ def read(file: Path) -> tuple[Header, State]:
 
 
 async def restore(
-    ledger_target: str | None, target: str | None, prefix: str, replicas: int, file: Path, *, replace: bool, say: Say
+    ledger_target: str | None,
+    target: str | None,
+    prefix: str,
+    replicas: int,
+    file: Path,
+    *,
+    replace: bool,
+    say: Say,
+    rehash: bool = False,
 ) -> State:
     """Make a ledger that begins with what a backup holds; returns its state. No scheduler may run.
 
     `replicas` is how many copies each stream has from now on; 0: as many as the ledger of the backup had. Until its
-    last step a half made ledger names no snapshot and is led by nobody; run it again with `replace`. Raises
-    `BackupRefused`, `BusError`, OSError.
+    last step a half made ledger names no snapshot and is led by nobody; run it again with `replace`. With `rehash` the
+    backup may be of a Python that computes other digests. Raises `BackupRefused`, `BusError`, OSError.
     """
-    header, state = read(file)
+    header, state = read(file, rehash=rehash)
     subjects, replicas = Subjects(prefix), replicas or header.replicas or 1
     async with (
         await connect(ledger_target, "moorage-restore") as connection,
@@ -216,15 +237,17 @@ async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
     for subject in written.subjects if written is not None else ():
         parts = [each.data async for each in jetstream.read_range(subjects.snapshot_stream, subject)]
         try:
-            found.append(load(b"".join(parts)))
+            found.append(load(b"".join(parts), rehash=True))  # its numbers count, whatever its digests are
         except BadSnapshot:  # half a one
             continue
     info = await _info(jetstream, subjects.ledger_stream)
     if info is None:
         return found
     ledger = Ledger(jetstream, subjects, 0)
-    state = State() if written is None else await recover(ledger, Snapshots(jetstream, subjects))
+    state = State()
     with contextlib.suppress(LedgerBroken):  # which is why it is restored, perhaps
+        if written is not None:
+            state = await recover(ledger, Snapshots(jetstream, subjects))
         await ledger.follow(state)
     last = await ledger.last_reign()
     last.seq = info.last_seq

@@ -31,6 +31,7 @@ from moorage.bus.jetstream import (
     StreamInfo,
     wall_seconds,
 )
+from moorage.scheduler.core import digests
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
@@ -205,6 +206,16 @@ class Ledger:
             state.former_id = said.get(Act.RESTORED, "")
         return state
 
+    async def check_digests(self, computed: str = digests.COMPUTED) -> None:
+        """Raise `LedgerBroken` where the newest epoch record names another hash than this Python computes."""
+        message = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
+        record = self._decode(message) if message is not None else None
+        for act in record.acts if record is not None else ():
+            if act[0] == Act.EPOCH:
+                trouble = digests.trouble(act[4] if len(act) > 4 else digests.TUPLE_HASH, computed)
+                if trouble:
+                    raise LedgerBroken(f"this ledger cannot be read: {trouble}")
+
     async def purge_below(self, seq: int) -> int:
         """Delete the records below a sequence. Purged by subject, so that the epoch record stays (ledger-rules H36)."""
         return await self._js.purge(self._subjects.ledger_stream, subject=self._subjects.ledger_record, below_seq=seq)
@@ -243,7 +254,7 @@ class Ledger:
             0,
             max(time_ms, state.time_ms),
             state.digest,
-            acts=[[Act.EPOCH, state.ledger_id or ledger_id, name, wall_s]],
+            acts=[[Act.EPOCH, state.ledger_id or ledger_id, name, wall_s, digests.COMPUTED]],
         )
         await self._append_and_fold(state, record, self._subjects.ledger_epoch)
 
@@ -270,7 +281,11 @@ class Ledger:
             0,
             max(int(wall_s * 1000), state.time_ms),
             state.digest,
-            acts=[[Act.EPOCH, state.ledger_id, "restore", wall_s], [Act.RESTORED, former], [Act.RESIGN]],
+            acts=[
+                [Act.EPOCH, state.ledger_id, "restore", wall_s, digests.COMPUTED],
+                [Act.RESTORED, former],
+                [Act.RESIGN],
+            ],
         )
         state.epoch_seq = 0  # the backup's epoch record is not in this stream
         await self._append_and_fold(state, first, self._subjects.ledger_epoch)

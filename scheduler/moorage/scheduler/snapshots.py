@@ -85,7 +85,11 @@ class Snapshots:
 
 
 async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
-    """The state to start from: the newest snapshot that a ledger record names, else nothing."""
+    """The state to start from: the newest snapshot that a ledger record names, else nothing.
+
+    Raises `LedgerBroken` where its digests cannot be checked by this Python.
+    """
+    await ledger.check_digests()
     for name, seq, digest in await ledger.named_snapshots():
         try:
             state = await snapshots.read(name, digest)

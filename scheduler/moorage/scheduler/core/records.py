@@ -133,7 +133,7 @@ MODE_OF: Final = {"exclusive": Mode.EXCLUSIVE, "mps": Mode.MPS, "time-slice": Mo
 class Act:
     """Tags of the rare acts; each is a list [tag, …] in `Record.acts`."""
 
-    EPOCH: Final = "epoch"  # ledger id, scheduler name, wall seconds
+    EPOCH: Final = "epoch"  # ledger id, scheduler name, wall seconds, the name of the digests' hash (`digests`)
     WORKER: Final = "worker"  # worker number, id, machine
     JOIN: Final = "join"  # worker number, boot, n, session, fact number, hello as a map, in it lost_ms
     GONE: Final = "gone"  # worker number, why (lost, `GOODBYE`, joined-anew)
