@@ -36,6 +36,7 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
@@ -267,6 +268,7 @@ class Engine:
             self.retention.forget(draft, self.retention.compact(draft))
         self._at = "record"
         record = draft.record(self.leader, self._rid + 1)
+        check(self.state, record)
         payload = encode_record(record)
         flight.record = record
         self._rid += 1

@@ -313,3 +313,8 @@ _BY_KIND: Final[dict[str, Callable[[FoldingActs, list[Any]], None]]] = {
     Act.BEHIND: FoldingActs._behind,
     Act.RESTORED: FoldingActs._restored,
 }
+
+
+def known_act(kind: str) -> bool:
+    """Whether this release folds acts of this kind."""
+    return kind in _BY_KIND

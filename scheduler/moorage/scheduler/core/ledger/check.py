@@ -1,0 +1,178 @@
+"""Whether a record can be folded, asked before it is sent: what is in the ledger has to be folded by every leader.
+
+`check` raises for whatever makes `fold` raise, and changes nothing. It follows the steps as `FoldingSteps` does, with
+the few things that a step depends on: a replica's state, whether it holds devices, and which members linger.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, Final
+
+from moorage.scheduler.core.ids_in_bodies import id_of
+from moorage.scheduler.core.ledger.acts import known_act
+from moorage.scheduler.core.ledger.folding import FoldError
+from moorage.scheduler.core.records import STEP_WIDTH, Act, Op, Record, packed, unpacked
+from moorage.scheduler.core.state import (
+    AT_EXITED,
+    CLAIMED,
+    LEGAL,
+    LOST_KEPT,
+    PLACED,
+    QUEUED,
+    RUNNING,
+    Replica,
+    State,
+)
+
+_AFTER_RUNNING: Final = LEGAL[RUNNING]
+_PLACE, _RUN, _CLAIM, _START, _BEGIN = map(int, (Op.PLACE, Op.RUN, Op.CLAIM, Op.START, Op.BEGIN))
+_EXIT, _DONE, _FREE, _QUARANTINE = map(int, (Op.EXIT, Op.DONE, Op.FREE, Op.QUARANTINE))
+_END, _MOVE, _BACKOFF, _GANG = map(int, (Op.END, Op.MOVE, Op.BACKOFF, Op.GANG))
+_OVER: Final = frozenset(map(int, (Op.REFUSE, Op.WITHDRAW, Op.LOSE)))
+_NOTED: Final = frozenset({_CLAIM, _EXIT, _DONE, _END, _MOVE, _RUN, *_OVER})
+#: acts with the number of a worker, or of a job, in the second place
+_OF_WORKER: Final = frozenset({Act.JOIN, Act.GONE, Act.FLAG, Act.WINDOW, Act.UNQUARANTINE, Act.HEALTH, Act.WELL})
+_OF_JOB: Final = frozenset({Act.AVOID, Act.PREEMPT, Act.PRIORITY, Act.PART})
+#: a replica is named by job number times this, and its index
+_INDEX_MAX: Final = 1 << 20
+_FREE_OF_DEVICES: Final = -1
+
+
+def check(state: State, record: Record) -> None:
+    """Raises `FoldError` where `fold` could not follow."""
+    if len(record.steps) % STEP_WIDTH:
+        raise FoldError("the record ends within a step")
+    workers = len(state.worker_by_num)
+    gone: set[tuple[str, str]] = set()
+    if record.acts:
+        workers = _check_acts(state, record.acts, gone)
+    for at in range(0, len(record.facts), 2):
+        if not 0 <= record.facts[at] < workers:
+            raise FoldError(f"facts of worker {record.facts[at]}, which is not known")
+    new = _check_accepts(state, record, gone) if record.accepts else []
+    if record.steps:
+        _check_steps(state, record, new, workers)
+
+
+def _check_acts(state: State, acts: list[list[Any]], gone: set[tuple[str, str]]) -> int:
+    """How many workers are known with them; `gone` are the jobs that leave memory."""
+    workers, ids = len(state.worker_by_num), set(state.workers) if any(a[0] == Act.WORKER for a in acts) else set()
+    compacted = expired = 0
+    for act in acts:
+        kind = act[0]
+        if not known_act(kind):
+            raise FoldError(f"act {kind!r} is not known")
+        if kind == Act.WORKER:
+            if act[2] not in ids:
+                if act[1] != workers:
+                    raise FoldError(f"worker number {act[1]} is not the next")
+                ids.add(act[2])
+                workers += 1
+        elif kind in _OF_WORKER:
+            if not 0 <= act[1] < workers:
+                raise FoldError(f"act {kind} of worker {act[1]}, which is not known")
+        elif kind in _OF_JOB or (kind in (Act.HOLD, Act.UNHOLD) and act[2]):
+            num = act[1] if kind in _OF_JOB else act[2]
+            if num not in state.jobs:
+                raise FoldError(f"act {kind} of job {num}, which is not there")
+        elif kind == Act.COMPACT:
+            nums = act[1][::2]
+            if nums != list(islice(state.ended, compacted, compacted + len(nums))):
+                raise FoldError("jobs that are not the oldest ended ones leave memory")
+            compacted += len(nums)
+            gone.update((state.jobs[num].tenant, state.jobs[num].name) for num in nums)
+        elif kind == Act.EXPIRE:
+            expired += act[1]
+            if expired > len(state.finished) + compacted:
+                raise FoldError(f"{expired} rows of finished jobs expire, which are not there")
+    return workers
+
+
+def _check_accepts(state: State, record: Record, gone: set[tuple[str, str]]) -> list[int]:
+    """The number of replicas of each new job."""
+    new: list[int] = []
+    fresh: set[tuple[str, str]] = set()
+    for tenant_name, flat in record.accepts:
+        tenant = state.tenants.get(tenant_name)
+        known = tenant.jobs if tenant is not None else {}
+        for at in range(0, len(flat), 4):
+            name = id_of(flat[at], flat[at + 1])
+            key = (tenant_name, name)
+            if key in fresh or (name in known and key not in gone):
+                raise FoldError(f"job {tenant_name}/{name} is accepted twice")
+            fresh.add(key)
+            new.append(flat[at + 2])
+    return new
+
+
+def _check_steps(state: State, record: Record, new: list[int], workers: int) -> None:
+    jobs, first, notes = state.jobs, state.next_num, len(record.notes)
+    #: by replica: its state, and the worker that it holds devices of, as the record leaves them
+    states: dict[int, int] = {}
+    holds: dict[int, int] = {}
+    lingering: dict[tuple[int, int], bool] = {}  # by replica and `packed`: whether it lingers, where that has changed
+    fences: dict[int, int] = {}  # by replica: of what it has come to hold in this record
+    flat = iter(record.steps)
+    for op, num, index, a, _, c in zip(flat, flat, flat, flat, flat, flat, strict=True):
+        key = num * _INDEX_MAX + index
+        replica: Replica | None = None
+        if num < first:
+            job = jobs.get(num)
+            if job is None or not 0 <= index < len(job.replicas):
+                raise FoldError(f"step {op} names no replica: job {num}, replica {index}")
+            replica = job.replicas[index]
+        elif num - first >= len(new) or not 0 <= index < new[num - first]:
+            raise FoldError(f"step {op} names no replica: job {num}, replica {index}")
+        if c and op in _NOTED and not 0 < c <= notes:
+            raise FoldError(f"step {op} names note {c} of {notes}")
+        now = states.get(key, -1)
+        if now < 0:
+            now = replica.state if replica is not None else QUEUED
+            member = replica.member if replica is not None else None
+            holds[key] = member.worker.num if member is not None else _FREE_OF_DEVICES
+        held = holds[key]
+        if op == _PLACE:
+            if now != QUEUED or not 0 <= a < workers:
+                raise FoldError(f"step {op} of job {num}, replica {index}, which is in state {now}, on worker {a}")
+            states[key], holds[key], fences[key] = PLACED, a, state.seq + 1
+            continue
+        if op in (_FREE, _QUARANTINE):
+            if not _lingers(state, replica, key, a, lingering):
+                raise FoldError(f"step {op} of job {num}, replica {index}: it does not linger")
+            if op == _FREE:
+                lingering[(key, a)] = False
+            continue
+        if op in (_BACKOFF, _GANG):
+            continue
+        if op != _MOVE and held == _FREE_OF_DEVICES:
+            raise FoldError(f"step {op} of job {num}, replica {index}, which holds nothing")
+        to = CLAIMED if op in (_CLAIM, _BEGIN) else RUNNING if op == _START else a
+        if op == _RUN:
+            legal = now == PLACED and a in _AFTER_RUNNING
+        elif op in (_CLAIM, _START, _BEGIN, _EXIT, _DONE, _END, _MOVE) or op in _OVER:
+            legal = to in LEGAL[now]
+        else:
+            raise FoldError(f"step {op} is not known")
+        if not legal:
+            raise FoldError(f"step {op}: job {num}, replica {index}, cannot go from state {now} to {to}")
+        states[key] = RUNNING if op == _BEGIN else to
+        if op in (_RUN, _DONE, _EXIT) or (op in _OVER and a != LOST_KEPT):
+            holds[key] = _FREE_OF_DEVICES
+            if op == _EXIT:
+                fence = fences.get(key, replica.fence if replica is not None else 0)
+                lingering[(key, packed(fence, held))] = True
+
+
+def _lingers(
+    state: State, replica: Replica | None, key: int, packed_: int, lingering: dict[tuple[int, int], bool]
+) -> bool:
+    changed = lingering.get((key, packed_))
+    if changed is not None or replica is None:
+        return bool(changed)
+    fence, worker_num = unpacked(packed_)
+    if not 0 <= worker_num < len(state.worker_by_num):
+        return False
+    job = replica.job
+    member = state.worker_by_num[worker_num].members.get((job.tenant, job.name, replica.index, fence))
+    return member is not None and member.phase == AT_EXITED
