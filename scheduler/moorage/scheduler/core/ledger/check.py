@@ -117,6 +117,16 @@ def _check_steps(state: State, record: Record, new: list[int], workers: int) -> 
     for op, num, index, a, _, c in zip(flat, flat, flat, flat, flat, flat, strict=True):
         key = num * _INDEX_MAX + index
         replica: Replica | None = None
+        # nearly all steps are one of these two, each the only one of its replica
+        if op == _PLACE and num >= first and key not in states:
+            if num - first < len(new) and 0 <= index < new[num - first] and 0 <= a < workers:
+                states[key], holds[key] = PLACED, a
+                continue
+        elif op == _RUN and a in _AFTER_RUNNING and not c and key not in states and num in jobs:
+            replicas = jobs[num].replicas
+            if 0 <= index < len(replicas) and replicas[index].state == PLACED and replicas[index].member is not None:
+                states[key], holds[key] = a, _FREE_OF_DEVICES
+                continue
         if num < first:
             job = jobs.get(num)
             if job is None or not 0 <= index < len(job.replicas):
@@ -160,7 +170,7 @@ def _check_steps(state: State, record: Record, new: list[int], workers: int) -> 
         if op in (_RUN, _DONE, _EXIT) or (op in _OVER and a != LOST_KEPT):
             holds[key] = _FREE_OF_DEVICES
             if op == _EXIT:
-                fence = fences.get(key, replica.fence if replica is not None else 0)
+                fence = fences.get(key, replica.fence if replica is not None else state.seq + 1)
                 lingering[(key, packed(fence, held))] = True
 
 
