@@ -16,14 +16,14 @@ from moorage.scheduler.core import fleet
 from moorage.scheduler.core.queries.explain import REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.state import AVOID_MAX
-from moorage.schemas.frames import CANNOT_RUN, NOT_PERMITTED
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, NOT_PERMITTED
 from tests.scheduler.driving import Driving
 from tests.scheduler.honest_worker import Worker
 
 WHY = NOT_PERMITTED + "tenant t may not have the driver process on this worker"
 
 
-@pytest.mark.parametrize("why", [WHY, CANNOT_RUN + "the driver does not know these words"])
+@pytest.mark.parametrize("why", [WHY, NOT_HERE + "argv[0] names no handler of this worker"])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int, why: str) -> None:
     drive = Driving()
@@ -45,6 +45,7 @@ def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int, why: str)
     assert explained["because"] == why
     assert (explained["reason"], explained["means"]) == ("refused", REASONS["refused"])
     assert list(explained["workers_left"].items())[-1] == ("not-refused", 0)
+    assert (explained["refused_by"], "avoids" in explained) == (sorted(names), False), "no GPU has failed"
     assert "fixes" not in explained, "whoever asked for other GPUs would be refused as well"
     # it is this job that may not, and nobody else
     drive.submit("other", gpu={"count": 2})
@@ -123,7 +124,7 @@ def test_jobs_that_no_worker_can_run_keep_no_gpu_from_others() -> None:
     drive.worker("w0", 2, auto=False)
     for number in range(8):
         drive.submit(f"bad-{number}", gpu={"count": 2})
-        drive.fact("refused", f"bad-{number}", detail=CANNOT_RUN + "the driver does not know these words")
+        drive.fact("refused", f"bad-{number}", detail=NOT_HERE + "argv[0] names no handler of this worker")
         assert drive.engine.fleet.hosts[0].open == 0b11
     drive.submit("good", gpu={"count": 2})
     assert drive.states("good") == ["PLACED"]
@@ -136,6 +137,54 @@ def test_another_refusal_keeps_no_job_away() -> None:
     drive.fact("refused", "j", detail="device-busy 0")
     drive.pass_time(60_000)
     assert drive.states("j") == ["PLACED"]
+
+
+WRONG = CANNOT_RUN + "the driver noop does not know these words"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_job_whose_request_is_wrong_fails_with_the_words_of_the_driver(workers: int) -> None:
+    """It waited for ever for a worker that would take it, and each worker was asked."""
+    drive = Driving()
+    for number in range(workers):
+        drive.worker(f"w{number}", 2, auto=False)
+    drive.submit("j", gpu={}, replicas=2, retries=3)
+    drive.fact("refused", "j", 0, detail=WRONG)
+    assert drive.states("j") == ["FAILED", "PLACED"]
+    drive.fact("refused", "j", 1, detail=WRONG)
+    assert drive.states("j") == ["FAILED", "FAILED"]
+    found = drive.explained("j")
+    assert (found["state"], found["code"], found["why"]) == ("FAILED", 126, WRONG)
+    assert drive.job("j").avoid == (), "no worker is at fault"
+    assert drive.free_gpus() == 2 * workers
+    drive.take_snapshot()
+    drive.lead()
+    assert drive.states("j") == ["FAILED", "FAILED"]
+
+
+def test_a_gang_whose_request_is_wrong_fails_as_a_whole() -> None:
+    drive = Driving()
+    drive.worker("w0", 2, auto=False)
+    drive.submit("j", gpu={"scheduling": "gang"}, replicas=2, retries=3)
+    drive.facts([("refused", "j", 0, 0, WRONG), ("refused", "j", 1, 0, WRONG)])
+    assert drive.states("j") == ["FAILED", "FAILED"]
+    found = drive.explained("j")
+    assert found["code"] == 126
+    assert WRONG in found["why"]
+
+
+@pytest.mark.parametrize("act", ["cancel", "requeue"])
+def test_a_wrong_request_that_was_to_end_anyway_ends_as_it_was_asked_to(act: str) -> None:
+    drive = Driving()
+    drive.worker("w0", 2, auto=False)
+    drive.submit("j", gpu={})
+    if act == "cancel":
+        drive.cancel("j")
+    else:
+        drive.order("requeue", job="j")
+    drive.fact("refused", "j", detail=WRONG)
+    drive.tick()
+    assert drive.states("j")[0] in (["CANCELLED"] if act == "cancel" else ["QUEUED", "PLACED"])
 
 
 # ------------------------------------------------------------------------------------------ rules that a worker tells

@@ -165,7 +165,7 @@ async def test_a_check_that_fails_refuses_that_placement_and_ends_no_agent(
             "w1", place(name_of("odd"), body("hang")), place(name_of("good", fence=11), body("exit", "0"), (1,))
         )
         refused = await w.leader.heard("w1", "refused", name_of("odd"))
-        assert refused.detail.startswith("cannot-run: the driver noop broke: IndexError: list index out of range (")
+        assert refused.detail.startswith("not-here: the driver noop broke: IndexError: list index out of range (")
         await w.leader.heard("w1", "freed", name_of("good", fence=11))
 
 

@@ -263,7 +263,7 @@ async def test_a_request_for_another_worker_s_function_is_refused(nats_url: str,
         await leader.want("w1", place(name_of(), body("paint")), place(name_of("b"), body()))
         for job in ("a", "b"):
             refused = await leader.heard("w1", "refused", name_of(job))
-            assert refused.detail == "cannot-run: argv[0] names no handler of this worker"
+            assert refused.detail == "not-here: argv[0] names no handler of this worker"
 
 
 @pytest.mark.parametrize("kind", ["hang", "hang_in_thread"])

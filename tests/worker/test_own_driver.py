@@ -115,7 +115,7 @@ async def test_a_driver_that_breaks_on_one_job_ends_neither_the_worker_nor_anoth
             )
             refused = await leader.heard("w1", "refused", names["check"])
             assert refused.detail.startswith(
-                r"cannot-run: the driver brittle broke: IndexError: nothing at in-\udcff of check (_break"
+                r"not-here: the driver brittle broke: IndexError: nothing at in-\udcff of check (_break"
             )
             failed = await leader.heard("w1", "exited", names["start"])
             assert failed.code == 126

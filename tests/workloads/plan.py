@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from moorage.schemas.frames import CANNOT_RUN, NOT_PERMITTED
+from moorage.schemas.frames import NOT_HERE, NOT_PERMITTED
 
 H100: Final = "NVIDIA H100 80GB HBM3"
 L40S: Final = "NVIDIA L40S"
@@ -27,7 +27,7 @@ TENANTS: Final = ("t", "t", "u", "v")
 #: why a worker refuses a placement; the first two are about the job, which then goes elsewhere
 REFUSALS: Final = (
     NOT_PERMITTED + "tenant t may not have this here",
-    CANNOT_RUN + "the driver does not know these words",
+    NOT_HERE + "no handler of that name",
     "device-busy 0",
     "start-failed: request: no memory",
     "time-slicing-config-missing",

@@ -49,7 +49,7 @@ class Refusing(Worker):
     def blocked(self, place: Place) -> bool:
         self._said = ""
         name = f"{self.salt} {self.id} {place.tenant} {place.job} {place.replica}"
-        if not self.why.startswith(("not-permitted:", "cannot-run:")):
+        if not self.why.startswith(("not-permitted:", "not-here:")):
             name += f" {place.attempt} {place.fence}"  # another time it may go well
         if self.percent and random.Random(name).randrange(100) < self.percent:
             self._said = self.why or "refused"

@@ -149,6 +149,7 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         ("workers", _steps(data.get("workers_left", {}))),
         *[("held by", holder) for holder in data.get("held_by", [])],
         *[("avoids", f"{device}, which failed under it") for device in data.get("avoids", [])],
+        ("refused by", ", ".join(data.get("refused_by", []))),
         *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
     ]
 

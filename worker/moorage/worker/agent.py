@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
-from moorage.schemas.frames import CANNOT_RUN, FactAck, Joined, Place, Renewed, Wanted
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, FactAck, Joined, Place, Renewed, Wanted
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
@@ -440,16 +440,17 @@ class Agent:
         return room
 
     def _check_driver(self, member: Member) -> None:
-        """Have the driver check the request. Raises `Refused`, marked as the job's own fault where it is."""
+        """Have the driver check the request. Raises `Refused`; the message says whether another worker may run it."""
         driver = self.drivers[member.driver]
         try:
             driver.check(member.request)
         except Refused as no:
             if no.problem.fault != "caller":
                 raise
-            raise refuse(no.problem.code, CANNOT_RUN + no.problem.message) from None
+            mark = CANNOT_RUN if no.problem.code == "invalid-argument" else NOT_HERE
+            raise refuse(no.problem.code, mark + no.problem.message) from None
         except Exception as error:  # any driver may fail on what anybody may send
-            raise refuse("internal", CANNOT_RUN + self._log_broken(driver, error)) from None
+            raise refuse("internal", NOT_HERE + self._log_broken(driver, error)) from None
 
     def _send_renew(self, command: SendRenew) -> None:
         if not self.journal.is_in_place():

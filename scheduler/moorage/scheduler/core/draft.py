@@ -473,10 +473,10 @@ class Draft:
         if run.exited:
             self.step(Op.EXIT, num, index, run.to, run.code, run.note)
 
-    def over(self, op: int, replica: Replica, member: Member, to: int, why: str) -> None:
+    def over(self, op: int, replica: Replica, member: Member, to: int, why: str, code: int = 0) -> None:
         """REFUSE, WITHDRAW or LOSE: the attempt is over, and holds no devices any more."""
         self._settle(member)
-        self.step(op, replica.job.num, replica.index, to, 0, self.note(why))
+        self.step(op, replica.job.num, replica.index, to, code, self.note(why))
         if to == EXITED:
             self.ended[replica] = 0, why
         self._state[replica] = to

@@ -27,7 +27,7 @@ class Op(IntEnum):
     CLAIM = 1  #: c note: address of rank 0 of a gang
     START = 2
     EXIT = 3  #: attempt over, tree gone: a next state, b exit code, c note
-    REFUSE = 4  #: attempt over before it began: a next state, c note
+    REFUSE = 4  #: attempt over before it began: a next state, b exit code, c note
     WITHDRAW = 5  #: attempt over on our request, never ran: a next state, c note
     LOSE = 6  #: attempt over with its worker's session: a next state, c note
     FREE = 7  #: a member whose attempt is over (see `packed`): its devices were seen free

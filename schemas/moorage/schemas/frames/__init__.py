@@ -14,6 +14,7 @@ from moorage.schemas.frames.inspection import Finding, Look, Looked
 from moorage.schemas.frames.lease_session import (
     ABOUT_THE_JOB,
     CANNOT_RUN,
+    NOT_HERE,
     NOT_PERMITTED,
     OTHERS,
     SUSPECT_S,
@@ -52,6 +53,7 @@ __all__ = [
     "LOG_OFFSET_MAX",
     "LOG_PAGE_BYTES_DEFAULT",
     "LOG_PAGE_BYTES_MAX",
+    "NOT_HERE",
     "NOT_PERMITTED",
     "OTHERS",
     "SUSPECT_S",

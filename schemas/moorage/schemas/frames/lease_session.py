@@ -11,10 +11,12 @@ from moorage.schemas.frames.version import VERSION
 
 #: how the detail of a `refused` fact begins where the worker's own rules forbid the job
 NOT_PERMITTED: Final = "not-permitted: "
-#: and where its driver cannot run what the job asks for
+#: and where this worker cannot run the job, though another worker may
+NOT_HERE: Final = "not-here: "
+#: and where no worker could run it, because the request itself is wrong: it fails
 CANNOT_RUN: Final = "cannot-run: "
-#: a refusal that begins so is about the job and not about its GPUs: they stay free for others, and it goes elsewhere
-ABOUT_THE_JOB: Final = (NOT_PERMITTED, CANNOT_RUN)
+#: a refusal that begins so is about the job and not about its GPUs: they stay free for others
+ABOUT_THE_JOB: Final = (NOT_PERMITTED, NOT_HERE, CANNOT_RUN)
 #: an attempt that a supervisor's death ended may have killed it. The worker runs such jobs one after another: each gets
 #: so many seconds without another suspect beside it
 SUSPECT_S: Final = 30.0
@@ -41,7 +43,9 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     `code` is the exit status for `exited` (negative: minus the signal), else 0. `detail` is one short word or line:
     for `exited` the reason (exit, timeout, end, fence, start-failed, lost), for `refused` why, for `claimed` of rank
-    0 of a gang `address:port`, for `quarantined` the slots as `0,3`.
+    0 of a gang `address:port`, for `quarantined` the slots as `0,3`. A refusal that begins with `cannot-run: ` is the
+    request's fault and ends the job; with `not-here: ` or `not-permitted: ` the job goes to another worker and its GPUs
+    stay open; any other is tried again after a pause.
     """
 
     kind: FactKind

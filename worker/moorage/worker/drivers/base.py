@@ -133,7 +133,11 @@ class Driver:
         """Release what the driver holds; what runs goes on if the driver's members can outlive the agent."""
 
     def check(self, request: Request) -> None:
-        """Raise `Refused` for a request that this driver could never run here: the placement is refused with it."""
+        """Raise `Refused` for a request that this driver could never run here.
+
+        With the code `invalid-argument` the request itself is wrong, and the job ends FAILED. With any other code, or
+        any other exception, the job goes to another worker.
+        """
 
     def start(self, assignments: list[Assignment]) -> None:
         """Begin these members and return at once; report `Started`, or `StartFailed` of those that never ran.

@@ -37,13 +37,15 @@ from moorage.scheduler.core.state import (
     Replica,
     Worker,
 )
-from moorage.schemas.frames import ABOUT_THE_JOB, Fact
+from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, Fact
 from moorage.schemas.job import Request
 
 RETRY_BACKOFF_MS: Final = 1_000
 RETRY_BACKOFF_MS_MAX: Final = 60_000
 REFUSAL_BACKOFF_MS: Final = 250
 REFUSAL_BACKOFF_MS_MAX: Final = 30_000
+#: the exit code of a job whose request its driver refuses as wrong, as of one that a shell cannot execute
+CODE_CANNOT_RUN: Final = 126
 #: larger exit codes are cut to this, as the ledger stores whatever number a worker sends
 EXIT_CODE_MAX: Final = 2**31 - 1
 
@@ -164,11 +166,12 @@ class Lifecycle:
             code = min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
             self._exited(draft, replica, member, state, code, fact.detail)
         elif kind == "refused":
-            if fact.detail.startswith(ABOUT_THE_JOB):
-                self._never_there(draft, replica.job, member)
-            else:
+            code = CODE_CANNOT_RUN if fact.detail.startswith(CANNOT_RUN) else 0
+            if not fact.detail.startswith(ABOUT_THE_JOB):
                 self._mark_busy(member)
-            self._never_ran(draft, Op.REFUSE, replica, member, state, fact.detail or "refused", Count.REFUSAL)
+            elif not code:
+                self._never_there(draft, replica.job, member)
+            self._never_ran(draft, Op.REFUSE, replica, member, state, fact.detail or "refused", Count.REFUSAL, code)
         elif kind == "withdrawn":
             count = Count.NONE if state in (CANCELLING, ENDING) else Count.LOSS
             if count == Count.LOSS and fact.detail == "supervisor-died":
@@ -239,9 +242,9 @@ class Lifecycle:
         return Count.LOSS if detail in _LOST_REASONS else Count.RETRY
 
     def _never_ran(
-        self, draft: Draft, op: int, replica: Replica, member: Member, state: int, why: str, count: int
+        self, draft: Draft, op: int, replica: Replica, member: Member, state: int, why: str, count: int, code: int = 0
     ) -> None:
-        """REFUSE, WITHDRAW and LOSE: the attempt is over, and left nothing on the worker."""
+        """REFUSE, WITHDRAW and LOSE: the attempt is over, and left nothing on the worker. With a `code` it failed."""
         if state == CANCELLING:
             draft.over(op, replica, member, CANCELLED, why)
         elif draft.gang_of(replica.job)[0] != GangPhase.NONE:
@@ -249,7 +252,7 @@ class Lifecycle:
                 draft.over(op, replica, member, EXITED, why)
                 self._settle_gang(draft, replica.job)
             else:
-                self._fail_gang(draft, replica, member, op, 0, why, count)
+                self._fail_gang(draft, replica, member, op, code, why, count)
         elif state == ENDING:
             to = self._after_ending(draft, replica)
             draft.over(op, replica, member, to, why)
@@ -257,13 +260,13 @@ class Lifecycle:
         else:
             if state == PLACED and count == Count.LOSS:
                 count = Count.REFUSAL  # it had not begun, so no work was lost
-            to = self._next_after(replica, count)
-            draft.over(op, replica, member, to, why)
+            to = FAILED if code else self._next_after(replica, count)
+            draft.over(op, replica, member, to, why, code)
             self._back_to_queue(draft, replica, to, count)
         self._give(member)
 
     def _next_after(self, replica: Replica, count: int) -> int:
-        """QUEUED while the request allows another try of this kind, else FAILED; refusals are never fatal."""
+        """QUEUED while the request allows another try of this kind, else FAILED; a refusal alone is never fatal."""
         if count == Count.RETRY:
             return QUEUED if replica.retries < self.request_of(replica.job).retries else FAILED
         if count == Count.LOSS:
@@ -304,11 +307,13 @@ class Lifecycle:
         """End a whole gang: the first member that fails, refuses or is lost moves all to ENDING in one record."""
         job, first = replica.job, replica.job.replicas[0]
         after = TIMED_OUT if why == "timeout" else self._next_after(first, count)
+        if op == Op.REFUSE and code:
+            after = FAILED
         draft.gang(job, GangPhase.ENDING, after, count)
         if op == Op.EXIT:
             draft.exit(replica, member, EXITED, code, why)
         else:
-            draft.over(op, replica, member, EXITED, why)
+            draft.over(op, replica, member, EXITED, why, code)
         for peer in job.replicas:
             if draft.state_of(peer) in _ON_WORKER:
                 draft.end(peer, ENDING, EXITED, f"gang: replica {replica.index}: {why}")

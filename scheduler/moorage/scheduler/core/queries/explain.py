@@ -28,7 +28,7 @@ REASONS: Final[dict[str, str]] = {
     "count": "no worker has so many matching GPUs",
     "host-size": "no worker that is left has the CPU or the memory in all",
     "gang-size": "all workers together could not hold the gang, even if they were empty",
-    "refused": "every worker that could hold it refuses to run it, by its rules or as its driver cannot",
+    "refused": "every worker that could hold it refused to run it, by its rules or because it cannot run it there",
     "closed": "the workers that could run it are cordoned, draining, stale or kept by local claims",
     "busy": "the GPUs that could run it are leased",
     "sick": "the GPUs that could run it are sick, quarantined or used by somebody outside",

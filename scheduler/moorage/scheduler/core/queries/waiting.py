@@ -54,9 +54,7 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
         return data | _not_waiting(engine, job)
     trials = Trials(engine, job)
     shape = trials.shape
-    if shape.avoid:
-        workers = engine.state.worker_by_num
-        data["avoids"] = [f"{workers[num].id}: GPU {', '.join(map(str, slots_of(mask)))}" for num, mask in shape.avoid]
+    data |= _avoided(engine, job)
     barred = engine.planner.holding.barred(trials.priority, shape, tenant)
     leaving = engine.planner.lines.barred_by_limits(job.num, engine.state.time_ms)
     with engine.fleet.avoiding(shape.avoid):
@@ -156,12 +154,24 @@ def _last_why(job: Job) -> str:
     return next((why for why in reasons if why != ENDED_AS_ASKED), "")
 
 
+def _avoided(engine: Engine, job: Job) -> dict[str, list[str]]:
+    """The GPUs that failed under the job, and the workers that refused it."""
+    workers, refusing = engine.state.worker_by_num, _refusing(engine, job)
+    failed = [
+        f"{workers[num].id}: GPU {', '.join(map(str, slots_of(mask)))}"
+        for num, mask in job.avoid
+        if num not in refusing
+    ]
+    refused = [workers[num].id for num in sorted(refusing)]
+    return {name: found for name, found in (("avoids", failed), ("refused_by", refused)) if found}
+
+
 def _refusing(engine: Engine, job: Job) -> frozenset[int]:
     """The workers, by number, that refused the job for what it runs: it avoids all of their devices."""
     if not job.avoid or not any(row[8].startswith(ABOUT_THE_JOB) for row in job.story):
         return frozenset()
-    hosts = engine.fleet.hosts
-    return frozenset(num for num, mask in job.avoid if num in hosts and mask == (1 << len(hosts[num].cls.devices)) - 1)
+    workers = engine.state.worker_by_num
+    return frozenset(num for num, mask in job.avoid if mask == (1 << len(workers[num].hello.get("gpu_pool", ()))) - 1)
 
 
 def _place(trials: Trials) -> dict[str, Any]:
