@@ -13,7 +13,7 @@ from bench.stack import SUBJECTS, Stack, stack
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler.queue_reader import QueueReader
+from moorage.scheduler.queue_streams import stream_config
 
 Figures = dict[str, float]
 
@@ -125,7 +125,7 @@ async def _fill(folder: Path, requests: int) -> None:
     try:
         async with await connect(server.url, "bench fill") as connection:
             jetstream = JetStream(connection)
-            await jetstream.ensure_stream(QueueReader.stream(SUBJECTS, 1))
+            await jetstream.ensure_stream(stream_config(SUBJECTS, 1))
             subject, made = SUBJECTS.request(TENANT, "submit"), 0
             while made < requests:
                 count = min(FILLING, requests - made)

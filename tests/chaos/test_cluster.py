@@ -18,7 +18,7 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import find_binary
 from moorage.bus.jetstream import FORBIDDEN_HEADER, Ack, JetStream
 from moorage.scheduler.backup import backup, restore
-from moorage.scheduler.queue_reader import QueueReader
+from moorage.scheduler.queue_streams import stream_config
 from tests.cluster import Cluster
 from tests.live.stack import caller, is_alive, stack
 from tests.waiting import until
@@ -170,7 +170,7 @@ async def test_a_submitter_of_a_cluster_cannot_reach_what_one_header_would_wedge
     """
     async with three_servers(tmp_path, SUBMITTER.format(prefix=unique)) as cluster, stack(cluster, unique) as made:
         subjects = made.subjects
-        config = QueueReader.stream(subjects, 3)
+        config = stream_config(subjects, 3)
         async with await connect(cluster.url, "test") as users:
             js = JetStream(users)
             await js.ensure_stream(config)

@@ -218,7 +218,8 @@ async def test_doctor_says_who_could_stop_the_queue(
         checks = {check.name: check async for check in all_checks(Options(tenant="acme", timeout="30s"))}
         assert (checks["queue"].verdict, says in checks["queue"].found) == (verdict, True), checks["queue"]
         async with await made.site.connect("scheduler.main") as connection:
-            assert (await JetStream(connection).stream_info(SUBJECTS.request_stream)).last_seq == 0
+            queue = SUBJECTS.request_stream_of("acme") if made.site.site.queue else SUBJECTS.request_stream
+            assert (await JetStream(connection).stream_info(queue)).last_seq == 0
 
 
 # ------------------------------------------------------------------------------------------------------- reflection
@@ -286,7 +287,8 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
         await until(worker_is_up, ANSWER_S, "the worker, which heard nothing that it would mind")
         async with await made.site.connect("scheduler.main") as own:
             js = JetStream(own)
-            for stream in (SUBJECTS.request_stream, SUBJECTS.history_stream, SUBJECTS.dead_letter_stream):
+            of = SUBJECTS.request_stream_of("acme") if queue else SUBJECTS.request_stream
+            for stream in (of, SUBJECTS.history_stream, SUBJECTS.dead_letter_stream):
                 await js.stream_info(stream)  # none is gone
 
 

@@ -23,7 +23,7 @@ from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.snapshot import snapshot_digest
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger, LedgerBroken
-from moorage.scheduler.queue_reader import QueueReader
+from moorage.scheduler.queue_streams import stream_config
 from moorage.scheduler.snapshots import Snapshots, recover
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import QUICK, Caller, RealProcess, Stack, caller, is_alive, stack
@@ -221,7 +221,7 @@ async def test_a_queue_that_is_another_is_not_read_over(nats_server: Server, uni
         async with await connect(made.url, "test") as users:
             js = JetStream(users)
             await js.delete_stream(made.subjects.request_stream)
-            await js.ensure_stream(QueueReader.stream(made.subjects, 1))
+            await js.ensure_stream(stream_config(made.subjects, 1))
         await acme.queue("submit", {"job": "passed-over", "run": {"argv": ["true"]}})
         with pytest.raises(BackupRefused, match="it is another one"):
             await bring_back(made, file, replace=True)

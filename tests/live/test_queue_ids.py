@@ -11,9 +11,9 @@ from nats.aio.client import Client
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler import queue_reader
+from moorage.scheduler import queue_reader, queue_streams
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.queue_reader import DUPLICATES_NS, QueueReader
+from moorage.scheduler.queue_streams import DUPLICATES_NS, stream_config
 from tests.live.stack import Caller, Stack, caller, request, stack
 from tests.live.test_queue_turns import queued
 from tests.servers import Server
@@ -47,7 +47,7 @@ async def test_a_queue_that_an_older_release_made_keeps_its_messages_and_forgets
     nats_server: Server, unique: str
 ) -> None:
     async with stack(nats_server, unique) as made, caller(made, "ta") as one, caller(made, "tb") as other:
-        old = QueueReader.stream(made.subjects, 1)
+        old = stream_config(made.subjects, 1)
         del old["duplicate_window"]
         async with await connect(made.url, "test") as users:
             js = JetStream(users)
@@ -75,7 +75,7 @@ async def use(made: Stack, one: Caller, other: Caller) -> None:
 async def test_a_queue_that_fills_is_told_once_and_who_fills_it(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(queue_reader, "BYTES_MAX", 1024**2)
+    monkeypatch.setattr(queue_streams, "BYTES_MAX", 1024**2)
     monkeypatch.setattr(queue_reader, "SWEEP_EVERY_S", 0.05)
     async with queued(nats_server, unique, Config(jobs_max=1)) as made:
         body = b'{"job":"j%d","gpu":{"model":"none"},"labels":{"x":"%s"},"run":{"argv":["true"]}}'

@@ -11,7 +11,8 @@ from moorage.bus.connection import connect
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.state import State
-from moorage.scheduler.queue_reader import BATCH, QueueReader
+from moorage.scheduler.queue_reader import BATCH
+from moorage.scheduler.queue_streams import stream_config
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import Subjects
 from tests.servers import Server
@@ -53,7 +54,7 @@ async def queued(server: Server, prefix: str, config: Config | None = None) -> A
     subjects = Subjects(prefix)
     async with await connect(server.url, "scheduler") as world, await connect(server.ledger_url, "ledger") as ledger:
         jetstream = JetStream(world)
-        await jetstream.ensure_stream(QueueReader.stream(subjects, 1))
+        await jetstream.ensure_stream(stream_config(subjects, 1))
         yield Queued(subjects, jetstream, Scheduler(world, ledger, config=config, subjects=subjects))
 
 

@@ -14,7 +14,8 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.dead_letters import LETTERS_MAX
-from moorage.scheduler.queue_reader import AHEAD_MAX, BATCH, UNBURIED_MAX, QueueReader
+from moorage.scheduler.queue_reader import AHEAD_MAX, BATCH, UNBURIED_MAX
+from moorage.scheduler.queue_streams import stream_config
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
 from moorage.schemas.operate import DeadLetter
@@ -65,7 +66,7 @@ async def test_a_request_queue_of_somebody_elses_making_is_read_from_its_beginni
         await scheduler.kill()
         jetstream = JetStream(connection)
         await jetstream.delete_stream(made.subjects.request_stream)
-        await jetstream.ensure_stream(QueueReader.stream(made.subjects, 1))
+        await jetstream.ensure_stream(stream_config(made.subjects, 1))
         assert await acme.queue("submit", request("after")) == 1, "acknowledged below the cursor"
         await acme.queue("cancel", {"job": "before-1"})
         second = await made.scheduler(config=QUICK)

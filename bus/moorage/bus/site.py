@@ -145,7 +145,10 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         if identity.role == "ledger":
             return None
         results_of = self.tenants if self.results else ()
-        return rights(identity.role, identity.name, self.subjects, queue=self.queue, results_of=results_of)
+        queues_of = self.tenants if self.queue else ()
+        return rights(
+            identity.role, identity.name, self.subjects, queue=self.queue, results_of=results_of, queues_of=queues_of
+        )
 
     def account_of(self, identity: Identity) -> str:
         upper = self.prefix.upper().replace(".", "_") if self.prefix != PREFIX_DEFAULT else ACCOUNT

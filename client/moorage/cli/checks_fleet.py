@@ -139,7 +139,7 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
         yield schedulers
     if (queue := fleet.get("request_queue")) is not None:
-        yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"])
+        yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"], queue.get("tenant", ""))
     if (contained := fleet.get("contained")) is not None:
         yield contained_failures(contained)
     yield _workers(fleet["workers"])
@@ -156,14 +156,16 @@ def _copies(wanted: int, lacking: list[str]) -> Check:
     return Check("copies", "warn", found, fix)
 
 
-def _filled(messages: int, size: int, size_max: int) -> Check:
-    """The durable queue of all tenants: at its bound it takes nothing of anybody."""
+def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
+    """The durable queue of all tenants, or the fullest one of a tenant: at its bound it takes nothing more."""
     percent = size * 100 // size_max if size_max else 0
-    found = f"{many(messages, 'message')} wait in the durable queue, {percent} % of its {size_max >> 20} MiB"
+    of = f" of tenant {tenant}" if tenant else ""
+    found = f"{many(messages, 'message')} wait in the durable queue{of}, {percent} % of its {size_max >> 20} MiB"
     if percent < FULL_PERCENT:
         return Check("queue-room", "ok", found)
     fix = "moorage admin tenants shows who waits for a limit of jobs; raise it, or have that tenant send less"
-    return Check("queue-room", "warn", f"{found}: once it is full it refuses what any tenant publishes", fix)
+    refused = "what is published there" if tenant else "what any tenant publishes"
+    return Check("queue-room", "warn", f"{found}: once it is full it refuses {refused}", fix)
 
 
 def _schedulers(rows: list[dict[str, Any]]) -> Check | None:

@@ -127,7 +127,7 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
     if not info and role_of(context) in ("scheduler", ""):  # a scheduler may ask for the streams that it reads
         from moorage.schemas.subjects import Subjects
 
-        is_about = stream = Subjects().request_stream
+        is_about = stream = Subjects().dead_letter_stream  # which each scheduler makes
         info = await _asked(connection, f"{api}.STREAM.INFO.{stream}")
     if not info:
         if role_of(context) in (*_CLIENTS, "operator"):

@@ -12,21 +12,20 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from moorage.bus.connection import connect
-from moorage.bus.errors import JetStreamRefused
-from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StreamInfo
+from moorage.bus.jetstream import JetStream, StreamInfo
 from moorage.scheduler.core.digests import COMPUTED, TUPLE_HASH, trouble
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger, LedgerBroken
-from moorage.scheduler.queue_reader import QueueReader, read_through
+from moorage.scheduler.queue_streams import QueueStreams, info_of
 from moorage.scheduler.snapshots import Snapshots, recover
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.release import RELEASE
@@ -89,7 +88,7 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
         raise _refused(f"{to} is there already", "name another file, or a folder", found=str(to))
     async with await connect(target, "moorage-backup") as connection:
         jetstream, subjects = JetStream(connection), Subjects(prefix)
-        info = await _info(jetstream, subjects.ledger_stream)
+        info = await info_of(jetstream, subjects.ledger_stream)
         if info is None:
             raise _refused(f"there is no ledger {subjects.ledger_stream}", "see --prefix and the ledger's URL")
         ledger = Ledger(jetstream, subjects, 0)
@@ -197,13 +196,15 @@ async def restore(
     ):
         jetstream = JetStream(connection)
         await _check_ledger(jetstream, subjects, replace=replace)
-        queue_from = await _check_queue(JetStream(world), subjects, state)
+        queue_from, stale = await _check_queue(JetStream(world), subjects, state)
         replaced = await _replaced(jetstream, subjects)
-        if await _info(jetstream, subjects.snapshot_stream) is not None:  # now that nothing is refused any more
+        if await info_of(jetstream, subjects.snapshot_stream) is not None:  # now that nothing is refused any more
             await jetstream.delete_stream(subjects.snapshot_stream)
+        for stream in stale:
+            await JetStream(world).delete_stream(stream)
         if queue_from:
             await _new_queue(JetStream(world), subjects, replicas, queue_from, say)
-        await _copy(JetStream(world), subjects, replicas, say)
+        await _copy(JetStream(world), subjects, state.tenants, replicas, say)
         former = state.ledger_id
         # a worker that was away through more than one restore follows as well, and one of a ledger that is replaced
         formers = [each for row in (state, *replaced) for each in (row.ledger_id, *row.former_id.split()) if each]
@@ -217,7 +218,7 @@ async def restore(
         named = await snapshots.write(state)
         say(f"snapshot {named[0]} is written")
         # only now: should this end here, the next try finds in the snapshot above which numbers it has to begin
-        if await _info(jetstream, subjects.ledger_stream) is not None:
+        if await info_of(jetstream, subjects.ledger_stream) is not None:
             await jetstream.delete_stream(subjects.ledger_stream)
         ledger = Ledger(jetstream, subjects, secrets.randbits(62), replicas=replicas)
         await ledger.ensure(first_seq=state.seq + 1)
@@ -233,14 +234,14 @@ async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
     was restored from the same one. Its numbers must not come again, and its workers are to follow.
     """
     found: list[State] = []
-    written = await _info(jetstream, subjects.snapshot_stream, subjects.snapshot_all)
+    written = await info_of(jetstream, subjects.snapshot_stream, subjects.snapshot_all)
     for subject in written.subjects if written is not None else ():
         parts = [each.data async for each in jetstream.read_range(subjects.snapshot_stream, subject)]
         try:
             found.append(load(b"".join(parts), rehash=True))  # its numbers count, whatever its digests are
         except BadSnapshot:  # half a one
             continue
-    info = await _info(jetstream, subjects.ledger_stream)
+    info = await info_of(jetstream, subjects.ledger_stream)
     if info is None:
         return found
     ledger = Ledger(jetstream, subjects, 0)
@@ -256,7 +257,7 @@ async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
 
 async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bool) -> None:
     """The ledger that stands where the restored one goes may be deleted, if there is one."""
-    info = await _info(jetstream, subjects.ledger_stream)
+    info = await info_of(jetstream, subjects.ledger_stream)
     if info is not None and info.messages:
         silent_s = await _silent_s(jetstream, subjects, info)
         if silent_s < SILENT_S:
@@ -283,47 +284,58 @@ async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) 
     return await ledger.silent_for(state)
 
 
-async def _check_queue(world: JetStream, subjects: Subjects, state: State) -> int:
-    """The cursors are sequences of the request queue: it must be theirs (0), or a new one that begins behind them."""
-    through = read_through(state)
-    info = await _info(world, subjects.request_stream)
+async def _check_queue(world: JetStream, subjects: Subjects, state: State) -> tuple[int, list[str]]:
+    """The cursors are sequences of the request queue: it must be theirs (0), or a new one that begins behind them.
+
+    Also the tenants' own streams that are other ones, and empty: a scheduler makes them anew, behind the cursors.
+    """
+    through, stale, apart = 0, list[str](), False
+    for tenant, row in state.tenants.items():
+        cursor = max(row.submit_cursor, row.cancel_cursor)
+        own = await info_of(world, subjects.request_stream_of(tenant))
+        apart = apart or own is not None
+        if own is None:
+            through = max(through, cursor)
+        elif own.last_seq < cursor:
+            _check_empty(own, cursor)
+            stale.append(own.name)
+    info = await info_of(world, subjects.request_stream)
     if info is not None and info.last_seq >= through:
-        return 0
-    if info is not None and info.messages:
+        return 0, stale
+    if info is not None:
+        _check_empty(info, through)
+    # where tenants have streams of their own, a scheduler makes those that lack, and none for all
+    return 0 if apart else through + 1, stale
+
+
+def _check_empty(info: StreamInfo, through: int) -> None:
+    """Raises BackupRefused for a stream of the queue that is another one and holds messages."""
+    if info.messages:
         raise _refused(
-            f"the request queue {subjects.request_stream} ends at {info.last_seq}, and the backup had read it to"
+            f"the request queue {info.name} ends at {info.last_seq}, and the backup had read it to"
             f" {through}: it is another one, and what waits in it would be passed over",
             "let its senders send again what waits in it, purge it (nats stream purge), and restore again",
             found=f"{info.messages} messages",
         )
-    return through + 1
 
 
 async def _new_queue(world: JetStream, subjects: Subjects, replicas: int, first_seq: int, say: Say) -> None:
     """An empty one, as large as the server has room."""
-    if await _info(world, subjects.request_stream) is not None:
+    if await info_of(world, subjects.request_stream) is not None:
         await world.delete_stream(subjects.request_stream)
 
     async def begins() -> int:
         return first_seq
 
-    await QueueReader.ensure(world, subjects, replicas, begins)
+    await QueueStreams(world, subjects, replicas).ensure(begins)
     say(f"a new request queue begins at {first_seq}")
 
 
-async def _copy(world: JetStream, subjects: Subjects, replicas: int, say: Say) -> None:
+async def _copy(world: JetStream, subjects: Subjects, tenants: Iterable[str], replicas: int, say: Say) -> None:
     """As many copies of the users' streams that stay as of the ledger: a scheduler that finds others does not start."""
-    for stream in (subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream):
-        info = await _info(world, stream)
+    own = [subjects.request_stream_of(tenant) for tenant in tenants]
+    for stream in (subjects.request_stream, *own, subjects.dead_letter_stream, subjects.history_stream):
+        info = await info_of(world, stream)
         if info is not None and info.replicas != replicas:
             await world.ensure_stream({"name": stream, "num_replicas": replicas}, frozenset({"num_replicas"}))
             say(f"copies of {stream}: {replicas}, and not {info.replicas}")
-
-
-async def _info(jetstream: JetStream, stream: str, subjects: str = "") -> StreamInfo | None:
-    try:
-        return await jetstream.stream_info(stream, subjects)
-    except JetStreamRefused as refused:
-        if refused.err_code == ERR_STREAM_NOT_FOUND:
-            return None
-        raise

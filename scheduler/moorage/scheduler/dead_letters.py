@@ -99,7 +99,7 @@ class DeadLetters:
 
         `evidence` is the traceback where the scheduler itself has failed on the request.
         """
-        headers = {MESSAGE_ID: f"{self._subjects.request_stream}.{message.seq}", "Moorage-Code": why.code}
+        headers = {MESSAGE_ID: f"{message.subject}.{message.seq}", "Moorage-Code": why.code}
         trace = (message.headers or {}).get("traceparent", "")
         letter = encode(DeadLetter(message.subject, message.seq, why, message.data, trace[:256], evidence))
         try:

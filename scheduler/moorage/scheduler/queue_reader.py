@@ -5,7 +5,7 @@ batched direct get (ledger-rules H16): no tenant's flood hides another, nothing 
 up to the cursor. What cannot be read goes to the dead letters before the cursor passes it. What is read and then
 refused (a conflict, say) goes there afterwards, since nobody waits for an answer. A stream that is gone is made again,
 beginning after the cursors, which are sequences of it. A stream that ends before a cursor is another stream, and is
-read from its beginning, so that nothing that it acknowledged is skipped.
+read from its beginning, so that nothing that it acknowledged is skipped. `queue_streams` says which stream is whose.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 from moorage.bus.errors import BusError, JetStreamRefused
@@ -26,6 +26,7 @@ from moorage.scheduler.core.events import Cancel, QueueRead, Submit
 from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.intake import cancel_of
+from moorage.scheduler.queue_streams import QueueStreams
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.names import is_tenant
@@ -38,15 +39,6 @@ BATCH: Final = 500
 AHEAD_MAX: Final = 5_000
 PURGE_EVERY_S: Final = 5.0
 SWEEP_EVERY_S: Final = 10.0
-MESSAGES_PER_SUBJECT_MAX: Final = 1_000_000
-#: JetStream reserves it, where the server has so much
-BYTES_MAX: Final = 1024**3
-BYTES_MIN: Final = 16 * 1024**2
-#: for so long the server drops a message whose `Nats-Msg-Id` it has seen, whoever sent that and whatever it says; the
-#: smallest that it takes. What is the same job is decided by the job's id, never by this
-DUPLICATES_NS: Final = 100_000_000
-#: settings of the stream that may change under one that is there: nothing that is kept depends on them
-MAY_CHANGE: Final = frozenset({"max_bytes", "duplicate_window"})
 #: the part of its bytes from which on the log, `moorage doctor` and an alert warn that the queue fills
 FULL_PERCENT: Final = 80
 AGAIN_S: Final = 1.0
@@ -69,58 +61,46 @@ def read_through(state: State) -> int:
     return max((max(row.submit_cursor, row.cancel_cursor) for row in state.tenants.values()), default=0)
 
 
+def _part(info: StreamInfo) -> float:
+    """How full a stream is, 0 to 1; 0 for one without a bound."""
+    bytes_max = info.config.get("max_bytes", -1)
+    return info.size_bytes / bytes_max if bytes_max > 0 else 0.0
+
+
 class QueueReader:
     """Reads every tenant's queue from its cursor, in turn. `wake` is called when something was offered."""
 
     def __init__(
-        self, jetstream: JetStream, subjects: Subjects, engine: ContainedEngine, wake: Callable[[], None], replicas: int
+        self,
+        jetstream: JetStream,
+        subjects: Subjects,
+        engine: ContainedEngine,
+        wake: Callable[[], None],
+        replicas: int,
+        streams: QueueStreams,
     ) -> None:
         self._js = jetstream
         self._subjects = subjects
         self._engine = engine
         self._wake = wake
-        self._replicas = replicas
+        self._streams = streams
+        self._former_read = set[tuple[str, str]]()  # nothing of theirs waits any more in the stream that was for all
+        self._former: StreamInfo | None = None
+        #: that is known, and which streams there are. Nothing is read before, or what waits there would be passed over
+        self._known = asyncio.Event()
+        self._to_make = False
         self.letters = DeadLetters(jetstream, subjects, engine, wake, replicas)
         self._dirty: dict[tuple[str, str], None] = {}  # (tenant, verb), in order of arrival
         self._read: dict[tuple[str, str], int] = {}  # read through, ahead of the folded cursor
-        self._purged: dict[tuple[str, str], int] = {}
+        self._purged: dict[tuple[str, str, str], int] = {}  # by stream, tenant, verb
         self._offered: dict[str, tuple[str, StoredMessage]] = {}  # by their mark, until the core has decided
         self._refused: asyncio.Queue[tuple[str, StoredMessage, Problem, str]] = asyncio.Queue()
         self._unburied: Counter[str] = Counter()  # of each tenant in `_refused`
         self._some = asyncio.Event()
         self._room = asyncio.Event()
         self._held_back: list[tuple[str, str]] = []  # whose cancels wait for room to be remembered
-        self._filled: StreamInfo | None = None  # as it was counted last
-        self._full_told = False
-
-    @staticmethod
-    def stream(subjects: Subjects, replicas: int) -> dict[str, Any]:
-        """The request stream: bounded, and refusing the new at the bound."""
-        return {
-            "name": subjects.request_stream,
-            "subjects": [subjects.request_all],
-            "storage": "file",
-            "retention": "limits",
-            "discard": "new",
-            "num_replicas": replicas,
-            "max_msgs_per_subject": MESSAGES_PER_SUBJECT_MAX,
-            "discard_new_per_subject": True,
-            "max_bytes": BYTES_MAX,
-            "max_msg_size": 64 * 1024,
-            "duplicate_window": DUPLICATES_NS,
-            "allow_direct": True,
-        }
-
-    @staticmethod
-    async def ensure(
-        jetstream: JetStream, subjects: Subjects, replicas: int, first_seq: Callable[[], Awaitable[int]]
-    ) -> None:
-        """Make the request stream, as large as the server has room; `first_seq` is asked where it begins.
-
-        Raises `BusError`.
-        """
-        config = QueueReader.stream(subjects, replicas)
-        await jetstream.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, first_seq)
+        self._filled: dict[str, StreamInfo] = {}  # as counted last; by tenant, "" for the stream of all
+        self._full_told = set[str]()
 
     def hint(self, delivery: Delivery) -> None:
         """A message was published: look at its tenant's queue."""
@@ -130,30 +110,36 @@ class QueueReader:
             self._some.set()
 
     def figures(self) -> dict[str, Any]:
-        """How full the queue is, in bytes, and of how many: 0 where the server sets no bound. Empty until counted."""
-        info = self._filled
-        if info is None:
+        """How full the fullest stream of the queue is, in bytes and of how many (0: no bound), and whose it is where it
+        is one tenant's own. Empty until counted."""
+        if not self._filled:
             return {}
+        tenant, info = max(self._filled.items(), key=lambda row: _part(row[1]))
         bytes_max = max(0, info.config.get("max_bytes", 0))
-        return {"request_queue": {"messages": info.messages, "bytes": info.size_bytes, "bytes_max": bytes_max}}
+        whose = {"tenant": tenant} if tenant else {}
+        return {"request_queue": {**whose, "messages": info.messages, "bytes": info.size_bytes, "bytes_max": bytes_max}}
 
-    def _watch(self, info: StreamInfo) -> None:
-        """Warn once while the queue is nearly full: at its bound the server refuses what any tenant publishes."""
-        self._filled = info
-        bytes_max = info.config.get("max_bytes", -1)
-        is_full = 0 < bytes_max * FULL_PERCENT <= info.size_bytes * 100
-        if is_full and not self._full_told:
-            subject, most = max(info.subjects.items(), key=lambda row: row[1], default=("", 0))
-            log.warning(
-                "the durable queue is %d %% full (%d of %d MiB), and takes nothing of any tenant once it is full:"
-                " %d messages are of tenant %s; moorage admin tenants shows its limit",
-                info.size_bytes * 100 // bytes_max,
-                info.size_bytes >> 20,
-                bytes_max >> 20,
-                most,
-                self._subjects.token(subject, 1),
-            )
-        self._full_told = is_full
+    def _watch(self, tenant: str, info: StreamInfo) -> None:
+        """Warn once while a stream is nearly full: at its bound the server refuses what is published to it."""
+        self._filled[tenant] = info
+        if _part(info) * 100 < FULL_PERCENT:
+            self._full_told.discard(tenant)
+            return
+        if tenant in self._full_told:
+            return
+        self._full_told.add(tenant)
+        subject, most = max(info.subjects.items(), key=lambda row: row[1], default=("", 0))
+        log.warning(
+            "the durable queue%s is %d %% full (%d of %d MiB), and takes nothing%s once it is full: %d messages are of"
+            " tenant %s; moorage admin tenants shows its limit",
+            f" of tenant {tenant}" if tenant else "",
+            int(_part(info) * 100),
+            info.size_bytes >> 20,
+            info.config["max_bytes"] >> 20,
+            "" if tenant else " of any tenant",
+            most,
+            self._subjects.token(subject, 1),
+        )
 
     def unburied(self, tenant: str) -> int:
         """Refused requests of a tenant that are not with the dead letters yet."""
@@ -214,22 +200,42 @@ class QueueReader:
         while True:
             wait_s = SWEEP_EVERY_S
             try:
-                through = self._read_through()
-                info = await self._js.stream_info(self._subjects.request_stream, self._subjects.request_all)
-                self._watch(info)
-                if info.last_seq < through:
-                    await self._begin_anew(through)
-                for subject in info.subjects:
-                    self.hint(Delivery(subject, "", b""))
+                await self._count()
             except BusError as error:
                 log.warning("the request queue cannot be counted now: %s", error)
                 await self._make_again(error)
                 wait_s = AGAIN_S
             await asyncio.sleep(wait_s)
 
-    def _read_through(self) -> int:
-        """The highest of all cursors, those that no record holds yet with them."""
-        return max((read_through(self._engine.state), *self._read.values()))
+    async def _count(self) -> None:
+        """Look at each stream of the queue. Raises `BusError`."""
+        if await self._streams.refresh():
+            self._known.clear()
+            self._to_make = True
+        if self._to_make:
+            await self._streams.ensure(self._behind)
+            self._to_make = False
+        self._former = await self._streams.former()
+        self._known.set()
+        counted = [(tenant, self._streams.of(tenant)) for tenant in sorted(self._streams.tenants)]
+        for tenant, stream in counted or [("", self._subjects.request_stream)]:
+            info = await self._js.stream_info(stream, self._subjects.request_all)
+            self._watch(tenant, info)
+            if info.last_seq < self._read_through(tenant):
+                await self._begin_anew(tenant, stream)
+            for subject in info.subjects:
+                self.hint(Delivery(subject, "", b""))
+        if self._former is not None and self._former.messages:
+            for tenant in self._streams.tenants:
+                self._dirty.update(dict.fromkeys((tenant, verb) for verb in _VERBS))
+            self._some.set()
+
+    async def _behind(self) -> int:
+        return self._read_through() + 1
+
+    def _read_through(self, tenant: str = "") -> int:
+        """The highest cursor of a tenant, "" for all: those that no record holds yet with them."""
+        return max((self._cursor(*key) for key in self._cursors() if tenant in ("", key[0])), default=0)
 
     def _cursors(self) -> set[tuple[str, str]]:
         """Whose queues have been read, in this reign or before."""
@@ -245,18 +251,18 @@ class QueueReader:
             return self._read_through() + 1
 
         try:
-            await QueueReader.ensure(self._js, self._subjects, self._replicas, behind)
+            await self._streams.ensure(behind)
         except BusError as refused:
             log.warning("the request queue cannot be made again now: %s", refused)
 
-    async def _begin_anew(self, through: int) -> None:
+    async def _begin_anew(self, tenant: str, stream: str) -> None:
         """Read a stream that is not the one that was read so far: it ends before what was read. Raises `BusError`.
 
         Looked at twice: the leader of a replicated stream may lag behind who answered the reading. A job that it holds
         and that was accepted before is the same job, as it would be were it sent again.
         """
         await asyncio.sleep(AGAIN_S)
-        last_seq = (await self._js.stream_info(self._subjects.request_stream)).last_seq
+        last_seq, through = (await self._js.stream_info(stream)).last_seq, self._read_through(tenant)
         if last_seq >= through:
             return
         log.error(
@@ -264,10 +270,11 @@ class QueueReader:
             last_seq,
             through,
         )
-        before = {key: self._folded(*key) for key in self._cursors() if self._cursor(*key)}
-        for tenant, verb in before:
-            self._read[(tenant, verb)] = 0
-            self._engine.offer(QueueRead(tenant, verb, 0))
+        mine = [key for key in self._cursors() if tenant in ("", key[0])]
+        before = {key: self._folded(*key) for key in mine if self._cursor(*key)}
+        for key in before:
+            self._read[key] = 0
+            self._engine.offer(QueueRead(*key, 0))
         self._wake()
         while any(cursor and cursor == self._folded(*key) for key, cursor in before.items()):
             self._room.clear()
@@ -309,12 +316,7 @@ class QueueReader:
             self._held_back.append((tenant, verb))
             return False
         cursor = self._cursor(tenant, verb)
-        messages = await self._js.direct_get_batch(
-            self._subjects.request_stream,
-            seq=cursor + 1,
-            next_by_subject=self._subjects.request(tenant, verb),
-            batch=min(BATCH, room),
-        )
+        messages = await self._next(tenant, verb, cursor + 1, min(BATCH, room))
         if not messages:
             return False
         events, unread = self._decoded(tenant, verb, messages)
@@ -332,6 +334,19 @@ class QueueReader:
             asyncio.get_running_loop().call_later(AGAIN_S, self._look_at, (tenant, verb))
         return not lost
 
+    async def _next(self, tenant: str, verb: str, seq: int, most: int) -> list[StoredMessage]:
+        """The next messages of a queue: first what waits in the stream that was for all, then its own."""
+        await self._known.wait()
+        key, subject = (tenant, verb), self._subjects.request(tenant, verb)
+        if self._former is not None and self._former.messages and key not in self._former_read:
+            stream = self._subjects.request_stream
+            messages = await self._js.direct_get_batch(stream, seq=seq, next_by_subject=subject, batch=most)
+            if messages:
+                return messages
+            self._former_read.add(key)
+            await self._known.wait()
+        return await self._js.direct_get_batch(self._streams.of(tenant), seq=seq, next_by_subject=subject, batch=most)
+
     def _decoded(
         self, tenant: str, verb: str, messages: list[StoredMessage]
     ) -> tuple[list[tuple[StoredMessage, Submit | Cancel]], list[tuple[StoredMessage, Problem, str]]]:
@@ -339,7 +354,7 @@ class QueueReader:
         events: list[tuple[StoredMessage, Submit | Cancel]] = []
         unread: list[tuple[StoredMessage, Problem, str]] = []
         for message in messages:
-            reply = f"{_REPLY_MARK}{message.seq}"
+            reply = f"{_REPLY_MARK}{tenant} {message.seq}"
             try:
                 if verb == "submit":
                     events.append((message, self._submit(tenant, message, reply)))
@@ -381,11 +396,18 @@ class QueueReader:
             await asyncio.sleep(PURGE_EVERY_S)
             for tenant in list(self._engine.state.tenants.values()):
                 for verb, cursor in (("submit", tenant.submit_cursor), ("cancel", tenant.cancel_cursor)):
-                    key = (tenant.name, verb)
-                    if cursor and self._purged.get(key) != cursor:
-                        try:
-                            subject = self._subjects.request(*key)
-                            await self._js.purge(self._subjects.request_stream, subject=subject, below_seq=cursor + 1)
-                            self._purged[key] = cursor
-                        except BusError as error:
-                            log.warning("the queue of %s cannot be purged now: %s", tenant.name, error)
+                    streams = [self._streams.of(tenant.name)]
+                    if self._former is not None and self._former.messages:
+                        streams.append(self._subjects.request_stream)
+                    for stream in streams:
+                        await self._purge_behind(stream, tenant.name, verb, cursor)
+
+    async def _purge_behind(self, stream: str, tenant: str, verb: str, cursor: int) -> None:
+        key = (stream, tenant, verb)
+        if not cursor or self._purged.get(key) == cursor:
+            return
+        try:
+            await self._js.purge(stream, subject=self._subjects.request(tenant, verb), below_seq=cursor + 1)
+            self._purged[key] = cursor
+        except BusError as error:
+            log.warning("the queue of %s cannot be purged now: %s", tenant, error)

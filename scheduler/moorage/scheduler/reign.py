@@ -69,7 +69,12 @@ class Reign:
         recorder = scheduler.recorder
         self.engine = ContainedEngine(*given) if recorder is None else RecordedEngine(*given, recorder)
         self.queue_reader = QueueReader(
-            scheduler.world_js, scheduler.subjects, self.engine, self._wake, scheduler.replicas
+            scheduler.world_js,
+            scheduler.subjects,
+            self.engine,
+            self._wake,
+            scheduler.replicas,
+            scheduler.queue_streams,
         )
         self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
         self.questions = Questions(

@@ -25,7 +25,8 @@ from moorage.scheduler.core.contained_engine import SAFE_MS
 from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken, LedgerGap, LedgerOlder
-from moorage.scheduler.queue_reader import QueueReader, read_through
+from moorage.scheduler.queue_reader import read_through
+from moorage.scheduler.queue_streams import QueueStreams
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.reign import Reign, monotonic_ms
 from moorage.scheduler.reminders import Reminders
@@ -82,6 +83,7 @@ class Scheduler:
         self.ledger = Ledger(JetStream(ledger_world), self.subjects, self.leader, replicas=replicas)
         self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
         self.copies = Copies(JetStream(ledger_world), self.subjects.ledger_stream, replicas)
+        self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, world)
         self.standings = Standings(world, self.subjects, self.name, self.config)
         self.reign: Reign | None = None
         self.leading = asyncio.Event()
@@ -103,7 +105,8 @@ class Scheduler:
 
     async def _make_streams(self) -> None:
         """Create the other streams, or check them."""
-        await QueueReader.ensure(self.world_js, self.subjects, self.replicas, self._first_request)
+        await self.queue_streams.refresh()
+        await self.queue_streams.ensure(self._first_request)
         await DeadLetters.ensure(self.world_js, self.subjects, self.replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
 

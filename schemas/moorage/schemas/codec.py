@@ -23,6 +23,7 @@ NESTING_MAX: Final = 64
 
 #: the first byte of a msgpack map or array, of up to 15 parts or with their number in 2 or 4 bytes
 _MSGPACK_FIRST: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+_PATH_CHARS_MAX: Final = 200
 _NUMBERS: Final = f"{-(2**63)}..{2**64 - 1}"
 _json_encode: Final = msgspec.json.Encoder().encode
 _msgpack_encode: Final = msgspec.msgpack.Encoder().encode
@@ -122,7 +123,24 @@ def _check_numbers(frame: object) -> None:
     try:
         _msgpack_encode(frame)
     except OverflowError:
-        raise refuse("invalid-argument", "a number does not fit into 64 bits", allowed=_NUMBERS) from None
+        field, found = _widest(msgspec.to_builtins(frame))
+        raise refuse(
+            "invalid-argument", "a number does not fit into 64 bits", field=field, found=found, allowed=_NUMBERS
+        ) from None
+
+
+def _widest(plain: object) -> tuple[str, str]:
+    """Path and first digits of a number over 64 bits."""
+    left: list[tuple[str, object]] = [("$", plain)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{path}.{key}", inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            left += [(f"{path}[{at}]", inner) for at, inner in enumerate(value)]
+        elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+            return path[:_PATH_CHARS_MAX], "a larger one" if value > 0 else "a smaller one"
+    return "$", ""
 
 
 def _too_large(size: int, bytes_max: int) -> Refused:

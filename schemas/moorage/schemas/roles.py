@@ -31,6 +31,8 @@ _INBOX_HEAD: Final = f"{INBOX}."
 _OWNED: Final = re.compile(rf"{INBOX}\.(?:{'|'.join(ROLES)})\.[^.]*\.").match
 #: by which JetStream of the users' account is asked from a tenant's, for results (NATS' `jetstream_api_prefix`)
 RESULT_API: Final = "$JS.moorage.API"
+#: what a user is told of its own rights: a scheduler finds in them which tenants have a queue of their own
+USER_INFO: Final = "$SYS.REQ.USER.INFO"
 #: what a server makes of a reply subject that comes from another account
 IMPORTED_REPLY: Final = "_R_"
 #: asked of every service by discovery (NATS ADR-32)
@@ -58,13 +60,22 @@ def inbox(role: Role, name: str) -> str:
     return f"{INBOX}.{role}.{name}"
 
 
-def rights(role: Role, name: str, subjects: Subjects, *, queue: bool = False, results_of: Iterable[str] = ()) -> Rights:
+def rights(
+    role: Role,
+    name: str,
+    subjects: Subjects,
+    *,
+    queue: bool = False,
+    results_of: Iterable[str] = (),
+    queues_of: Iterable[str] = (),
+) -> Rights:
     """What one user may do. `name` is a submitter's tenant, a worker's id, else the user's own.
 
     `queue` gives a submitter the durable queue; `results_of` are the tenants whose functions' results workers keep,
     schedulers make room for, and the tenant reads. In both the server itself answers, on whatever subject the asker
     names. So they are for submitters in an account of their own, where no subject of others can be named, and the
-    queue only where it is not replicated (one false header wedges it for everybody).
+    queue only where it is not replicated (one false header wedges it for everybody). `queues_of` are the tenants with
+    a stream of their own for it, which schedulers make and read.
     """
     words = set(ROLES[role][1])
     rows = [row for row in subjects.table() if row.kind != "ledger"]
@@ -83,7 +94,9 @@ def rights(role: Role, name: str, subjects: Subjects, *, queue: bool = False, re
         publish |= {f"$O.{subjects.result_bucket(tenant)}.>" for tenant in results_of}
     elif role == "scheduler":
         streams = [subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream]
+        streams += [subjects.request_stream_of(tenant) for tenant in queues_of]
         streams += [f"OBJ_{subjects.result_bucket(tenant)}" for tenant in results_of]
+        publish.add(USER_INFO)
         publish |= {f"$JS.API.STREAM.{verb}.{stream}" for verb in _STREAM_VERBS for stream in streams}
         publish |= {f"$JS.API.DIRECT.GET.{stream}" for stream in streams}
         publish |= {f"{INBOX}.>", f"{IMPORTED_REPLY}.>"}

@@ -68,6 +68,7 @@ class Subjects:
         self.ledger_stream = f"{upper}_LEDGER"
         self.snapshot_stream = f"{upper}_SNAPSHOT"
         self.request_stream = f"{upper}_REQUEST"
+        self.request_none = f"{prefix}.request"  # of the stream for all where each tenant has its own: nobody's
         self.dead_letter_stream = f"{upper}_DLQ"
         self.history_stream = f"{upper}_HISTORY"
 
@@ -80,6 +81,10 @@ class Subjects:
     def request(self, tenant: str, verb: str) -> str:
         """The durable queue's subject; `verb` is submit or cancel."""
         return f"{self.prefix}.request.{tenant}.{verb}"
+
+    def request_stream_of(self, tenant: str) -> str:
+        """A tenant's own stream of the durable queue, where it has one."""
+        return f"{self.request_stream}_{tenant}"
 
     def events(self, tenant: str) -> str:
         return f"{self.prefix}.events.{tenant}"
