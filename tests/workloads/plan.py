@@ -261,9 +261,10 @@ THEMES: Final[dict[str, dict[str, float]]] = {
     "shares alone": {"no gpu": 0.0, "share": 1.0, "many gpus": 0.15, "gang": 0.1, "submit": 0.7, "few modes": 0.3},
     "gangs alone": {"no gpu": 0.0, "gang": 1.0, "share": 0.05, "model": 0.1, "trouble": 0.03},
     "backfill": {
-        "batch": 0.7, "many gpus": 0.5, "limit of time": 1.0, "own limit of time": 0.5, "refuse": 0.4, "obey": 0.1,
+        "batch": 0.7, "many gpus": 0.5, "limit of time": 1.0, "own limit of time": 0.5, "refuse": 0.0, "obey": 0.0,
         "model": 0.0, "vendor": 0.0, "share": 0.0, "gang": 0.1, "no gpu": 0.0, "priority": 0.05, "work": 0.2,
-        "trouble": 0.0, "order": 0.02, "operate": 0.02, "few drivers": 0.0, "requires": 0.0,
+        "trouble": 0.0, "order": 0.02, "operate": 0.02, "few drivers": 0.0, "requires": 0.0, "refuse the job": 0.8,
+        "resources": 0.0, "other driver": 0.0,
     },
     "orders": {
         "order": 0.3, "order of a job": 0.3, "many gpus": 0.5, "limit of time": 0.2, "model": 0.1, "share": 0.05,
@@ -358,7 +359,7 @@ def _crowd(draw: Draw) -> None:
     gpus, hosts = draw.pick(4, 8), draw.pick(1, 1, 2, 3)
     for _ in range(hosts):
         draw.worker(models=[H100] * gpus, cpu_milli=0, memory_mib=0, drivers=["noop"])
-    limits = {"timeout_s": draw.pick(60, 600, 3_600)} if draw.random.random() < 0.8 else {}
+    limits = {"timeout_s": draw.pick(600, 3_600)} if draw.random.random() < 0.8 else {}
     for _ in range(draw.random.randrange(hosts, hosts * gpus + 2)):
         gpu = {"count": draw.pick(1, 1, 2)}
         draw.jobs += 1
@@ -374,13 +375,16 @@ def _crowd(draw: Draw) -> None:
         draw.add("submit", tenant=draw.pick("t", "u"), job=f"j{draw.jobs}", fields=fields)
     for _ in range(3):
         draw.add("tick", ms=1_000)
+    draw.add("work", salt=draw.salt(), percent=draw.pick(20, 40), code=0)
 
 
 def _crowded(draw: Draw) -> None:
     _crowd(draw)
     for _ in range(draw.random.randrange(2, 5)):
+        if draw.chance("refuse the job"):
+            draw.add("refuse", salt=draw.salt(), percent=draw.pick(50, 80), why=draw.pick(*REFUSALS[:2]))
         draw.round()
-        draw.submit(gpu={"count": draw.pick(1, 1, 2)}, requires={})
+        draw.submit(gpu={"count": draw.pick(1, 1, 2)}, requires={}, priority=50)
         draw.add("tick", ms=1_000)
     draw.add("rest")
     _rounds(draw, 5)

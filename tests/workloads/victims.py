@@ -51,7 +51,9 @@ def is_reclaim(world: World, who: Waiting) -> bool:
 
 
 def members_of(world: World, num: int) -> list[Member]:
-    return [member for member in world.drive.state.members() if member.replica.job.num == num]
+    """Those of a job that are asked to end: other replicas of it may run on, or have just been placed."""
+    members = [member for member in world.drive.state.members() if member.replica.job.num == num]
+    return [member for member in members if STATES[member.replica.state] == "ENDING"]
 
 
 def began_ms(member: Member, now_ms: int) -> int:
