@@ -8,6 +8,7 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.lifecycle.lending import Lending
 from moorage.scheduler.core.rank.table import TYPE, HostTable
 from moorage.scheduler.question_queue import RoundRobin
+from moorage.schemas.frames import Goodbye
 from tests.scheduler.driving import Driving
 from tests.scheduler.test_lending import gpu, guest
 from tests.scheduler.test_rank_fragments import add, worker
@@ -24,6 +25,26 @@ def test_a_worker_that_joins_with_other_devices_each_time_leaves_no_lenders_behi
         assert len(lending._lenders or ()) <= 2 * 2 + 4
     refused = drive.join(guest(gpu(39), name="w2"))
     assert (refused["code"], "worker w1" in refused["message"]) == ("gpu-lent-twice", True)
+
+
+def test_a_worker_that_says_goodbye_leaves_no_count_of_its_joins_behind() -> None:
+    drive = Driving()
+    for number in range(3):
+        worker = drive.worker(f"w{number}", 1)
+        drive.send(worker.id, Goodbye(worker.session))
+    drive.tick()
+    assert not drive.engine.sessions._joins
+
+
+def test_a_worker_that_only_joins_gets_no_jobs_though_its_sessions_are_lost_in_between() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 1)
+    drive.join(worker)
+    drive.pass_time(drive.engine.config.lost_ms + 2_000, renew=False)
+    assert not drive.state.workers["w0"].session
+    drive.join(worker)
+    drive.submit("j", gpu={})
+    assert drive.states("j") == ["QUEUED"]
 
 
 def test_hosts_that_join_with_other_devices_or_processors_each_time_leave_no_numbers_behind() -> None:

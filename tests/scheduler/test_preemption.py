@@ -251,6 +251,22 @@ def test_what_is_free_already_is_open_at_once_when_the_preemptor_goes() -> None:
     assert drive.states("next") == ["PLACED"], "though nothing else became free"
 
 
+def test_of_a_preemptor_that_has_started_no_time_is_kept() -> None:
+    """A number for each would stay as long as the leader leads, and the job's next preemption would count from it."""
+    drive = running()
+    slow(drive, 4)
+    urgent(drive)
+    drive.operate("cordon", "w0")
+    finish_ending(drive)
+    drive.pass_time(2_000)
+    assert drive.engine.planner.preempting._void, "it waits though all have ended for it"
+    drive.operate("uncordon", "w0")
+    drive.settle()
+    drive.pass_time(2_000)
+    assert drive.states("urgent") == ["RUNNING"]
+    assert not drive.engine.planner.preempting._void
+
+
 def test_hosts_that_fail_the_preemptor_are_not_held_for_ever() -> None:
     drive = running(hosts=2, gpus=2)
     slow(drive, 4)

@@ -79,13 +79,17 @@ class Preempting:
 
     def settle(self, draft: Draft, waits: Callable[[Job], bool]) -> None:
         """Give up what is void: whoever it was for waits no more, or has not started though all have ended."""
+        before, self._void = self._void, {}  # built anew, so that a job that has started leaves nothing behind
         for num, job in draft.state.preempting.items():
-            if waits(job) and self._ending(draft, job):
-                self._void.pop(num, None)
-            elif not waits(job) or draft.time_ms - self._void.setdefault(num, draft.time_ms) >= VOID_MS:
-                self._void.pop(num, None)
-                draft.acts.append([Act.PREEMPT, num, [], []])
-                draft.bytes += 64
+            if waits(job):
+                if self._ending(draft, job):
+                    continue
+                since_ms = before.get(num, draft.time_ms)
+                if draft.time_ms - since_ms < VOID_MS:
+                    self._void[num] = since_ms
+                    continue
+            draft.acts.append([Act.PREEMPT, num, [], []])
+            draft.bytes += 64
 
     def _ending(self, draft: Draft, job: Job) -> bool:
         """Whether somebody still has to end for it."""

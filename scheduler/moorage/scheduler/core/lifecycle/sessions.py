@@ -55,7 +55,9 @@ class Sessions:
         self.config = config
         self.release = RELEASE  # of this scheduler
         self.ahead: dict[int, str] = {}  # by worker number: what it knows that the ledger does not have
-        self._joins: dict[int, int] = {}  # by worker number: how often it has joined since it named its session
+        #: by worker number (below WORKERS_MAX): how often it has joined since it named its session; a goodbye names it,
+        #: a loss does not, so the count outlives a loss and a worker that only joins gets no jobs in between
+        self._joins: dict[int, int] = {}
 
     # -------------------------------------------------------------------------------------------- join
 
@@ -186,6 +188,7 @@ class Sessions:
         worker = self.state.workers.get(event.worker)
         if not self._is_current(worker, draft, frame.session):
             return session_over(event.worker)
+        self._joins.pop(worker.num, None)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, GOODBYE, frozenset())
         return None
