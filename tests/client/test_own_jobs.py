@@ -16,6 +16,7 @@ import pytest
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient, Job, JobFailed, Result, TimedOut
+from moorage.client.feed import CROWD
 from moorage.schemas.frames import Accepted, Answer, Change, LogPage
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.waiting import until
@@ -107,6 +108,33 @@ async def test_what_is_run_is_heard_by_the_frames_and_its_only_replica_by_name(n
         assert [each.rev for each in (await running).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit"]
         assert list(link._subscriptions) == before
+
+
+async def test_a_job_that_is_followed_in_a_crowd_has_its_result_without_a_question(nats_url: str, unique: str) -> None:
+    """The events of such a job go to the handle that submitted it, too, which would else wait for a silence."""
+    async with standing(nats_url, unique) as loop, contextlib.AsyncExitStack() as opened:
+        for number in range(CROWD):
+            await opened.enter_async_context(loop.client.watch(f"other{number}"))
+        job = await loop.submit("j")
+        watch = await opened.enter_async_context(loop.client.watch("j"))
+        assert watch._feed is not None, "it hears the tenant's frames"
+        await loop.say("j", *STORY)
+        await until(lambda: watch._pending, what="they are here before the result is awaited")
+        assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
+        assert loop.verbs() == ["submit"]
+
+
+async def test_each_event_is_heard_once_while_the_result_is_awaited(nats_url: str, unique: str) -> None:
+    async with standing(nats_url, unique) as loop:
+        job = await loop.submit("j")
+        beginning = job._beginning
+        assert beginning is not None
+        waiting = asyncio.create_task(job.result("20s"))
+        await until(lambda: loop.client.watches, what="it is awaited")
+        await loop.say("j", STORY[0])
+        await loop.say("j", *STORY[1:])
+        await waiting
+        assert [event.rev for event in beginning.events] == [1, 3]
 
 
 async def test_the_handle_knows_the_state_while_the_result_is_awaited(nats_url: str, unique: str) -> None:

@@ -66,6 +66,11 @@ class Beginning(Waiting):
         for event in events:
             hear(event)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether `ended` waits: the feed then calls `hear` for it as for each listener (`Feed.attend`)."""
+        return self._saw is not None
+
     async def ended(self, waits: Answers, saw: Hear, silence_s: float, timeout_s: float) -> bool:
         """Wait until the job is over, for `timeout_s`; `saw` is called with each event. Raises TimeoutError.
 

@@ -208,8 +208,8 @@ class Feed:
             if following is not None:
                 for hear, _ in following:
                     hear(event)
-            if beginning is not None:  # also of a job that is followed: its result is taken from here
-                beginning.hear(event)
+            if beginning is not None and not beginning.is_awaited:  # while it is awaited it hears as a listener
+                beginning.hear(event)  # also of a job that is followed: its result is taken from here
             own += following is not None or beginning is not None
         self._own += own
         self._others += len(events) - own
