@@ -22,7 +22,8 @@ from moorage.schemas.subjects import Subjects
 HERE = Path(__file__).resolve().parent
 SUBJECTS = Subjects()
 UP_WITHIN_S = 60
-#: a scheduler's setting: processors stay awake while a job is about to start (docs/decisions/0099)
+#: a scheduler's setting: processors stay awake while a job is about to start
+#: (bench/notes/2026-11-22-processors-awake-for-a-start.md)
 AWAKE = {"MOORAGE_SCHEDULER_CPU_LATENCY_US": "0"}
 
 

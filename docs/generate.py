@@ -1,5 +1,5 @@
-"""Make from the code what repeats it: the protocol page, the states, the JSON schemas, `reference_pages`, and the
-configurations of `deploy/nats`.
+"""Make from the code what repeats it: the protocol page, the states, the JSON schemas, `reference_pages`, the
+configurations of `deploy/nats`, and the lists of decisions and notes.
 
 `python -m docs.generate` writes them, `--check` fails when what stands there is not what the code says.
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from docs import reference_pages
+from docs import decision_pages, reference_pages
 from docs.examples_of_frames import EXAMPLES
 from docs.protocol_page import protocol
 from docs.python_page import python_api
@@ -39,6 +39,8 @@ def pages() -> dict[Path, str]:
         DOCS / "reference" / "permissions.md": HEAD + reference_pages.permissions(),
         DOCS / "reference" / "python.md": HEAD + python_api(),
         DOCS / "reference" / "settings.md": HEAD + reference_pages.settings(),
+        DOCS / "decisions" / "index.md": HEAD + decision_pages.decisions(),
+        DOCS.parent / "bench" / "notes" / "README.md": HEAD + decision_pages.notes(),
         DOCS / "examples" / "moorage.toml": example_file(),
         DOCS / "schemas" / "request.json": schema(Request),
     }

@@ -54,7 +54,6 @@ CONSTRUCTED: Final = frozenset({"AsyncClient", "EmbeddedWorker", "SimFleet", "Si
 INTERNAL: Final[dict[str, frozenset[str]]] = {
     "AsyncClient": frozenset({"again", "crowded", "expect", "feed", "link", "subscribe", "subscribe_ahead", "act"}),
     "Job": frozenset({"ended", "known_result", "learn", "saw"}),
-    "Request": frozenset({"checkpoint_trouble", "length_trouble", "nul_trouble"}),
     "Watch": frozenset({"refresh"}),
 }
 HEAD: Final = """# Python

@@ -45,7 +45,8 @@ MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 #: Bytes the server holds for one slow client before it cuts it; a batch of replay must fit.
 MAX_PENDING_BYTES: Final = 256 * 1024 * 1024
 PING_INTERVAL_S: Final = 5
-#: on a machine with so few processors the server runs its goroutines on one at a time (docs/decisions/0095)
+#: on a machine with so few processors the server runs its goroutines on one at a time
+#: (bench/notes/2026-11-22-gomaxprocs-of-the-embedded-server.md)
 FEW_PROCESSORS: Final = 2
 _POLL_S: Final = 0.005
 _LOG_TAIL_LINES: Final = 12

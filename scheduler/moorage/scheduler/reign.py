@@ -302,7 +302,8 @@ class Reign:
 
         A caller that submits its next job as soon as the last submit was answered would otherwise wait for the append
         of that job's end. With both in one record its job starts a third sooner, with half the writes. No start is ever
-        later because of this, and after one wait in vain there is none for a while (docs/decisions/0041).
+        later because of this, and after one wait in vain there is none for a while
+        (bench/notes/2026-11-20-ends-wait-for-the-next-submit.md).
         """
         alone = self._loop.call_later(SHARE_WAIT_S, self._no_submit_came)
         while self._submits_delayed and self.engine.only_ends:

@@ -8,7 +8,7 @@
  * have left this memory (CLONE_CHILD_CLEARTID). A child that becomes another user gets a copy of the memory instead.
  *
  * A spare is such a child that has no request yet: it waits on a socket of its own for one, so that a start which comes
- * alone waits for neither this process nor a clone (docs/decisions/0092).
+ * alone waits for neither this process nor a clone (docs/decisions/0039).
  *
  * Packets, answers and the confirm pipe: see launcher_client.py. Both ends are one installation on one machine.
  */

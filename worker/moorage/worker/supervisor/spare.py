@@ -1,7 +1,7 @@
 """A process that waits for the next start: in a cgroup of its own, with its pipes, it needs only to be told what to be.
 
 A start that comes alone would else wait for the launcher to wake, for a clone into a cgroup, and for that child's turn
-(docs/decisions/0092). The launcher makes the spare beforehand, the supervisor's child as all are; the request goes to
+(docs/decisions/0039). The launcher makes the spare beforehand, the supervisor's child as all are; the request goes to
 it by a socket, which its exec closes, and by which it says why it failed: to its supervisor it is the confirm pipe.
 
 Only where cgroups prove an end: what tells by /proc whose a process is goes by when it began, which for a spare is
