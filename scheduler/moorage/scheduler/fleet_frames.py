@@ -14,7 +14,7 @@ from moorage.scheduler.core.state import Worker
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import FleetFrame
 
-#: rows that are written between two turns of the loop, some 2 µs each
+#: rows that are written between two turns of the loop
 AT_ONCE: Final = 2_048
 
 

@@ -160,7 +160,7 @@ class Foresight:
             task.add_done_callback(self._answering.discard)
 
     async def _answer_all(self, waiting: RoundRobin[tuple[str, str, str, bool]]) -> None:
-        """Each takes ms, and there may be thousands: the others have their turns of the loop in between."""
+        """Each takes its time, and there may be thousands: the others have their turns of the loop in between."""
         while waiting.size:
             ends = time.monotonic() + question_queue.QUESTIONS_S
             while waiting.size:

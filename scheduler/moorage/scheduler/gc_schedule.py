@@ -12,12 +12,12 @@ import gc
 import time
 from typing import Final
 
-#: for `gc.set_threshold`: the young generation is collected every 20,000 net new objects (some 3 ms), the older ones
-#: hardly ever
+#: for `gc.set_threshold`: the young generation is collected every 20,000 net new objects, the older ones hardly
+#: ever
 THRESHOLDS: Final = (20_000, 250, 100)
 #: job events between two calls of `gc.freeze`; an event stands for some 5 objects
 EVENTS_MAX: Final = 4_096
-#: a full collection takes some 1 µs for each job in memory: it runs at most this often, after this long without an
+#: a full collection looks at each job in memory: it runs at most this often, after this long without an
 #: event, and with at most this many jobs
 FULL_EVERY_S: Final = 3600.0
 CALM_S: Final = 5.0

@@ -30,7 +30,7 @@ FRAME_EVERY_S: Final = 0.25
 #: after a frame that was not taken
 AGAIN_S: Final = 1.0
 AGAIN_S_MAX: Final = 30.0
-#: stories packed between two turns of the event loop: some 0.2 ms
+#: stories packed between two turns of the event loop, so that other work is not held up
 PACK_AT_ONCE: Final = 100
 #: a tenant with more stories waiting gets them written without their requests: transitions come first
 WITH_REQUEST_MAX: Final = 1000
@@ -96,7 +96,7 @@ class History:
         }
 
     def take(self, outputs: Outputs) -> None:
-        """Note whose story is to be written; some 0.2 µs each."""
+        """Note whose story is to be written."""
         if outputs.ended or outputs.long:
             self._add([*outputs.ended, *outputs.long])
 

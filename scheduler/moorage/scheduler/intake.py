@@ -39,7 +39,7 @@ BATCH_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 200
 #: subjects of tenants' submits that are remembered
 SUBMITTERS_MAX: Final = 10_000
-#: one turn of the loop decodes up to so many requests; so many bytes of other messages (some 1 µs) count like one
+#: one turn of the loop decodes up to so many requests; so many bytes of other messages count like one
 AT_ONCE: Final = 4_000
 AT_ONCE_BYTES: Final = 256
 #: the part of a turn that is for tenants' requests, however much workers have said

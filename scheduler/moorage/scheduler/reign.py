@@ -41,7 +41,7 @@ log = logging.getLogger("moorage.scheduler")
 FLEET_FRAME_S: Final = 0.5
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
-#: after a record that changed so many jobs (some 5 ms of work) the event loop gets a turn before the next one is built
+#: after a record that changed so many jobs the event loop gets a turn before the next one is built
 LONG_RECORD: Final = 256
 #: a record that takes more of this process's time to build counts as one whose ranking failed
 BUILD_MS_MAX: Final = 250

@@ -57,7 +57,7 @@ NOTE_CHARS_MAX: Final = 200
 SLACK_BYTES: Final = 96 * 1024
 #: a record with more bytes than this takes no more steps
 FULL_BYTES: Final = RECORD_BYTES_MAX - SLACK_BYTES
-#: nor does one with so many steps or jobs: building and folding take some 5 µs for each, and the event loop waits
+#: nor does one with so many steps or jobs: the event loop waits while it is built and folded
 STEPS_MAX: Final = 2_048
 ACCEPTS_MAX: Final = 1_024
 #: the part of a record that cancels, deadlines and rejections may fill together (the last job may exceed it). A job has

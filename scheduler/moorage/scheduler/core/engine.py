@@ -68,7 +68,7 @@ from moorage.schemas.subjects import Subjects
 
 #: a W3C traceparent has 55 characters; anything longer than this is ignored
 TRACE_CHARS_MAX: Final = 128
-#: events (without submits and cancels) that one record takes; a renewal or question that writes nothing takes a few µs
+#: events (without submits and cancels) that one record takes, renewals and questions that write nothing included
 EVENTS_MAX: Final = 2_048
 #: entries of jobs that no longer wait may stay in the queue until there are more than this
 QUEUE_SPARE: Final = 1_000

@@ -28,7 +28,7 @@ ASKED_MAX: Final = 4_096
 ANYWHERE: Final = -1
 #: changes of which it is known where they were
 OPENED_MAX: Final = 1_024
-#: hosts that are worth a look at each, some 1 µs for a line of the queue, in place of one at the whole fleet
+#: hosts that are worth a look at each for a line of the queue, in place of one at the whole fleet
 OPENED_HOSTS_MAX: Final = 8
 
 
@@ -53,7 +53,7 @@ class Fleet:
         self.labelled: dict[str, dict[str, list[int]]] = {}
         self._asked: dict[str, set[str]] = {}  # label -> values that some request has required
         self._asked_count = 0
-        #: for a ranker that asked for it: members of each host by `rank_classic.tag_of`
+        #: for a ranker that asked for it: members of each host by `tag_of` in rank/classic.py
         self.tags: dict[int, dict[int, int]] | None = None
 
     # -------------------------------------------------------------------------- what lets somebody start
@@ -140,7 +140,7 @@ class Fleet:
     def tell_apart(self, requires: Mapping[str, Sequence[str]]) -> None:
         """A request requires these labels: who has one of their values is told from who has another from now on.
 
-        Asked before a class is asked whether a shape of it fits. It costs some 30 µs for each host that has one of
+        Asked before a class is asked whether a shape of it fits. It costs a look at each host that has one of
         them, the first time.
         """
         for label, values in requires.items():

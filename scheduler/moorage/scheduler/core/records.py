@@ -195,7 +195,8 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     - `accepts` has for each tenant a flat list: job, body, replicas, traceparent, …; jobs are numbered in this order.
       The job's id is empty where the body begins with it (see `ids_in_bodies`).
     - `facts` is flat: worker number, number of its last fact frame that is folded with this record.
-    - `evidence` is flat, four numbers for each decision, see `decide/plan.py`.
+    - `evidence` is flat, four numbers for each decision: the first job, how many were placed, the hosts
+      known, and the free devices left on the last host.
     - `actors` is flat: the steps from one index of `steps` up to another, and the note that names their actor (see
       `actor`). Steps without an actor are the worker's where their op is in `REPORTED`, else the scheduler's.
     """

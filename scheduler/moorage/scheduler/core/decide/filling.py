@@ -28,7 +28,7 @@ from moorage.schemas.job import Request
 
 #: probes that one reservation lets in, for each host that is held back for it
 PROBES_A_HOST: Final = 2
-#: candidates of a pass that are asked about their siblings, some 25 µs each
+#: candidates of a pass that are asked about their siblings
 ASKED_MAX: Final = 256
 #: jobs accepted just before one that are looked at for a sibling that runs
 NEIGHBOURS_MAX: Final = 64

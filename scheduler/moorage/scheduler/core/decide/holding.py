@@ -147,7 +147,7 @@ class Holding:
         """The lines whose first one may have the first claim.
 
         All of them; of more than `LINES_MAX` those that come first, and those that come first for whole hosts: where as
-        many shapes wait as jobs, a look at each of them took 2 µs of the leader's time, once a second.
+        many shapes wait as jobs, a look at all of them once a second would hold up the leader.
         """
         queue, head_of = self._lines.queue, self._lines.head_of()
         if len(queue.lines) <= LINES_MAX:

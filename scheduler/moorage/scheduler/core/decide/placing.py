@@ -19,7 +19,7 @@ from moorage.scheduler.core.shape import Shape
 
 #: lines that are known to find no room take as long as a look for one that finds none
 A_LOOK: Final = 8
-#: `Ranker.work` that takes as long as a choice, some 50 µs
+#: `Ranker.work` that takes as long as a choice
 WORK_A_CHOICE: Final = 640
 _NO_PEERS: Final[dict[int, int]] = {}
 

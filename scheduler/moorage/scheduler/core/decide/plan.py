@@ -27,16 +27,16 @@ from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.shape import Shape
 
-#: choices that one pass makes, some 50 µs each where requests differ: then the record goes, and the next one goes on
+#: choices that one pass makes, as they hold up the leader: then the record goes, and the next one goes on
 CHOICES_MAX: Final = 192
-#: lines that find no room, some 10 µs each, and `A_LOOK` times that where the ranker had to look: who all ask for
-#: something else is looked at over several records
+#: lines that find no room, each of which counts `A_LOOK` times where the ranker had to look: many lines that all ask
+#: for something else are looked at over several records
 IN_VAIN_MAX: Final = 1_024
 #: entries of a line that are passed over in a pass as they could not end before a drain
 ASIDE_MAX: Final = 64
 #: of the lines that a pass has still to look at, the part that is passed over one by one before all such go at once
 SWEEP_PART: Final = 16
-#: entries of the queue that one record looks at for those who wait no longer, some 0.4 µs each
+#: entries of the queue that one record looks at for jobs that wait no longer
 SWEPT_MAX: Final = 8_192
 _NEVER: Final = -2  # no change number: a line that found no room is looked at, too
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.fairshare import rate_of
-from moorage.scheduler.core.records import GangPhase
+from moorage.scheduler.core.records import GangPhase, Mode
 from moorage.scheduler.core.state import (
     AT_EXITED,
     CANCELLING,
@@ -88,11 +88,11 @@ def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -
     for filed, member in worker.members.items():
         if filed != member.key:
             raise Broken(f"member {member.key} is filed under {filed}")
-        if member.mode == 1:
+        if member.mode == Mode.EXCLUSIVE:
             if exclusive & member.mask:
                 raise Broken(f"{worker.id}: two exclusive leases on slots {exclusive & member.mask:b}")
             exclusive |= member.mask
-        elif member.mode > 1:
+        elif member.mode > Mode.EXCLUSIVE:
             mask = member.mask
             while mask:
                 slot = mask & -mask

@@ -20,7 +20,7 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
 from moorage.scheduler.core.records import Act, by_tenant
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import CANCELLED, LAST_PART, REJECTED, Job, State
+from moorage.scheduler.core.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
 from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
@@ -404,7 +404,7 @@ class Admission:
         """Reject a job with `on_no_match: reject` that was accepted before all of the fleet was heard."""
         if not self.could_ever(shape):
             for replica in job.replicas:
-                if draft.state_of(replica) == 0:
+                if draft.state_of(replica) == QUEUED:
                     draft.move(replica, REJECTED, f"{NO_MATCH}: {self._unmatched.why(shape)}")
 
     # ----------------------------------------------------------------------------------------- cancels

@@ -11,7 +11,7 @@ from moorage.scheduler.core.records import Act
 from moorage.scheduler.core.state import Job, State
 from moorage.schemas.request_cache import RequestCache
 
-#: one record compacts at most so many ended jobs (big ones count for several), some 3 µs each
+#: one record compacts at most so many ended jobs (big ones count for several)
 COMPACT_MAX: Final = 512
 #: compaction waits until `ended_max` is exceeded by one part in so many, so that most records need none
 COMPACT_PARTS: Final = 256

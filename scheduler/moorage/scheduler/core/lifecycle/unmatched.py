@@ -15,7 +15,7 @@ from moorage.schemas.gpu import WHOLE_WORDS, model_matches
 
 #: names of models, drivers or labels that one text shows
 NAMES_SHOWN_MAX: Final = 3
-#: texts that are kept until the fleet changes, and so are names that were compared with the fleet's: some 0.1 ms each
+#: texts that are kept until the fleet changes, and so are names that were compared with the fleet's
 KEPT_MAX: Final = 1_000
 
 

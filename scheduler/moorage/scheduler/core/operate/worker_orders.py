@@ -17,7 +17,7 @@ from moorage.scheduler.core.state import State
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import Done, DrainAct
 
-#: an unknown name is compared with at most so many workers' names, some 5 µs each
+#: an unknown name is compared with at most so many workers' names, as this holds up the leader
 LOOKED_AT_MAX: Final = 1_000
 
 

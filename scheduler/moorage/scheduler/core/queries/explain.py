@@ -84,7 +84,7 @@ class Explanation:
 
 
 HOLDERS_MAX: Final = 5
-#: members that one answer looks at: some 0.3 µs each
+#: members that one answer looks at
 MEMBERS_LOOKED_MAX: Final = 4_096
 
 

@@ -21,7 +21,7 @@ from moorage.schemas.job import Request, Resources
 
 #: fixes that are told, the ones that change least first
 FIXES_MAX: Final = 3
-#: changed requests that are tried for one answer: some 5 to 50 µs each
+#: changed requests that are tried for one answer, as each holds up the leader
 TRIALS_MAX: Final = 200
 #: models of the fleet that are tried
 MODELS_TRIED_MAX: Final = 16

@@ -28,8 +28,8 @@ from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED
 from moorage.schemas.gpu import format_token
 from moorage.schemas.units import many
 
-#: entries of the queue that are looked at one by one for a job's place, some 0.5 µs each; of more, up to the second
-#: number, who has left memory is passed over, some 0.1 µs each
+#: entries of the queue that are looked at one by one for a job's place; of more, up to the second number,
+#: jobs that have left memory are passed over, which is cheaper
 COUNTED_MAX: Final = 512
 GLANCED_MAX: Final = 8_192
 #: how a refusal begins where the host could not start it: nobody else has claimed its GPUs

@@ -39,7 +39,7 @@ SAMPLES_SURE: Final = 3
 SIBLINGS_MS: Final = 20 * 60_000
 #: groups that are remembered, each at most twice `SAMPLES_MAX` integers; the ones that are used least lately go
 GROUPS_MAX: Final = 16_384
-#: ended jobs of one record that are learned from: some 5 µs each
+#: ended jobs of one record that are learned from
 LEARNED_MAX: Final = 32
 #: ended jobs that a new leader learns from, the last ones
 LEARNED_AT_START_MAX: Final = 2_000

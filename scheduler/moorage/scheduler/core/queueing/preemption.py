@@ -1,6 +1,6 @@
 """Whom to end so that somebody of more right may start: the least that frees what is needed, gangs whole.
 
-Off unless the settings allow it. What is freed belongs to whoever it was freed for (see `Planner.barred`), and the
+Off unless the settings allow it. What is freed belongs to whoever it was freed for (see `Holding.taken_back`), and the
 ledger says so before the first of them is told to end: `Job.preempts`. Devices that are shared are left alone, and
 nobody shares by preemption: of one sharer's end no whole device comes free.
 """

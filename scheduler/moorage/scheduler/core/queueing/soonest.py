@@ -20,8 +20,8 @@ from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, Member, State, s
 SAMPLES_SURE: Final = 8
 #: members that are looked at; with more of them no bound is found
 MEMBERS_MAX: Final = 4_096
-#: hosts and members that are looked at in one second of the ledger, for whatever is asked: some 30 ms of the leader's
-#: time. Behind that no bound is found, and nobody refused
+#: hosts and members that are looked at in one second of the ledger, for whatever is asked: more would hold up the
+#: leader. Behind that no bound is found, and no job is refused
 LOOKED_A_SECOND_MAX: Final = 2 * MEMBERS_MAX
 
 #: how long a member lasts at least from now, in ms; 0 where nothing is sure

@@ -1,7 +1,7 @@
 """How long jobs waited from their acceptance to their first start, counted for monitors: by tenant, and by GPUs asked.
 
 Soft, and in no record: the counts are of this reign, and begin at zero with each leader, as counters do for Prometheus.
-Bounded by tenants, classes and buckets; 0.3 to 0.9 µs a job.
+Bounded by tenants, classes and buckets.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The scores of a few hosts, one by one: what `gains.py` finds for many with arrays.
 
-Between two requests of a popular shape only some hosts change. An operation on arrays takes 1 to 2 µs whatever their
-length, and a score is some 35 of them; in plain numbers a host takes 1 to 3 µs. So the formula stands here a second
-time, for what is common: hosts with devices of one kind, any slot of which answers, and sharers of one device where all
-share in one mode. A test compares the two on any host.
+Between two requests of a popular shape only some hosts change. An operation on short arrays costs as much as one on
+long arrays, and a score is some 35 of them: for a few hosts plain numbers are cheaper. So the formula stands here a
+second time, for what is common: hosts with devices of one kind, any slot of which answers, and sharers of one device
+where all share in one mode. A test compares the two on any host.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ AVOID_BITS: Final = 44
 WORDS_BITS: Final = 28
 #: prices are found anew when the fleet has become larger or smaller by this part of it
 GREW_PART: Final = 16
-#: a mix is large with so many shapes, or demands for processors, times kinds of devices: some 15 ms to take into use
+#: a mix is large with so many shapes, or demands for processors, times kinds of devices: it is taken into use in parts
 LARGE_SHAPES: Final = 4_096
 LARGE_LEVELS: Final = 512
 #: parts of that which are made while nobody is placed; then it is made in one go
@@ -216,7 +216,7 @@ class Fragments(Pack):
         return (id(table), table.generation, len(table.kinds), len(table.types), self._hosts, version)
 
     def _renewing(self, table: HostTable, stamp: tuple[int, ...]) -> Iterator[None]:
-        """Make all that follows from the mix anew, in parts of some 10 ms at most."""
+        """Make all that follows from the mix anew, in parts, between which the event loop gets its turn."""
         mix, top = self.mix.all(), self.mix.top()
         prices = Prices(table, mix, self._prices)
         yield from prices.settling()

@@ -47,7 +47,7 @@ ALL: Final = 1 << 10
 #: classes of requests that take part, those with the most demand first; and markets, beyond which nothing is priced
 CLASSES_MAX: Final = 192
 MARKETS_MAX: Final = 256
-#: classes times markets: some 10 ms for a new mix
+#: classes times markets: all of them are computed anew for a new mix
 CELLS_MAX: Final = 8_192
 #: how much a price counts against fragmentation, in halves
 PRICE_HALVES: Final = 4
