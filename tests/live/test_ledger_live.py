@@ -28,7 +28,7 @@ from moorage.scheduler.core.ledger.snapshot import dump
 from moorage.scheduler.core.records import FORMAT, Act, Record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
-from moorage.scheduler.snapshot_follower import take_snapshot
+from moorage.scheduler.snapshot_follower import Command, take_snapshot
 from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
 from moorage.scheduler.write_stall import NOT_CONNECTED, stall_problem
 from moorage.schemas.codec import decode_request
@@ -452,7 +452,7 @@ def ahead(seq: int) -> State:
 @contextlib.asynccontextmanager
 async def leader_with_snapshots(server: Server, subjects: Subjects) -> AsyncIterator[service.Scheduler]:
     """A scheduler in this process that leads, and has a snapshot written every five records by a real process."""
-    follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", subjects.prefix]
+    follower = Command([sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", subjects.prefix], {})
     async with await connect(server.url, "world") as world, await connect(server.ledger_url, "ledger") as ledger:
         scheduler = service.Scheduler(world, ledger, subjects=subjects, snapshot_command=follower, snapshot_records=5)
         running = asyncio.create_task(scheduler.run())
@@ -515,7 +515,7 @@ async def test_no_snapshot_is_written_or_removed_while_the_name_of_the_last_one_
     written: list[SnapshotTaken] = []
     begun = 0
 
-    async def take(command: list[str]) -> SnapshotTaken | None:
+    async def take(command: Command) -> SnapshotTaken | None:
         nonlocal begun
         begun += 1
         taken = await take_snapshot(command)

@@ -35,10 +35,12 @@ async def test_a_follower_finds_a_ledger_with_a_password_that_no_argument_shows(
     for name in (NATS_VARIABLE, LEDGER_URL_VARIABLE, LEDGER_URL_FILE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(NATS_VARIABLE, "")
-    words = follower_of(SchedulerSettings(), url)
+    before = dict(os.environ)
+    words, env = follower_of(SchedulerSettings(), url)
+    assert dict(os.environ) == before, "it is handed on to the follower alone"
     assert words[0] == sys.executable
     assert not [word for word in words if PASSWORD in word]
-    follower = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env=dict(os.environ))
+    follower = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env={**before, **env})
     out, _ = await follower.communicate()
     assert follower.returncode == 0
     assert len(out.split()) == 3

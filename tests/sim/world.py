@@ -36,6 +36,7 @@ from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.ledger import Ledger, LedgerBroken
 from moorage.scheduler.service import Scheduler
+from moorage.scheduler.snapshot_follower import Command
 from moorage.scheduler.snapshots import Snapshots, recover
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.subjects import Subjects
@@ -256,7 +257,7 @@ class World:
             ledger,
             config=self.config_of(name),
             name=name,
-            snapshot_command=["in this process"],
+            snapshot_command=Command(["in this process"], {}),
             snapshot_records=SNAPSHOT_RECORDS,
         )
         await scheduler.run()
@@ -291,7 +292,7 @@ class World:
         """A timer of the world's own, whoever's code sets it."""
         asyncio.get_running_loop().call_later(seconds, callback, *args, context=self._outside)
 
-    async def _take_snapshot(self, _: list[str]) -> SnapshotTaken | None:
+    async def _take_snapshot(self, _: Command) -> SnapshotTaken | None:
         """What the follower process does, in the leader's own."""
         jetstream = JetStream(self.connect("follower", account="ledger"))
         ledger, snapshots = Ledger(jetstream, SUBJECTS, 0), Snapshots(jetstream, SUBJECTS)

@@ -143,7 +143,7 @@ def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[Schedul
     from moorage.scheduler.settings import scheduler_settings
 
     held, _ = scheduler_settings({"nats": options.nats}, file=the_file(settings))
-    return held, find_ledger(held)
+    return find_ledger(held)
 
 
 def said_replicas(settings: Path | None) -> int:

@@ -20,6 +20,7 @@ from moorage.cli.interrupts import ENDING
 from moorage.cli.local_tools import end_jobs, until_gone
 from moorage.cli.options import LocalOptions
 from moorage.cli.processes import LEDGER_URL_FILE
+from moorage.schemas.settings_file import FILE_VARIABLE
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -38,13 +39,21 @@ class Node:
     """One machine's moorage: the embedded server and two children, on one folder."""
 
     def __init__(
-        self, folder: Path, simulate: str, port: int | None, options: LocalOptions, restore: Path | None = None
+        self,
+        folder: Path,
+        simulate: str,
+        port: int | None,
+        options: LocalOptions,
+        restore: Path | None = None,
+        settings: Path | None = None,
     ) -> None:
+        """`settings` is the file of which the scheduler and the worker read their own sections."""
         self._folder = folder
         self._simulate = simulate
         self._port = port
         self._options = options
         self._restore = restore
+        self._env: dict[str, str] = {} if settings is None else {FILE_VARIABLE: str(settings.absolute())}
         self._server: EmbeddedServer | None = None
         self._scheduler: Child | None = None
         self._worker: Child | None = None
@@ -136,13 +145,13 @@ class Node:
             "scheduler",
             [sys.executable, "-m", "moorage.scheduler", "--nats", url],
             folder / "scheduler.log",
-            {LEDGER_URL_FILE_VARIABLE: str(folder / LEDGER_URL_FILE), LEDGER_URL_VARIABLE: ""},
+            {**self._env, LEDGER_URL_FILE_VARIABLE: str(folder / LEDGER_URL_FILE), LEDGER_URL_VARIABLE: ""},
             say,
         )
         argv = [sys.executable, "-m", "moorage.cli", "worker", "--nats", url, "--state", str(self._worker_state)]
         if self._simulate:
             argv += ["--simulate", self._simulate]
-        self._worker = Child("worker", argv, folder / "worker.log", {}, say)
+        self._worker = Child("worker", argv, folder / "worker.log", self._env, say)
 
     @property
     def _worker_state(self) -> Path:

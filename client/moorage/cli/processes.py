@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
+import msgspec
+
 from moorage.bus.logged import begin_log
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit
@@ -52,7 +54,7 @@ def scheduler(
 
         file = the_file(settings)
         held, found = scheduler_settings({**dataclasses.asdict(flags), "nats": options.nats}, file=file)
-        target = find_ledger(held)
+        held, target = find_ledger(held)
         begin_log(held.log_level)
         log_settings(found)
         _warn_of_file_here(file)
@@ -73,8 +75,8 @@ def _warn_of_file_here(read: SettingsFile) -> None:
         logging.getLogger("moorage.settings").warning("%s", unread)
 
 
-def find_ledger(held: SchedulerSettings) -> str | None:
-    """Where the users are, None for what the settings say; beside a `moorage up` its ledger's file is named, too."""
+def find_ledger(held: SchedulerSettings) -> tuple[SchedulerSettings, str | None]:
+    """The settings, with the ledger's file where a `moorage up` is beside, and the users' target if known."""
     from moorage.bus.target import find_context, home
 
     context = find_context(held.nats)
@@ -82,8 +84,8 @@ def find_ledger(held: SchedulerSettings) -> str | None:
     is_beside_up = context.source.startswith(str(home()))
     said = held.ledger_url_file or {LEDGER_URL_VARIABLE, LEDGER_URL_FILE_VARIABLE} & os.environ.keys()
     if not said and is_beside_up and ledger.exists():
-        os.environ[LEDGER_URL_FILE_VARIABLE] = str(ledger)
-    return None if held.nats or not is_beside_up else context.url
+        held = msgspec.structs.replace(held, ledger_url_file=ledger)
+    return held, None if held.nats or not is_beside_up else context.url
 
 
 def worker(

@@ -66,14 +66,12 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Pa
     simulate = held.simulate or settle("worker", WorkerSettings, file=file)["simulate"].value
     _check_fleet(simulate)
     folder = home(held.data)
-    if given is not None:
-        os.environ[FILE_VARIABLE] = str(given.absolute())  # its scheduler and worker read their own sections
     from moorage.cli.local_node import Node
 
     if restore is not None and not os.access(restore, os.R_OK):
         reason = "Permission denied" if restore.exists() else "No such file"
         raise cannot_read(restore, reason, "name a file of moorage admin backup")
-    node = Node(folder, simulate or "", held.port, options, restore)
+    node = Node(folder, simulate or "", held.port, options, restore, given)
     with _only_one(folder):
         return await node.run()
 

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -34,6 +33,7 @@ from moorage.scheduler.settings import (
     ledger_url,
     scheduler_settings,
 )
+from moorage.scheduler.snapshot_follower import Command
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.settings import Found, declared, read_file, told, unknown_variables
 from moorage.schemas.settings_file import find_file
@@ -116,14 +116,15 @@ async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:
     return False
 
 
-def follower_of(settings: SchedulerSettings, target: str | None) -> list[str]:
-    """What writes a snapshot. It finds the ledger by this process's environment: `ps` shows everybody an argument."""
+def follower_of(settings: SchedulerSettings, target: str | None) -> Command:
+    """What writes a snapshot. It finds the ledger by its environment: `ps` shows everybody an argument."""
+    env = {}
     if settings.ledger_url_file is not None:
-        os.environ[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)
+        env[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)
     if target and not ledger_url(settings.ledger_url_file):
-        os.environ[NATS_VARIABLE] = target
+        env[NATS_VARIABLE] = target
     at = ["--prefix", settings.prefix, "--replicas", str(settings.replicas)]
-    return [sys.executable, "-m", "moorage.scheduler.snapshots", *at]
+    return Command([sys.executable, "-m", "moorage.scheduler.snapshots", *at], env)
 
 
 def print_problem(told: Problem) -> None:

@@ -32,6 +32,7 @@ from moorage.scheduler.reign import Reign, monotonic_ms
 from moorage.scheduler.reminders import Reminders
 from moorage.scheduler.retrying import retry_unanswered
 from moorage.scheduler.settings import RECORDS_BETWEEN
+from moorage.scheduler.snapshot_follower import Command
 from moorage.scheduler.snapshots import Snapshots, recover
 from moorage.scheduler.standing import Standings
 from moorage.schemas.subjects import Subjects
@@ -58,7 +59,7 @@ class Scheduler:
         subjects: Subjects | None = None,
         replicas: int = 1,
         name: str = "",
-        snapshot_command: list[str] | None = None,
+        snapshot_command: Command | None = None,
         snapshot_records: int = RECORDS_BETWEEN,
         forks: bool = False,
         recorder: Recorder | None = None,

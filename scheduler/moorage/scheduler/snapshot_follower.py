@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+from typing import NamedTuple
 
 from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.snapshots import EXIT_GONE, FOLLOWER_TIMEOUT_S
@@ -16,11 +18,22 @@ class SnapshotsGone(Exception):
     """The follower cannot read the ledger, as the snapshot before its first record was deleted."""
 
 
-async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
+class Command(NamedTuple):
+    """What starts the follower: its arguments, which every user can read, and what its environment adds."""
+
+    argv: list[str]
+    env: dict[str, str]
+
+
+async def take_snapshot(command: Command) -> SnapshotTaken | None:
     """Run the follower; None if it failed, which is logged. Raises `SnapshotsGone`."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *command.argv,
+            env={**os.environ, **command.env},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:  # no room for a process, or an upgrade replaced Python: the reign goes on
         log.warning("no snapshot: its writer cannot be started: %s", error)
