@@ -34,6 +34,10 @@ FLEET: Final[dict[str, str]] = {
     "history": "the writer of the history: what waits, was written, refused, dropped",
     "lent_twice": "GPUs that two workers lend; left out where there are none",
     "feature_level": "of the ledger's records",
+    "contained": "what the scheduler failed on and set aside: `counts` by kind, whether the `plain_ranker` stands in or"
+    " `safe_mode` holds, the `tenants` and `workers` that wait for it, and the `last` failure with its time",
+    "request_queue": "the fullest stream of the durable queue: `messages`, `bytes`, `bytes_max` (0: no bound), and its"
+    " `tenant` where it is one tenant's own",
     "schedulers": "each scheduler: `release`, `level`, `ledger`, whether it `leads`, settings other than the default",
 }
 WORKER: Final[dict[str, str]] = {

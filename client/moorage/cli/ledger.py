@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moorage.scheduler.settings import SchedulerSettings
 
 SETTINGS: Final = f"The schedulers'. {FILE_HELP}"
-REHASH: Final = "Make the ledger's digests anew: for a backup by a Python that computes others."
+REHASH: Final = "Compute the ledger's digests anew: for a backup whose interpreter computed other ones."
 REPLICAS: Final = "Copies of the ledger, as the schedulers' setting says; else as many as there were."
 
 
