@@ -18,7 +18,7 @@ ROOMS  := schemas bus scheduler worker client tests bench docs
 
 .PHONY: help test test-compiled test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench- \
         placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
-        sim-wide sim-long workloads chaos chaos-long soak takeover hostile fsyncs fuzz clean
+        sim-wide sim-long workloads chaos chaos-long soak takeover hostile poison fsyncs fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -106,6 +106,9 @@ takeover: $(STAMP)  ## from a leader's SIGKILL to the next accepted submit, defa
 
 hostile: $(STAMP)  ## throughput beside fifty slow and hostile observers and submitters
 	PYTHONPATH=. $(BIN)/python -m tests.chaos.pressure hostile
+
+poison: $(STAMP)  ## throughput beside a tenant whose requests make the scheduler fail
+	PYTHONPATH=. $(BIN)/python -m tests.chaos.poison
 
 fsyncs: $(STAMP)  ## fsyncs for each acknowledged append, counted by strace (which must be installed)
 	PYTHONPATH=. $(BIN)/python -m tests.chaos.fsyncs

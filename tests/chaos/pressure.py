@@ -59,8 +59,10 @@ class Load:
     Handing in is cheaper than a whole job: so it waits while some are queued, and `accepted` is what was done.
     """
 
-    def __init__(self, one: Caller) -> None:
+    def __init__(self, one: Caller, never_start: Callable[[], int] = lambda: 0) -> None:
+        """`never_start` returns how many jobs of another tenant are in the queue for good: they do not count."""
         self._one = one
+        self._never_start = never_start
         self._queued = 0
         self._subject = one.subjects.api(one.tenant, "submit")
         self._name = f"{time.time_ns():x}"
@@ -91,7 +93,7 @@ class Load:
 
     async def _look(self, over: asyncio.Event) -> None:
         while not over.is_set():
-            self._queued = (await self._one.fleet())["queued"]
+            self._queued = (await self._one.fleet())["queued"] - self._never_start()
             await asyncio.sleep(0.1)
 
     async def _array(self) -> None:

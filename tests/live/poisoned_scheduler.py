@@ -15,15 +15,19 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.connection import connect
+from moorage.scheduler.copies import Copies
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.decide.placing import Placing
 from moorage.scheduler.core.effects.output_writer import OutputWriter
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.sessions import Sessions
-from moorage.scheduler.core.lifecycle.timers import Timers
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queueing.queue import Queue
 from moorage.scheduler.core.rank.ranker import Pack
 from moorage.scheduler.core.shape import Shape, Shapes
+from moorage.scheduler.fleet_frames import FleetFrames
+from moorage.scheduler.foresight import Foresight
+from moorage.scheduler.inspection import Inspection
 from moorage.scheduler.service import Scheduler
 from moorage.scheduler.settings import ledger_url
 from moorage.schemas.job import Request
@@ -49,6 +53,8 @@ class PoisonedRanker(Pack):
 
 def is_poison(*given: Any) -> bool:
     for each in given:
+        if isinstance(each, list) and is_poison(*each):
+            return True
         if isinstance(each, Shape) and each.models == (POISON,):
             return True
         if isinstance(each, Request) and (each.labels or {}).get(POISON):
@@ -90,6 +96,16 @@ def dying(owner: Any, name: str) -> Callable[[], None]:
     return spoil
 
 
+def every_task() -> None:
+    """What a leader does beside its records raises, whatever it is about."""
+
+    def broken(*given: Any, **named: Any) -> Any:
+        raise Poisoned("task")
+
+    for owner, name in ((FleetFrames, "frame"), (Foresight, "_news"), (Copies, "watch"), (Inspection, "_look")):
+        setattr(owner, name, broken)
+
+
 PLACES: Final[dict[str, Callable[[], None]]] = {
     "read": raising(Shapes, "of"),
     "admission": raising(Admission, "submit"),
@@ -98,8 +114,9 @@ PLACES: Final[dict[str, Callable[[], None]]] = {
     "placing": raising(Placing, "_place_one"),
     "renew": raising(Sessions, "renew"),
     "facts": raising(Sessions, "facts"),
-    "timer": raising(Timers, "_end_backoff"),
-    "outputs": raising(OutputWriter, "own_subject"),
+    "timer": raising(Lifecycle, "expire"),
+    "outputs": raising(OutputWriter, "answer_submits"),
+    "tasks": every_task,
     "ranking": lambda: None,
     "crash": dying(Admission, "submit"),
     "none": lambda: None,

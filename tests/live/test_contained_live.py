@@ -33,7 +33,7 @@ async def runs(who: Caller, job: str) -> None:
     await who.reaches(job, "SUCCEEDED")
 
 
-@pytest.mark.parametrize("place", ["read", "admission", "placing"])
+@pytest.mark.parametrize("place", ["read", "admission", "queue", "placing"])
 async def test_a_poisonous_request_by_both_doors(place: str, nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         await made.poisoned_scheduler(place, QUICK)
@@ -80,6 +80,106 @@ async def test_where_ranking_fails_others_are_placed(nats_server: Server, unique
         assert fleet["epoch"] == 1
         assert fleet["contained"]["counts"]["ranking"] >= 1
         assert fleet["contained"]["plain_ranker"]
+
+
+async def counted(who: Caller, what: str, least: int) -> dict[str, Any]:
+    """Wait until the leader has failed so often on this; what the fleet shows of its failures."""
+
+    async def there() -> dict[str, Any] | None:
+        contained = dict((await who.fleet())["contained"])
+        return contained if contained["counts"].get(what, 0) >= least else None
+
+    return dict(await until(there, ANSWER_S, f"{least} failures: {what}"))
+
+
+@pytest.mark.parametrize("place", ["renew", "facts"])
+async def test_a_worker_on_whose_frames_it_fails(place: str, nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
+        await made.poisoned_scheduler(place, QUICK)
+        await acme.leader()
+        await made.agent("w0", "2xH100", worker="w0")
+        await made.agent("w1", "2xL40S", worker="poison-1")
+        await acme.workers_up("w0")
+        if place == "facts":  # then it renews well, and a job is placed on it
+            await acme.workers_up("poison-1")
+            assert (await acme.submit("on-both", gpu={"model": ["L40S", "H100"]}))["kind"] == "accepted"
+            assert (await acme.submit("on-poison", gpu={"model": "L40S"}))["kind"] == "accepted"
+        assert (await counted(acme, "worker", 3))["workers"] == ["poison-1"]
+        for number in range(3):
+            await runs(beta, f"other-{number}")
+        if place == "facts":
+            await acme.reaches("on-both", "SUCCEEDED")
+
+        async def cordoned() -> bool:
+            rows = {row["worker"]: row for row in (await acme.fleet())["workers"]}
+            return bool(rows["poison-1"]["state"] != "up")
+
+        await until(cordoned, ANSWER_S, "a worker that gets nothing new")
+        assert (await acme.fleet())["epoch"] == 1, "it leads on"
+
+
+@pytest.mark.parametrize("door", ["request", "queue"])
+async def test_a_poisonous_cancel(door: str, nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
+        await made.poisoned_scheduler("cancel", QUICK)
+        await acme.leader()
+        await made.agent("w0", "2xH100", worker="w0")
+        await acme.workers_up("w0")
+        for job in ("poison-0", "other"):
+            assert (await acme.submit(job, gpu={"model": "none such"}))["kind"] == "accepted"
+        if door == "request":
+            answer = await acme.api("cancel", {"job": "poison-0"})
+            assert (answer["kind"], answer["code"]) == ("error", "internal"), answer
+        else:
+            await acme.queue("cancel", {"job": "poison-0"})
+            async with operator(made) as ana:
+                (row,) = await letters_of(ana, 1)
+            assert row["code"] == "internal"
+        await acme.queue("cancel", {"job": "other"})
+        await acme.reaches("other", "CANCELLED")
+        await runs(beta, "good")
+        assert await acme.state("poison-0") == "QUEUED"
+        assert (await counted(acme, "request", 1))["counts"]["request"] == 1
+        assert (await acme.fleet())["epoch"] == 1
+
+
+async def test_a_poisonous_timer(nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
+        await made.poisoned_scheduler("timer", QUICK)
+        await acme.leader()
+        await made.agent("w0", "2xH100", worker="w0")
+        await acme.workers_up("w0")
+        for job in ("poison-0", "good"):
+            await acme.submit(job, gpu={"model": "none such"}, start_within_s=1)
+        await acme.reaches("good", "EXPIRED")
+        await counted(acme, "timer", 2)  # tried again
+        await runs(beta, "other")
+        assert await acme.state("poison-0") == "QUEUED"
+        assert (await acme.fleet())["epoch"] == 1
+
+
+async def test_poisonous_outputs(nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
+        await made.poisoned_scheduler("outputs", QUICK)
+        await acme.leader()
+        await made.agent("w0", "2xH100", worker="w0")
+        await acme.workers_up("w0")
+        await acme.queue("submit", request("poison-0", gpu={}))
+        await counted(acme, "output", 1)
+        await runs(beta, "other")
+        assert (await acme.fleet())["epoch"] == 1
+
+
+async def test_tasks_beside_the_records_that_raise(nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        await made.poisoned_scheduler("tasks", QUICK)
+        await acme.leader()
+        await made.agent("w0", "2xH100", worker="w0")
+        await acme.workers_up("w0")
+        await counted(acme, "task", 4)
+        await runs(acme, "good")
+        assert (await acme.fleet())["epoch"] == 1
+        assert "the fleet frame is started again" in made.processes[0].words()
 
 
 async def test_after_two_deaths_a_leader_is_careful(nats_server: Server, unique: str) -> None:

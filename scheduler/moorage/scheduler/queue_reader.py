@@ -166,7 +166,8 @@ class QueueReader:
             self._some.set()
 
     async def run(self) -> None:
-        """Read for ever: on hints, and every few seconds whatever a hint has missed."""
+        """Read for ever: on hints, and now and then whatever a hint has missed. May be run again after it raised."""
+        self._some.set()
         async with asyncio.TaskGroup() as group:
             for _ in range(BURIED_AT_ONCE):
                 group.create_task(self._bury_refused())
@@ -186,11 +187,18 @@ class QueueReader:
                         self._dirty[key] = None
                         await self._make_again(error)
                         await asyncio.sleep(AGAIN_S)
+                    except Exception:
+                        self._dirty[key] = None
+                        raise
 
     async def _bury_refused(self) -> None:
         while True:
             tenant, message, problem, evidence = await self._refused.get()
-            await self.letters.bury(tenant, message, problem, evidence)
+            try:
+                await self.letters.bury(tenant, message, problem, evidence)
+            except BaseException:
+                self._refused.put_nowait((tenant, message, problem, evidence))  # for the next run
+                raise
             self._unburied[tenant] -= 1
             if not self._unburied[tenant]:
                 del self._unburied[tenant]

@@ -259,6 +259,9 @@ class Reign:
         await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
         self.gc_schedule.count_events(len(outputs.events))
 
+    def count_failed_task(self, name: str, raised: Exception) -> None:
+        self.engine.containment.note_task(name, raised, self.time_ms())
+
     def resign(self) -> None:
         self.engine.offer(Resign())
         self._wake()

@@ -19,6 +19,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.cpu_latency import CpuLatency
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler.beside import keep_running
 from moorage.scheduler.copies import Copies
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.contained_engine import SAFE_MS
@@ -240,16 +241,19 @@ class Scheduler:
         async with asyncio.TaskGroup() as group:
             await reign.open()
             try:
-                work = (
-                    reign.queue_reader.run(),
-                    reign.history.run(),
-                    reign.questions.inspection.run(),
-                    reign.questions.foresight.run(),
-                    reign.report(),
-                    reign.snapshot(),
-                    self.copies.watch(),
-                )
-                beside = [group.create_task(each) for each in work]
+                failed, questions = reign.count_failed_task, reign.questions
+                beside = [
+                    group.create_task(keep_running(name, work, failed))
+                    for name, work in (
+                        ("reading the durable queue", reign.queue_reader.run),
+                        ("writing the history", reign.history.run),
+                        ("inspecting devices", questions.inspection.run),
+                        ("following jobs that wait", questions.foresight.run),
+                        ("the fleet frame", reign.report),
+                        ("snapshots", reign.snapshot),
+                        ("watching the ledger's copies", self.copies.watch),
+                    )
+                ]
                 self.leading.set()
                 await reign.loop()
                 for task in beside:

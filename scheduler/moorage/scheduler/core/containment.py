@@ -32,8 +32,8 @@ TRACE_CHARS_MAX: Final = 2_000
 TRIES_MAX: Final = 3
 #: the part of the leader's time that rebuilding its tables for tenants' requests may take, in ms each second, and the
 #: time that one tenant may have taken of it until its requests have to wait
-REBUILD_MS_A_SECOND: Final = 50
-REBUILD_MS_MAX: Final = 200
+REBUILD_MS_A_SECOND: Final = 20
+REBUILD_MS_MAX: Final = 100
 #: jobs and hosts that are put into the tables in a ms, at the least
 REBUILT_A_MS: Final = 50
 
@@ -52,7 +52,7 @@ def trace_of(raised: BaseException) -> str:
 
 
 class Containment:
-    """`counts` are by where it was raised: ranking, request, worker, job, timer, step, output, slow."""
+    """`counts` are by where it was raised: ranking, request, worker, job, timer, step, output, slow, task."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -80,6 +80,11 @@ class Containment:
             self._logged.add(known)
             self.unlogged.append(self.last)
         return trace
+
+    def note_task(self, name: str, raised: BaseException, now_ms: int) -> None:
+        """Count what a task beside the records raised. That task logs it."""
+        self.counts["task"] += 1
+        self.last, self.last_ms = Failure(f"task {name}", type(raised).__name__, trace_of(raised)), now_ms
 
     def take_unlogged(self) -> list[Failure]:
         told, self.unlogged = self.unlogged, []
@@ -156,9 +161,9 @@ class Containment:
         self.failing.setdefault(worker, now_ms)
         return True
 
-    def charge(self, tenant: str, rebuilt: int, now_ms: int) -> None:
-        """A request of this tenant has had the tables rebuilt, with so many jobs and hosts."""
-        self._debts[tenant] = self._debt_ms(tenant, now_ms) + 1 + rebuilt // REBUILT_A_MS, now_ms
+    def charge(self, tenant: str, cost_ms: int, now_ms: int) -> None:
+        """A request of this tenant has had a record built twice, and the tables rebuilt, which took so long."""
+        self._debts[tenant] = self._debt_ms(tenant, now_ms) + cost_ms, now_ms
 
     def wait_ms(self, tenant: str, now_ms: int) -> int:
         """How long this tenant's requests have to wait; 0 if they need not."""

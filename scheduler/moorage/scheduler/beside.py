@@ -1,0 +1,51 @@
+"""What a leader does beside its record loop, kept running: a defect in a report does not end the term."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from moorage.scheduler.ledger import Deposed, LedgerBroken
+from moorage.scheduler.reminders import Reminders
+
+log = logging.getLogger("moorage.scheduler")
+
+#: a task that failed is started again after so long, and after twice as long each time that it fails again
+AGAIN_S: Final = 1.0
+AGAIN_S_MAX: Final = 60.0
+#: a task that has run for so long begins with the short pause again
+FORGIVEN_S: Final = 60.0
+
+
+async def keep_running(
+    name: str, work: Callable[[], Awaitable[None]], failed: Callable[[str, Exception], None]
+) -> None:
+    """Run `work` until it returns, and start it again when it raises; `failed` is then called with the name.
+
+    What is raised about the ledger ends the term. The log has each failure once a minute.
+    """
+    loop, reminders, pause_s = asyncio.get_running_loop(), Reminders(), AGAIN_S
+    while True:
+        began_s = loop.time()
+        try:
+            await work()
+        except (Deposed, LedgerBroken):
+            raise
+        except Exception as raised:
+            if _is_of_the_ledger(raised):
+                raise
+            failed(name, raised)
+            if loop.time() - began_s > FORGIVEN_S:
+                pause_s = AGAIN_S
+            if reminders.due(f"{type(raised).__name__}: {raised}"):
+                log.exception("the scheduler failed, and goes on: %s is started again in %.0f s", name, pause_s)
+        else:
+            return
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, AGAIN_S_MAX)
+
+
+def _is_of_the_ledger(raised: Exception) -> bool:
+    return isinstance(raised, ExceptionGroup) and raised.subgroup((Deposed, LedgerBroken)) is not None
