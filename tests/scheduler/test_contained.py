@@ -241,6 +241,10 @@ def test_a_job_that_was_accepted_before_is_tried_again_later_and_what_asks_alike
     drive.settle()
     assert state_of(drive, "other", "u") == "RUNNING"
     assert drive.counts == {"job": 1}, "one of them: the other asks alike"
+    for name in ("waits-0", "waits-1"):
+        told = drive.explained(name)
+        assert told["reason"] == "scheduler-failed"
+        assert 0 < told["starts_in_ms"] <= PAUSE_MS
     drive.pass_time(30_000)
     assert drive.counts["job"] in (4, 5), "after 1, 2, 4, 8 and 16 s"
     cure()

@@ -36,6 +36,7 @@ FIXES: Final[dict[str, str]] = {
     "preempting": "wait: the jobs that make room for it end within their grace",
     "held": "an operator lets it go on: moorage admin release {job}, or --queue where its tenant is held",
     "limit": "cancel what you need no longer, or ask an operator: moorage admin tenants shows the limits",
+    "scheduler-failed": "moorage doctor shows what failed: report it; the job is tried again by itself",
     "contended": "moorage fleet shows what local claims hold",
     # of errors
     "invalid-argument": "correct what the error names; moorage schema request has every field of a request",

@@ -283,7 +283,7 @@ class ContainedEngine(Engine):
         self.admission.moved_seq, self._looked_ms, self._built_ms = moved_seq, looked_ms, built_ms
         self.sessions.ahead.update((num, knows) for num, knows in soft["ahead"])
         self.timers.put_off = contained.put_off_timers(now_ms)
-        self._indexing.put_off = contained.paused("job", now_ms)
+        self._indexing.put_off.update(contained.paused("job", now_ms))
         for job in self.state.jobs.values():
             job.shape = None
         self._indexing.resume(mono_ms, again=True)

@@ -130,6 +130,7 @@ class Engine:
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, self.requests, config)
         self._indexing = Indexing(state, reader, self.planner, self.timers, self.admission, self.durations)
+        self.put_off_jobs = self._indexing.put_off  # on which this scheduler failed: until which ledger ms
         self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm)
         self.own_subject = self.output_writer.own_subject
         self._soonest = Soonest(state, self.fleet, self.estimates)

@@ -42,6 +42,7 @@ REASONS: Final[dict[str, str]] = {
     "held": "an operator holds it, or the whole queue of its tenant",
     "limit": "its tenant has as many GPUs leased as an operator's limit allows, or somebody before it waits for that",
     "backoff": "it waits out a pause after a failure, a loss or a refusal",
+    "scheduler-failed": "the scheduler itself failed on it, and tries it again after a pause",
     "contended": "its worker's pool refused it several times: somebody else claims there",
 }
 

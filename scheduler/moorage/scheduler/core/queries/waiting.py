@@ -37,6 +37,7 @@ START_FAILED: Final = "start-failed"
 #: reasons that no change of the request cures: somebody has to act, or a time to pass
 UNCURED = frozenset(
     {"placing", "restored", "no-worker", "not-heard", "driver", "rules", "preempting", "backoff", "contended"}
+    | {"scheduler-failed"}
 )
 
 
@@ -102,6 +103,10 @@ def _reason(trials: Trials, found: Explanation, barred: frozenset[int], replica:
     if data["reason"] == "placing" and not engine.may_place(trials.now_ms, engine.built_ms):
         because, left_ms = engine.waits_for(trials.now_ms, engine.built_ms)
         data |= {"reason": "restored", "means": REASONS["restored"], "because": because, "starts_in_ms": left_ms}
+    if (left_ms := engine.put_off_jobs.get(job.num, 0) - engine.state.time_ms) > 0:
+        because = "a defect of the scheduler: its log has the place, and `moorage doctor` how often"
+        means = REASONS["scheduler-failed"]
+        data |= {"reason": "scheduler-failed", "means": means, "because": because, "starts_in_ms": left_ms}
     last = _last_why(job)
     if "because" not in data and (last.startswith(ABOUT_THE_JOB) or data["reason"] in ("backoff", "contended")):
         data["because"] = last
