@@ -237,6 +237,8 @@ class Reign:
         payload = self.engine.build(self._time_ms(now), now)
         self._built_ms = now
         took_ms = (time.thread_time_ns() - began_ns) // 1_000_000
+        if self.engine.failed_builds:
+            self.engine.cost_ms = took_ms // self.engine.failed_builds
         if took_ms > BUILD_MS_MAX:
             self.engine.was_slow(took_ms)
         if self.engine.containment.unlogged:

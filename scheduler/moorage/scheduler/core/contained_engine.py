@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from time import thread_time_ns
 from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
@@ -49,7 +48,8 @@ class ContainedEngine(Engine):
         self._owed: list[tuple[Any, str, bool]] = []  # answers to what was set aside, to be sent with the next record
         self._kept_waiting: dict[str, deque[Submit | QueueRead]] = {}  # of tenants in debt, from the durable queue
         self._ranker: FallingBack | None = None
-        self._cost_ms = 0  # processor time of a failure, as it was with the last record in which there were some
+        self.failed_builds = 0  # of the last record: how often it was built anew
+        self.cost_ms = 0  # what that took each time, as whoever calls `build` has measured it
         super().__init__(state, config, subjects, leader, mono_ms)
 
     # ------------------------------------------------------------------------------------------------ ranking
@@ -87,7 +87,6 @@ class ContainedEngine(Engine):
         self._begin_at(time_ms)
         if self.ranker.main is None and self._may_rank():
             self._rebuild(mono_ms, self._soft())
-        began_ns = thread_time_ns()
         for left in range(BUILDS_MAX, 0, -1):
             before = self._looked_ms, self._built_ms, self._replan
             try:
@@ -103,8 +102,7 @@ class ContainedEngine(Engine):
                 assert flight is not None
                 flight.replies += self._owed
                 self._owed = []
-                if left < BUILDS_MAX:
-                    self._cost_ms = (thread_time_ns() - began_ns) // (BUILDS_MAX - left) // 1_000_000
+                self.failed_builds = BUILDS_MAX - left
                 return payload
         raise AssertionError
 
@@ -194,7 +192,7 @@ class ContainedEngine(Engine):
         """Go on without what has failed, from tables that are made anew. An input, as `offer` is."""
         flight, pending, contained = self._in_flight, self._pending, self.containment
         self._in_flight = None
-        self._cost_ms = soft.get("cost_ms", 0)  # measured, so it is an input
+        self.cost_ms = soft.get("cost_ms", 0)  # measured, so it is an input
         if flight is not None:  # none in a replay: there the record that failed is not built
             for batch, position in flight.answered:
                 batch.answers[position] = None
@@ -252,7 +250,7 @@ class ContainedEngine(Engine):
     def _charge(self, tenant: str) -> None:
         """Charge a tenant with what the last failure cost. No less than an estimate: the first one is not measured."""
         estimate_ms = 1 + (len(self.state.jobs) + len(self.fleet.hosts)) // REBUILT_A_MS
-        self.containment.charge(tenant, max(self._cost_ms, estimate_ms), self._now_ms)
+        self.containment.charge(tenant, max(self.cost_ms, estimate_ms), self._now_ms)
 
     def _soft(self) -> dict[str, Any]:
         """What the tables hold that follows from no record: it is kept as they are made anew."""
@@ -264,7 +262,7 @@ class ContainedEngine(Engine):
             for num, host in self.fleet.hosts.items()
         ]  # fmt: skip
         ahead = sorted(self.sessions.ahead.items())
-        return {"hosts": hosts, "ahead": ahead, "ranking": self.containment.ranking(), "cost_ms": self._cost_ms}
+        return {"hosts": hosts, "ahead": ahead, "ranking": self.containment.ranking(), "cost_ms": self.cost_ms}
 
     def _rebuild(self, mono_ms: int, soft: dict[str, Any]) -> None:
         """Make all tables anew: from the state, and what workers have said in this reign."""
