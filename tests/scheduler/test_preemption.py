@@ -367,3 +367,36 @@ def test_borrowed_gpus_are_taken_back_for_whom_they_are_guaranteed_and_no_more()
     assert sum(drive.states(f"j{n}") == ["RUNNING"] for n in range(4)) == 2
     whys = [change.get("why") for event in drive.events for change in event["changes"] if change["state"] == "ENDING"]
     assert set(whys) == {"preempted: borrowed GPUs go back to tenant own"}
+
+
+@pytest.mark.parametrize("guaranteed", [0, 1, 2])
+def test_who_would_borrow_takes_no_guarantee_by_priority(guaranteed: int) -> None:
+    """What it ended took its GPU back at once, and was ended again: for ever."""
+    drive = Driving(Config(preempt_priority=80, reclaim=True, preempt_after=0.0))
+    drive.worker("w0", 2)
+    drive.order("share", tenant="u", gpus=guaranteed)
+    for number in range(2):
+        drive.submit(f"u{number}", tenant="u", gpu={}, priority=10)
+    drive.settle()
+    for number in range(3):
+        drive.submit(f"high{number}", gpu={}, priority=90)
+    for _ in range(8):
+        drive.pass_time(2_000)
+        drive.settle()
+    assert sum(drive.states(f"u{number}", "u") == ["RUNNING"] for number in range(2)) == guaranteed
+    assert sum(drive.states(f"high{number}") == ["RUNNING"] for number in range(3)) == 2 - guaranteed
+    assert sum(drive.replica(f"u{number}", tenant="u").attempt for number in range(2)) == 2, "nobody is ended in turns"
+
+
+@pytest.mark.parametrize("need", [1, 2])
+def test_within_a_tenant_priority_decides_also_over_its_guarantee(need: int) -> None:
+    drive = Driving(Config(preempt_priority=80, reclaim=True, preempt_after=0.0))
+    drive.worker("w0", 2)
+    drive.order("share", tenant="t", gpus=2)
+    for number in range(2):
+        drive.submit(f"low{number}", gpu={})
+    drive.settle()
+    urgent(drive, gpu={"count": need})
+    drive.settle()
+    assert drive.states("urgent") == ["RUNNING"]
+    assert sum(drive.states(f"low{number}") == ["QUEUED"] for number in range(2)) == need

@@ -79,13 +79,18 @@ def defended(world: World, member: Member) -> int:
 
 
 def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
-    """What runs, may be ended for it and shares no device; of the jobs `but`, by number, nothing."""
+    """What runs, may be ended for it and shares no device; of the jobs `but`, by number, nothing.
+
+    Of another tenant with a guarantee nothing counts where it would borrow: how much of that is borrowed is left out.
+    """
     state, config = world.drive.state, world.drive.config
     found: list[Member] = []
     for member in state.members():
         job = member.replica.job
         peers = [each.member for each in job.replicas] if job.gang else [member]
         if job is who.job or job.num in but or any(peer is None for peer in peers):
+            continue
+        if config.reclaim and job.tenant != who.job.tenant and state.tenants[job.tenant].guaranteed:
             continue
         if any(peer is None or not _runs(world, peer) for peer in peers) or member.mode > 1:
             continue

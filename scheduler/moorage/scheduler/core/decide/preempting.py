@@ -177,7 +177,8 @@ class Preempting:
         own = draft.share_of(job.tenant)[1] - draft.leased_by(job.tenant) - under_way.awaited[job.tenant]
         if self.reclaim and 0 < need <= own:
             return Right(job, line.priority, reclaims=True)
-        return Right(job, line.priority, reclaims=False) if line.priority >= self.priority else None
+        borrows = self.reclaim and need > 0
+        return Right(job, line.priority, reclaims=False, borrows=borrows) if line.priority >= self.priority else None
 
     def _end(self, draft: Draft, right: Right, found: Choice) -> None:
         victims = sorted({victim.job.num for victim in found.victims})

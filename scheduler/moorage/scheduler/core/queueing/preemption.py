@@ -31,11 +31,15 @@ _LEAVING: Final = frozenset((ENDING, CANCELLING))
 
 
 class Right(NamedTuple):
-    """What lets a job end others: a priority above theirs, or GPUs guaranteed to its tenant that others borrow."""
+    """What lets a job end others: a priority above theirs, or GPUs guaranteed to its tenant that others borrow.
+
+    Who `borrows` takes no other tenant below its guarantee by priority: that would take it back at once, for ever.
+    """
 
     job: Job
     priority: int
     reclaims: bool
+    borrows: bool = False  # its tenant would have more than its guarantee, and those may be taken back
 
 
 class Victim:
@@ -276,10 +280,10 @@ class _Search:
 
         None where all of them free too few. Processors and memory are left out, and whether all of a gang may end.
         """
-        shape, right = self.shape, self.right
+        shape = self.shape
         free = needed = fit = may = 0
         for priority, tenant, mask, began in rows:
-            if not self._allows(tenant, priority, began) or (right.reclaims and self._borrowed(tenant) <= 0):
+            if not self._allows(tenant, priority, began) or (self._spares(tenant) and self._borrowed(tenant) <= 0):
                 continue
             if not shape.count:
                 return priority
@@ -300,6 +304,10 @@ class _Search:
         if self.right.reclaims:
             return tenant != self.right.job.tenant
         return priority < self.right.priority
+
+    def _spares(self, tenant: str) -> bool:
+        """Whether a tenant loses no more than it has borrowed."""
+        return self.right.reclaims or (self.right.borrows and tenant != self.right.job.tenant)
 
     def _borrowed(self, tenant: str) -> int:
         """GPUs that a tenant has beyond those guaranteed to it, less those that end already."""
@@ -378,10 +386,10 @@ class _Search:
         return Victim(members, priority, lasted_ms)
 
     def _may_take(self, victim: Victim, beside: Iterable[Victim]) -> bool:
-        """Whether what is taken back from its tenant is no more than that has borrowed."""
-        if not self.right.reclaims:
-            return True
+        """Whether what is taken from its tenant is no more than that has borrowed, where it keeps the rest."""
         name = victim.job.tenant
+        if not self._spares(name) or not (self.right.reclaims or victim.gpus):
+            return True
         borrowed = self.draft.leased_by(name) - self.draft.share_of(name)[1] - self.taken.get(name, 0)
         return borrowed - sum(v.gpus for v in beside if v.job.tenant == name) >= victim.gpus
 
