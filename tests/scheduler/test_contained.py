@@ -140,7 +140,9 @@ def test_a_ranker_that_always_fails_is_tried_ever_less_often(drive: Contained, m
 
 
 def test_a_pass_that_takes_too_long_counts_as_a_failure_of_ranking(drive: Contained) -> None:
-    drive.contained.was_slow(251)
+    drive.contained.built_in(250)
+    assert drive.counts == {}
+    drive.contained.built_in(251)
     drive.submit("a", gpu={})
     assert drive.contained.ranker.main is None
     assert drive.counts == {"ranking": 1, "slow": 1}
@@ -352,11 +354,9 @@ def test_a_tenant_pays_what_its_failures_take(drive: Contained, monkeypatch: pyt
         reply = drive.offer_submit(f"{POISON}-{number}", gpu={})
         drive.tick(10)
         codes.append(drive.answers[reply]["code"])
-        if drive.contained.failed_builds:
-            drive.contained.cost_ms = 60
-    assert codes == ["internal"] * 3 + ["overloaded"] * 2, (
-        "the first is charged with an estimate, the others with 60 ms"
-    )
+        drive.contained.built_in(300 if drive.contained.failed_builds else 1)
+    assert codes == ["internal"] * 2 + ["overloaded"] * 3, "charged with an estimate, then with 300 ms"
+    assert drive.counts == {"request": 2}, "it is not the ranker that took so long"
     drive.replays()
 
 

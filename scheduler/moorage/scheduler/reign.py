@@ -43,8 +43,6 @@ SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
 #: after a record that changed so many jobs the event loop gets a turn before the next one is built
 LONG_RECORD: Final = 256
-#: a record that takes more of this process's time to build counts as one whose ranking failed
-BUILD_MS_MAX: Final = 250
 #: when so many records in a row held only ends of members, and each delayed a submit that came right after it, the next
 #: ends wait up to SHARE_WAIT_S for the submit, to share one record with it (event loops have no finer timers)
 SHARE_AFTER: Final = 3
@@ -236,11 +234,7 @@ class Reign:
         began_ns = time.thread_time_ns()  # not the time that other processes take
         payload = self.engine.build(self._time_ms(now), now)
         self._built_ms = now
-        took_ms = (time.thread_time_ns() - began_ns) // 1_000_000
-        if self.engine.failed_builds:
-            self.engine.cost_ms = took_ms // self.engine.failed_builds
-        if took_ms > BUILD_MS_MAX:
-            self.engine.was_slow(took_ms)
+        self.engine.built_in((time.thread_time_ns() - began_ns) // 1_000_000)
         if self.engine.containment.unlogged:
             self._log_failures()
         return payload

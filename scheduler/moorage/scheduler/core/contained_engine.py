@@ -31,6 +31,8 @@ from moorage.schemas.subjects import Subjects
 
 #: how often one record is built anew; then the term ends
 BUILDS_MAX: Final = 64
+#: a record that takes more of the leader's processor time to build counts as one whose ranking failed
+BUILD_MS_MAX: Final = 250
 RETRY_AFTER_S: Final = 1.0
 #: a leader is careful for so long after leaders before it have died: what they may have died of has come by then
 SAFE_MS: Final = 15_000
@@ -69,6 +71,13 @@ class ContainedEngine(Engine):
     def ranker(self) -> FallingBack:
         assert self._ranker is not None
         return self._ranker
+
+    def built_in(self, took_ms: int) -> None:
+        """Take the processor time of the last record: a failure is charged with it, or the ranker."""
+        if self.failed_builds:
+            self.cost_ms = took_ms // self.failed_builds
+        elif took_ms > BUILD_MS_MAX:
+            self.was_slow(took_ms)
 
     def was_slow(self, took_ms: int) -> None:
         """A record took too long to build: as if its ranking had failed."""
