@@ -118,6 +118,59 @@ def test_a_worker_that_is_started_anew_is_asked_again(lead: bool, json: bool) ->
     assert drive.states("j") == ["PLACED"]
 
 
+@pytest.mark.parametrize("why", [WHY, NOT_HERE + "argv[0] names no handler of this worker"])
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+@pytest.mark.parametrize("asked", [{}, {"resources": {"cpu_milli": 100}}])
+def test_a_job_without_gpus_is_kept_from_the_worker_that_refused_it(
+    gpus: int, asked: dict[str, Any], snapshot: bool, why: str
+) -> None:
+    """It has no devices to avoid: it was placed there again after each pause, for ever."""
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, gpus, auto=False)
+    drive.submit("j", **asked)
+    tried = []
+    for _ in range(2):
+        tried += drive.placed_on("j")
+        drive.fact("refused", "j", detail=why)
+        assert drive.states("j") == ["QUEUED"]
+        if snapshot:
+            drive.take_snapshot()
+        drive.lead()
+        drive.renew()
+        drive.pass_time(60_000)
+    assert (sorted(tried), drive.states("j")) == (["w0", "w1"], ["QUEUED"])
+    found = drive.explained("j")
+    assert (found["reason"], found["because"], found["refused_by"]) == ("refused", why, ["w0", "w1"])
+    assert ("avoids" in found, "fixes" in found) == (False, False)
+    drive.submit("other", **asked)
+    assert drive.states("other") == ["PLACED"], "it is this job that may not, and nobody else"
+    for name in ("w1", "w0"):  # and each that is started anew is asked once more
+        drive.workers[name].boot += "-2"
+        drive.join(drive.workers[name])
+        drive.pass_time(2_000)
+        assert drive.placed_on("j") == [name]
+        drive.fact("refused", "j", detail=why)
+        drive.pass_time(60_000)
+        assert drive.states("j") == ["QUEUED"]
+
+
+def test_a_job_without_gpus_waits_for_the_worker_that_did_not_refuse_it() -> None:
+    drive = Driving()
+    drive.worker("w0", 0, auto=False, cpu_milli=1_000)
+    drive.submit("j", resources={"cpu_milli": 1_000})
+    drive.worker("w1", 0, auto=False, cpu_milli=1_000)
+    drive.submit("other", resources={"cpu_milli": 1_000})
+    drive.fact("refused", "j", detail=WHY)
+    drive.pass_time(60_000)
+    found = drive.explained("j")
+    assert (found["reason"], found["refused_by"]) == ("host-busy", ["w0"])
+    drive.fact("refused", "other", detail=WHY)
+    drive.pass_time(60_000)
+    assert (drive.placed_on("j"), drive.placed_on("other")) == (["w1"], ["w0"])
+
+
 def test_jobs_that_no_worker_can_run_keep_no_gpu_from_others() -> None:
     """Each marked its GPUs as used by others until the next renewal: a few hundred took the whole fleet for good."""
     drive = Driving()

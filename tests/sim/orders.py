@@ -74,8 +74,8 @@ class Orders:
         if limit and row.gpus_max and member.mask and row.gpus > max(limit, row.gpus_max):
             self._wrong(job, member, f"beyond its tenant's limit of {row.gpus_max} GPUs: they are {row.gpus}")
         for num, mask in self._avoided.get(job.num, ()):
-            if num == worker.num and mask & member.mask and (num, mask) in job.avoid:
-                self._wrong(job, member, f"on devices of {worker.id} that it avoids")
+            if num == worker.num and (mask & member.mask or not member.mask) and (num, mask) in job.avoid:
+                self._wrong(job, member, f"on {worker.id}, or devices of it, that it avoids")
         if (ledger := self._cancelled.get((job.tenant, job.name))) is not None and ledger < member.fence:
             self._wrong(job, member, f"though its cancel was answered with record {ledger}")
 

@@ -77,8 +77,8 @@ class Room:
             return None
         if resources and hello["memory_mib"] and resources.memory_mib and resources.memory_mib > self.memory:
             return None
-        if gpu is None:
-            return []
+        if gpu is None:  # it avoids none but workers that refused it
+            return None if avoiding and self.worker.num in dict(job.avoid) else []
         if gpu.effective_sharing not in hello["modes"]:
             return None
         avoid = slots_of(dict(job.avoid).get(self.worker.num, 0)) if avoiding else set()

@@ -44,6 +44,7 @@ class Shape:
         "min_memory_mib",
         "mode",
         "models",
+        "refusing",
         "requires",
         "share_mib",
         "slot_index",
@@ -55,7 +56,8 @@ class Shape:
 
     def __init__(self, key: ShapeKey, index: int, request: Request) -> None:
         gpu = request.effective_gpu
-        self.avoid: Avoid = ()  # devices that failed under the job that asks
+        self.avoid: Avoid = ()  # devices that failed under the job that asks, or all of a worker that refused it
+        self.refusing: frozenset[int] = frozenset()  # the workers that did, of a job that asks for no devices
         self.tenant = ""  # who asks, where some worker has rules for this very tenant
         self.key = key
         self.index = index
@@ -146,7 +148,11 @@ class Shapes:
         found = self._by_key.get(key)
         if found is None:
             found = self._kept(Shape(key, self._next, request))
-            found.avoid, found.tenant = avoid, shape.tenant
+            found.tenant = shape.tenant
+            if found.count:
+                found.avoid = avoid
+            else:
+                found.refusing = frozenset(num for num, _ in avoid)
         return found
 
     def asked_by(self, shape: Shape, tenant: str, request: Request) -> Shape:
@@ -155,7 +161,7 @@ class Shapes:
         found = self._by_key.get(key)
         if found is None:
             found = self._kept(Shape(key, self._next, request))
-            found.avoid, found.tenant = shape.avoid, tenant
+            found.avoid, found.refusing, found.tenant = shape.avoid, shape.refusing, tenant
         return found
 
     def _kept(self, shape: Shape) -> Shape:

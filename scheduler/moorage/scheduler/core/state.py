@@ -399,6 +399,11 @@ class Worker:
         return row
 
 
+def every_slot(worker: Worker) -> int:
+    """The slots that a job avoids which this worker refused: all; where it has no devices the first, as 0 lifts it."""
+    return (1 << max(1, len(worker.hello.get("gpu_pool", ())))) - 1
+
+
 class Tenant:
     """What the ledger knows of a tenant: its jobs by name, how far its queue was read, its tombstones."""
 

@@ -120,7 +120,7 @@ class Holding:
             return
         self._looked_ms = draft.time_ms
         if held is not None:
-            barred = lines.left_too_soon(draft, held.item)
+            barred = lines.left_too_soon(draft, held.item) | held.shape.refusing
             with self._fleet.avoiding(held.shape.avoid):
                 if self._keep(held, barred, draft.time_ms):
                     self._reopen(held, draft.time_ms)
@@ -182,7 +182,7 @@ class Holding:
             if not early and not self._comes_due(draft, claim):
                 return None
             line = claim.line
-            barred = self._lines.left_too_soon(draft, claim.item)
+            barred = self._lines.left_too_soon(draft, claim.item) | line.shape.refusing
             with self._fleet.avoiding(line.shape.avoid):  # and not where it would not be put
                 hosts, start_ms = soonest(self._fleet, line.shape, barred, self._estimates, draft.time_ms)
             if hosts:

@@ -53,7 +53,7 @@ class Placing:
     def place(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
         """Place one entry, a gang with all its replicas, on no host of `barred`; None where there is no room."""
         self.item = item
-        barred |= self._lines.left_too_soon(draft, item)
+        barred |= self._lines.left_too_soon(draft, item) | shape.refusing
         choice: Choice | None = None
         if (shape.index, barred) not in self._no_room:
             if not shape.avoid:

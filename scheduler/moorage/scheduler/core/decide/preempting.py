@@ -126,7 +126,8 @@ class Preempting:
                 continue
             searches += 1
             with self.policy.fleet.avoiding(line.shape.avoid):
-                found = self.policy.choose(draft, line.shape, right, barred(line) | found_now, under_way.ending)
+                closed = barred(line) | found_now | line.shape.refusing
+                found = self.policy.choose(draft, line.shape, right, closed, under_way.ending)
             if found is None:
                 vain[item] = draft.time_ms
                 continue

@@ -13,7 +13,7 @@ from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Count
-from moorage.scheduler.core.state import Job, State, Worker
+from moorage.scheduler.core.state import Job, State, Worker, every_slot
 from moorage.schemas.frames import ABOUT_THE_JOB, Renew, Unwell
 
 KIND_CHARS_MAX: Final = 16
@@ -131,7 +131,7 @@ class Health:
         """
         if not draft.level_allows(Act.AVOID):
             return
-        every, lifted = (1 << len(worker.hello.get("gpu_pool", ()))) - 1, 0
+        every, lifted = every_slot(worker), 0
         for num in sorted(self._shy_jobs()):
             job = self.state.jobs.get(num)
             if job is None or job.over or not job.avoid:

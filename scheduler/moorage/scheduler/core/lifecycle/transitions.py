@@ -36,6 +36,7 @@ from moorage.scheduler.core.state import (
     MemberKey,
     Replica,
     Worker,
+    every_slot,
 )
 from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, Fact
 from moorage.schemas.job import Request
@@ -186,8 +187,7 @@ class Lifecycle:
         if not draft.level_allows(Act.AVOID):
             return  # an older ledger has no way to say it: the job may be tried there again, after a backoff
         worker = member.worker
-        every = (1 << len(worker.hello.get("gpu_pool", ()))) - 1
-        draft.acts.append([Act.AVOID, job.num, worker.num, every])
+        draft.acts.append([Act.AVOID, job.num, worker.num, every_slot(worker)])
         draft.bytes += STEP_BYTES
         draft.avoided[job] = None
 

@@ -249,7 +249,7 @@ class Trials:
         if moving:
             taken |= self._left_by(case.without)
         taken |= engine.windows.barred_to(case.request.workload.timeout_s, case.deadline_ms, self.now_ms)
-        taken |= engine.planner.preempting.held(self.draft, shape, case.priority, tenant)
+        taken |= engine.planner.preempting.held(self.draft, shape, case.priority, tenant) | shape.refusing
         with engine.fleet.avoiding(shape.avoid):
             if starts_now(engine.fleet, shape, taken | self._reserved(case), 1 + before):
                 return True

@@ -22,7 +22,7 @@ from moorage.scheduler.core.queries.views import (
 )
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, Job, Replica
+from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, Job, Replica, every_slot
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED
 from moorage.schemas.gpu import format_token
@@ -176,7 +176,7 @@ def _refusing(engine: Engine, job: Job) -> frozenset[int]:
     if not job.avoid or not any(row[8].startswith(ABOUT_THE_JOB) for row in job.story):
         return frozenset()
     workers = engine.state.worker_by_num
-    return frozenset(num for num, mask in job.avoid if mask == (1 << len(workers[num].hello.get("gpu_pool", ()))) - 1)
+    return frozenset(num for num, mask in job.avoid if mask == every_slot(workers[num]))
 
 
 def _place(trials: Trials) -> dict[str, Any]:
