@@ -1,9 +1,8 @@
 """Break each promise on purpose and see its test fail: `make mutants`, or some of them with `make mutants ONLY=H12`.
 
-`docs/promises.toml` lists the promises, their tests, and the mutants: a file, a text that stands in it exactly once,
-what takes its place, and the tests that must then fail. A mutant that is not caught, or whose text is no longer found,
-is a failure of this program. One with `seeds` must break a promise in the simulation of whole clusters, too, by that
-many seeds; the first that shows it is told.
+The mutants stand in `tests/*/mutants/`, beside the tests that must fail with them (`tests/mutant_files.py` says how). A
+mutant that is not caught, or whose code is no longer found, is a failure of this program. One with `seeds` must break a
+promise in the simulation of whole clusters, too, by that many seeds; the first that shows it is told.
 
 A test that fails anyway would catch everything: so all tests that are named run once on the tree as it is, and must
 pass. The mutants then run side by side, each of `--jobs` in a copy of the tree of its own.
@@ -21,21 +20,19 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+from tests.mutant_files import ROOT, Mutant, file_of, mutated, read_mutants
+
 RULES: Final = ROOT / "docs" / "reliability-rules.md"
 ROOMS: Final = ("schemas", "bus", "scheduler", "worker", "client")
 COPIED: Final = (*ROOMS, "tests", "docs", "bench", "deploy", "pyproject.toml", "README.md")
 TIMEOUT_S: Final = 300
 SEEDS_TIMEOUT_S: Final = 900
-
-Mutant = dict[str, Any]
 
 
 def copy_tree(target: Path) -> None:
@@ -63,12 +60,13 @@ def environment_of(tree: Path) -> dict[str, str]:
 @contextmanager
 def broken(tree: Path, mutant: Mutant) -> Iterator[None]:
     """The tree with a mutant in it, and afterwards as it was."""
-    file = tree / mutant["file"]
+    file = tree / file_of(mutant)
     source, times = file.read_text(), file.stat()
+    changed = mutated(source, mutant)
     compiled = Path(importlib.util.cache_from_source(str(file)))
     kept = compiled.read_bytes() if compiled.exists() else None
     compiled.unlink(missing_ok=True)  # it is told apart by second and size: a mutant may have both
-    file.write_text(source.replace(mutant["old"], mutant["new"]))
+    file.write_text(changed)
     try:
         yield
     finally:
@@ -114,12 +112,12 @@ def run_seeds(tree: Path, seeds: int) -> tuple[str, str]:
 
 def try_mutant(tree: Path, mutant: Mutant) -> tuple[str, str]:
     """What went wrong, empty when the mutant was caught, and by which seed where it names any."""
-    count = (tree / mutant["file"]).read_text().count(mutant["old"])
-    if count != 1:
-        return f"its text stands {count} times in {mutant['file']}, not once", ""
-    with broken(tree, mutant):
-        trouble = run_tests(tree, mutant["tests"]) if mutant["tests"] else ""
-        return run_seeds(tree, mutant["seeds"]) if not trouble and mutant.get("seeds") else (trouble, "")
+    try:
+        with broken(tree, mutant):
+            trouble = run_tests(tree, mutant["tests"]) if mutant["tests"] else ""
+            return run_seeds(tree, mutant["seeds"]) if not trouble and mutant.get("seeds") else (trouble, "")
+    except ValueError as error:
+        return str(error), ""
 
 
 def of_rule(rule: str) -> frozenset[str]:
@@ -128,20 +126,25 @@ def of_rule(rule: str) -> frozenset[str]:
     return frozenset(row.split("*")[1::2])
 
 
+def words_of(mutant: Mutant) -> str:
+    """Return the texts in which `--only` looks for a word, a line each."""
+    return "\n".join((mutant["name"], mutant.get("promise", ""), file_of(mutant)))
+
+
 def chosen(mutants: list[Mutant], only: list[str]) -> list[Mutant]:
-    """Those of a rule, or with a word in their name, promise or file. Raises SystemExit for a word that finds none."""
+    """Return those of a rule or of a promise, by its id, or else those with a word in their name, promise or file.
+
+    Raises SystemExit for a word that finds none.
+    """
     if not only:
         return mutants
     names: set[str] = set()
     for word in only:
         ruled = of_rule(word)
-        found = {
-            mutant["name"]
-            for mutant in mutants
-            if mutant["name"] in ruled or any(word in mutant[key] for key in ("name", "promise", "file"))
-        }
+        found = {each["name"] for each in mutants if each["name"] in ruled or each.get("promise") == word}
+        found = found or {each["name"] for each in mutants if word in words_of(each)}
         if not found:
-            raise SystemExit(f"no mutant has {word!r} in its rule, name, promise or file (docs/promises.toml)")
+            raise SystemExit(f"no mutant has {word!r} in its rule, name, promise or file (tests/*/mutants/)")
         names |= found
     return [mutant for mutant in mutants if mutant["name"] in names]
 
@@ -193,12 +196,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="these mutants alone")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="WORD", help="a rule (H12), or part of a name, a promise or a file"
+        "--only", nargs="+", default=[], metavar="WORD", help="a rule (H12), a promise, or part of a name or a file"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants side by side")
     asked = parser.parse_args()
-    table = tomllib.loads((ROOT / "docs" / "promises.toml").read_text())
-    mutants = chosen([m for m in table["mutant"] if not asked.names or m["name"] in asked.names], asked.only)
+    mutants = chosen([m for m in read_mutants() if not asked.names or m["name"] in asked.names], asked.only)
     mutants.sort(key=lambda mutant: -mutant.get("seeds", 0))  # the long ones first, so that none is left at the end
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="moorage-mutants-") as folder:

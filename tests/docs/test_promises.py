@@ -1,87 +1,61 @@
-"""docs/promises.toml is true of the tree: its tests exist, every promise has one, every mutant can be made."""
+"""docs/promises.md is true of the tree: every promise has tests, they exist, and no earlier promise is forgotten."""
 
 from __future__ import annotations
 
-import ast
+import re
 import tomllib
 from collections import Counter
-from functools import cache
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-PROMISES: Final = ROOT / "docs" / "promises.toml"
+from tests.mutant_files import read_mutants
+from tests.named_tests import ROOT, missing
 
+PAGE: Final = (ROOT / "docs" / "promises.md").read_text()
+PROMISES_MAX: Final = 45
+TESTS_MAX: Final = 4
+#: the entries of the list that the page replaced
+EARLIER: Final = 209
 
-@cache
-def listed() -> dict[str, Any]:
-    return tomllib.loads(PROMISES.read_text())
-
-
-@cache
-def named_in(file: Path) -> frozenset[str]:
-    """`test_x` and `TestClass::test_x` of a file; what decorators make of them keeps their names."""
-    names: set[str] = set()
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.ClassDef):
-            inner = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-            names |= {node.name, *(f"{node.name}::{each.name}" for each in inner)}
-    return frozenset(name for name in names if name.rpartition("::")[2].startswith(("test", "Test")))
+LIST, _, TABLE = PAGE.partition("\n## Where the earlier promises went\n")
+SECTIONS: Final = re.split(r"^### ", LIST, flags=re.MULTILINE)[1:]
+ROWS: Final = re.findall(r"^\| ([a-z0-9-]+) \| \[([a-z0-9-]+)\]\(#([a-z0-9-]+)\) \| `([^`]+)` \|$", TABLE, re.MULTILINE)
 
 
-def missing(test: str) -> str:
-    """Why a node id names no test; "" where it does. A file alone names all of its tests."""
-    file, _, name = test.partition("::")
-    path = ROOT / file
-    if not path.is_file() or not path.name.startswith("test_"):
-        return f"{test}: no such file of tests"
-    if name and name.partition("[")[0] not in named_in(path):
-        return f"{test}: no such test in {file}"
-    return "" if named_in(path) else f"{test}: no test in {file}"
-
-
-def rows(kind: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = listed()[kind]
-    assert found, f"no {kind} in {PROMISES.name}"
+def promises() -> dict[str, tuple[str, list[str]]]:
+    """Return the sentence and the tests of each promise, by its id."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for section in SECTIONS:
+        name, _, text = section.partition("\n")
+        assert name not in found, f"{name} stands twice"
+        sentence, *_ = text.strip().split("\n\n")
+        found[name] = sentence, re.findall(r"^- `([^`]+)`$", text, re.MULTILINE)
     return found
 
 
-def test_every_promise_has_a_name_a_text_and_tests_that_exist() -> None:
+def test_every_promise_is_one_sentence_with_tests_that_exist() -> None:
+    assert 0 < len(promises()) <= PROMISES_MAX
     wrong: list[str] = []
-    for promise in rows("promise"):
-        if not str(promise.get("text", "")).strip() or not promise.get("tests"):
-            wrong.append(f"{promise['id']}: needs a text and at least one test")
-        wrong += [found for test in promise.get("tests", ()) if (found := missing(test))]
+    for name, (sentence, tests) in promises().items():
+        if not re.fullmatch(r"[A-Z`][^\n]+[^.\n]\.", sentence) or ". " in sentence:
+            wrong.append(f"{name}: needs one sentence on one line")
+        if not 1 <= len(tests) <= TESTS_MAX:
+            wrong.append(f"{name}: has {len(tests)} tests, not 1 to {TESTS_MAX}")
+        wrong += [f"{name}: {why}" for test in tests if (why := missing(test))]
     assert wrong == []
 
 
-def test_no_name_stands_twice() -> None:
-    for kind, key in (("promise", "id"), ("mutant", "name")):
-        twice = [name for name, count in Counter(row[key] for row in rows(kind)).items() if count > 1]
-        assert twice == [], kind
+def test_every_earlier_promise_stands_once_in_the_table() -> None:
+    lines = [line for line in TABLE.splitlines() if line.startswith("| ")][2:]
+    assert len(ROWS) == len(lines) == EARLIER
+    assert [name for name, count in Counter(row[0] for row in ROWS).items() if count > 1] == []
+    wrong = [f"{old}: {now} is not a promise" for old, now, link, _ in ROWS if now not in promises() or link != now]
+    assert wrong + [f"{old}: {why}" for old, _, _, test in ROWS if (why := missing(test))] == []
 
 
-def test_every_mutant_breaks_a_promise_and_names_tests_that_exist() -> None:
-    ids = {promise["id"] for promise in rows("promise")}
-    wrong: list[str] = []
-    for mutant in rows("mutant"):
-        if mutant["promise"] not in ids:
-            wrong.append(f"{mutant['name']}: no promise {mutant['promise']}")
-        if not (mutant["tests"] or mutant.get("seeds", 0) > 0):
-            wrong.append(f"{mutant['name']}: needs at least one test, or seeds of the simulation")
-        wrong += [found for test in mutant["tests"] if (found := missing(test))]
-    assert wrong == []
+def test_every_promise_is_broken_by_a_mutant() -> None:
+    assert {mutant["promise"] for mutant in read_mutants() if "promise" in mutant} == set(promises())
 
 
-def test_every_mutants_text_stands_once_in_its_file() -> None:
-    wrong: list[str] = []
-    for mutant in rows("mutant"):
-        file = ROOT / mutant["file"]
-        count = file.read_text().count(mutant["old"]) if file.is_file() else 0
-        if count != 1:
-            wrong.append(f"{mutant['name']}: its text stands {count} times in {mutant['file']}, not once")
-        elif mutant["old"] == mutant["new"]:
-            wrong.append(f"{mutant['name']}: changes nothing")
-    assert wrong == []
+def test_the_mutant_that_the_page_shows_is_one() -> None:
+    (shown,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert tomllib.loads(shown)["mutant"][0] in read_mutants()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
-import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -63,11 +62,8 @@ def test_every_figure_is_held() -> None:
 
 
 def test_every_promise_names_a_test_that_the_list_of_promises_names() -> None:
-    listed = {
-        test.partition("::")[0]
-        for promise in tomllib.loads((ROOT / "docs" / "promises.toml").read_text())["promise"]
-        for test in promise["tests"]
-    }
+    page, _, _ = (ROOT / "docs" / "promises.md").read_text().partition("\n## Where the earlier promises went\n")
+    listed = set(re.findall(r"^- `([^`:]+)", page, re.MULTILINE))
     section = README.partition("## What it promises")[2].partition("\n## ")[0]
     promises = re.split(r"^\d\. ", section, flags=re.MULTILINE)[1:]
     assert len(promises) >= 5

@@ -7,8 +7,9 @@ from typing import Final
 
 import pytest
 
-from tests.docs.test_promises import ROOT, missing, rows
+from tests.mutant_files import read_mutants
 from tests.mutants import chosen
+from tests.named_tests import ROOT, missing
 
 PAGE: Final = ROOT / "docs" / "reliability-rules.md"
 RULES: Final = [f"H{number}" for number in range(1, 45)]
@@ -39,7 +40,7 @@ def test_every_rule_has_words_code_and_a_mutant() -> None:
 
 
 def test_every_test_and_mutant_of_the_table_exists() -> None:
-    mutants = {str(row["name"]) for row in rows("mutant")}
+    mutants = {str(row["name"]) for row in read_mutants()}
     wrong: list[str] = []
     for rule, (_, _, shown) in table().items():
         wrong += [f"{rule}: {why}" for test in re.findall(r"`([^`]+)`", shown) if (why := missing(test))]
@@ -50,8 +51,8 @@ def test_every_test_and_mutant_of_the_table_exists() -> None:
 def test_what_takes_a_rule_out_is_in_the_table_with_the_tests_that_see_it() -> None:
     cells = [shown for _, _, shown in table().values()]
     wrong: list[str] = []
-    for row in rows("mutant"):
-        if row["promise"] != "ledger-rules":
+    for row in read_mutants():
+        if row.get("promise") != "ledger-rules":
             continue
         places = [shown for shown in cells if row["name"] in named(shown)]
         if not places:
@@ -61,7 +62,7 @@ def test_what_takes_a_rule_out_is_in_the_table_with_the_tests_that_see_it() -> N
 
 
 def test_mutants_are_found_by_rule_name_promise_and_file() -> None:
-    every = rows("mutant")
+    every = read_mutants()
     assert {row["name"] for row in chosen(every, ["H3"])} == named(table()["H3"][2])
     assert {row["promise"] for row in chosen(every, ["ledger-rules"])} == {"ledger-rules"}
     assert [row["name"] for row in chosen(every, ["fence off"])] == ["fence off"]
