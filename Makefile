@@ -16,8 +16,8 @@ PYTHONS ?= python3.12 python3.13
 COMPILED_TESTS := $(addprefix tests/,scheduler sim live client bus schemas fuzz frames workloads)
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test test-compiled test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench- \
-        placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
+.PHONY: help test test-compiled test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli \
+        bench-placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
         sim-wide sim-long workloads chaos chaos-long soak takeover hostile poison fsyncs fuzz clean
 
 help:  ## what there is
