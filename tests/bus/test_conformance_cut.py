@@ -142,6 +142,7 @@ async def on_real(url: str, scene: Scene) -> None:
             await each.close()
 
 
+@pytest.mark.slow
 def test_who_does_not_read_is_cut_alone_and_comes_back(run: Callable[[Scene], None], unique: str) -> None:
     async def scene(reader: Reader, connect: Callable[[str], Coroutine[Any, Any, Any]]) -> None:
         sender, other = await connect("sender"), await connect("other")

@@ -355,6 +355,7 @@ async def test_a_subscription_made_while_disconnected_comes_with_the_connection(
         await until(lambda: heard)
 
 
+@pytest.mark.slow
 async def test_a_stopped_server_is_noticed_by_pings_and_ends_a_blocked_send(
     fresh_server: EmbeddedServer, unique: str
 ) -> None:
@@ -392,6 +393,7 @@ async def test_a_client_that_closed_itself_is_made_again(nats_url: str, unique: 
             await a.request(unique, b"", 0.05)
 
 
+@pytest.mark.slow
 async def test_credentials_that_are_refused_after_a_restart_are_told(
     fresh_data_dir: Path, fresh_server: EmbeddedServer
 ) -> None:

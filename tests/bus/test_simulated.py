@@ -68,6 +68,7 @@ def test_time_passes_only_when_nobody_has_anything_to_do() -> None:
         clock.advance(-1)
 
 
+@pytest.mark.slow
 def test_a_simulation_that_cannot_go_on_says_so() -> None:
     async def waits_for_nothing() -> None:
         await asyncio.Event().wait()

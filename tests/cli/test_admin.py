@@ -9,6 +9,7 @@ from tests.cli.node import Node
 from tests.waiting import until
 
 
+@pytest.mark.slow
 async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: str) -> None:
     async def admin(*argv: str) -> str:
         ran = await node.run("admin", *argv, tenant=unique)
@@ -50,6 +51,7 @@ async def _is(job: object, state: str, attempt: int = 0) -> bool:
     return bool(shown["state"] == state and shown["attempt"] >= attempt)
 
 
+@pytest.mark.slow
 async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> None:
     limited = await node.run("admin", "limit", "--gpus", "1", "--jobs", "2", "--why", "trial", tenant=unique)
     assert (limited.code, limited.rows) == (0, [[f"tenant {unique}", "at most 1 GPU and 2 jobs"]])
@@ -79,6 +81,7 @@ async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> N
     assert (lifted.frame["kind"], lifted.frame["changed"], "limit" in lifted.frame) == ("done", True, False)
 
 
+@pytest.mark.slow
 async def test_a_share_is_set_told_and_listed(node: Node, unique: str) -> None:
     given = await node.run("admin", "share", "--weight", "3", "--gpus", "2", "--why", "trial", tenant=unique)
     assert (given.code, given.rows) == (0, [[f"tenant {unique}", "weight 3, 2 GPUs guaranteed"]])
@@ -95,6 +98,7 @@ async def test_a_share_is_set_told_and_listed(node: Node, unique: str) -> None:
     assert (refused.code, refused.err.startswith("error[invalid-argument]: ")) == (2, True)
 
 
+@pytest.mark.slow
 async def test_what_is_ambiguous_is_told_and_does_nothing(node: Node, unique: str) -> None:
     for argv in (("hold",), ("release",), ("hold", "x", "--queue"), ("release", "x", "--worker", "w"), ("limit",)):
         ran = await node.run("admin", *argv, tenant=unique)

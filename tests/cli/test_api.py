@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from docs import answers
 from moorage.scheduler.whatif.plan import Planned
@@ -11,6 +12,7 @@ from tests.cli.node import Node, moorage
 FRAME = '{"job": "raw", "run": {"driver": "noop", "argv": ["exit", "0"]}}'
 
 
+@pytest.mark.slow
 async def test_a_frame_is_sent_as_it_is_and_its_answer_is_printed_as_it_came(node: Node, unique: str) -> None:
     ran = await node.run("api", "submit", FRAME, tenant=unique)
     assert (ran.code, ran.err, ran.frame["kind"], ran.frame["job"]) == (0, "", "accepted", "raw")

@@ -105,6 +105,7 @@ def test_the_doctor_finds_schedulers_with_other_settings() -> None:
     assert (found.verdict, found.found) == ("warn", "s1 leads, and s2 (jobs_max, order) would lead by other settings")
 
 
+@pytest.mark.slow
 async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:
     nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "nobody-here")
     rows = {row[1]: row for row in nobody.rows}
@@ -120,6 +121,7 @@ async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> 
     assert (wrong.code, {row[1]: row for row in wrong.rows}["context"][0]) == (1, "fail")
 
 
+@pytest.mark.slow
 async def test_the_doctor_says_what_has_the_port() -> None:
     """A server that is silent, and one of another protocol that speaks first."""
 
@@ -197,6 +199,7 @@ async def test_the_doctor_refuses_flags_that_say_nothing(nats_url: str) -> None:
     assert "submitter's role" not in told.out
 
 
+@pytest.mark.slow
 async def test_the_doctor_looks_at_the_folder_of_secrets(tmp_path: Path, nats_url: str) -> None:
     folder, settings = tmp_path / "secrets", tmp_path / "moorage.toml"
     settings.write_text(f'[worker]\nsecrets_dir = "{folder}"\n')

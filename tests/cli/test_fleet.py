@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from moorage.schemas.frames import Held
 from tests.cli.node import Lines, Node, start
@@ -48,6 +49,7 @@ async def test_the_fleet_is_in_the_order_of_names_wherever_it_is_told(node: Node
     assert names == sorted(names)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_was_stopped_idle_is_shown_as_left(node: Node, unique: str, tmp_path: Path) -> None:
     name = f"idle-{unique}"
     words = ("worker", "--id", name, "--simulate", "1x2xT4", "--state", str(tmp_path / "idle"))
@@ -78,6 +80,7 @@ async def test_the_fleet_is_watched_by_the_leaders_frames(node: Node, unique: st
     assert await text.wait() == 130
 
 
+@pytest.mark.slow
 async def test_drain_cordon_and_uncordon_say_what_they_did(node: Node) -> None:
     try:
         drained = await node.run("drain", "sim-0001")
@@ -92,6 +95,7 @@ async def test_drain_cordon_and_uncordon_say_what_they_did(node: Node) -> None:
     assert "fix: " in nobody.err
 
 
+@pytest.mark.slow
 async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_its_flags(node: Node) -> None:
     for words, said in (
         (("--for", "30m", "--within", "1h"), "--for 30m ends it before --within 1h is over"),
@@ -112,6 +116,7 @@ async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_
         await node.run("uncordon", "sim-0001")
 
 
+@pytest.mark.slow
 async def test_a_drain_has_a_deadline_a_beginning_and_an_end(node: Node) -> None:
     try:
         drained = await node.run("drain", "sim-0001", "--from", "2h", "--for", "1h", "--why", "firmware")
@@ -144,6 +149,7 @@ async def test_an_audit_of_a_sound_fleet_finds_nothing(node: Node) -> None:
     assert ran.err.startswith("no drift: ")
 
 
+@pytest.mark.slow
 async def test_an_audit_finds_members_that_only_one_side_has(node: Node, unique: str) -> None:
     """One audit for both: it looks twice, some seconds apart."""
     async with (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from moorage.client import AsyncClient
 from tests.cli.node import Node
 
@@ -29,6 +31,7 @@ async def fill(client: AsyncClient, runs_s: int) -> list[Any]:
     return jobs
 
 
+@pytest.mark.slow
 async def test_when_it_starts_is_told_everywhere(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
         await learn(client)
@@ -65,6 +68,7 @@ async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, uniqu
         await client.wait([second, *running], "30s")  # whoever comes next has the fleet for itself
 
 
+@pytest.mark.slow
 async def test_submit_explain_and_event_name_the_same_fix(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
         await client.admin.limit(gpus=2, tenant=unique)

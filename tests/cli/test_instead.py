@@ -61,6 +61,7 @@ def test_the_words_of_a_fix_are_what_was_tried(
         same({"run": {"driver": "noop"}, **asks}, fix)
 
 
+@pytest.mark.slow
 def test_so_are_those_under_every_rule_of_the_queue() -> None:
     met = 0
     for seed in range(120):
@@ -86,6 +87,7 @@ def test_what_no_token_can_say_stays_as_it_was_asked() -> None:
     assert changed(asked, flags, (), fields_of(flags), None, {}).requires == {"c": ["d"]}
 
 
+@pytest.mark.slow
 async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: str) -> None:
     waiting: dict[str, dict[str, Any]] = {
         "model": {"gpu": {"count": 1, "model": "T4"}},
@@ -112,6 +114,7 @@ async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: st
             assert (gone["state"], gone["why"]) == ("CANCELLED", f"{pasted.out.strip()} is handed in instead")
 
 
+@pytest.mark.slow
 async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
         runs = await client.submit(["sleep", "60"], gpu="1xH100")

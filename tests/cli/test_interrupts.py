@@ -59,6 +59,7 @@ async def test_of_many_it_says_how_to_look(nats_url: str, unique: str, tmp_path:
     assert "any of the 2 jobs may have been accepted" in err.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "first"), [("events", "RUNNING"), ("logs", "begun")])
 async def test_a_second_one_ends_it_at_once_and_without_a_trace(node: Node, unique: str, verb: str, first: str) -> None:
     await node.run("submit", "--job", "long", "--", "sh", "-c", "echo begun; sleep 600", tenant=unique)
@@ -102,6 +103,7 @@ async def _until_heard(node: Node, tenant: str, out: Lines, name: str) -> None:
     raise AssertionError(f"nothing of {name} was told: {out.text}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 async def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
     process = await start("demo", env={"TMPDIR": str(tmp_path)})
@@ -116,6 +118,7 @@ async def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, number
     assert list(tmp_path.glob("moorage-demo-*")) == []
 
 
+@pytest.mark.slow
 async def test_up_ends_in_order_where_nobody_reads_what_it_says(tmp_path: Path) -> None:
     """The terminal was closed: it is told so by SIGHUP, and each word to that terminal fails."""
     folder = tmp_path / "up"

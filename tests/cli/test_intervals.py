@@ -74,6 +74,7 @@ def test_taking_and_leaving_as_it_happens() -> None:
     assert now.take("g", "c") == ["b"]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(

@@ -9,6 +9,7 @@ from tests.cli.node import Node
 from tests.waiting import until
 
 
+@pytest.mark.slow
 async def test_a_submit_prints_the_id_and_the_same_again_is_the_same_job(node: Node, unique: str) -> None:
     flags = ("submit", "--job", "one", "--gpu", "1xH100", "--driver", "noop", "--", "hang")
     first = await node.run(*flags, tenant=unique)
@@ -46,6 +47,7 @@ async def test_a_file_may_have_a_request_a_line_and_a_malformed_one_stops_no_oth
     assert broken.err.startswith("error[invalid-argument]: line 2 of stdin is not JSON")
 
 
+@pytest.mark.slow
 async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "s1", "--gpu", "2xH100:80G", "--driver", "noop", "--", "hang", tenant=unique)
     await until(lambda: _is(node, unique, "s1", "RUNNING"), what="s1 runs")
@@ -69,6 +71,7 @@ async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(n
     assert (ended.code, ended.rows) == (0, [["s1", "cancelling, was RUNNING"]])
 
 
+@pytest.mark.slow
 async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) -> None:
     ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", "--", "hang", tenant=unique)
     assert ran.code == 0
@@ -83,6 +86,7 @@ async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) ->
     await node.run("cancel", "w", tenant=unique)
 
 
+@pytest.mark.slow
 async def test_a_job_that_failed_is_explained_with_its_code_why_and_where_to_look(node: Node, unique: str) -> None:
     for job, argv in (("bad", ("sh", "-c", "exit 9")), ("none", ("no-such-program",))):
         await node.run("run", "--job", job, "--", *argv, tenant=unique)
@@ -105,6 +109,7 @@ async def test_what_a_flag_says_is_refused_by_its_name(node: Node, unique: str) 
         assert (ran.code, text in ran.err) == (2, True), ran.err
 
 
+@pytest.mark.slow
 async def test_cancel_says_what_it_met(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "over", "--driver", "noop", tenant=unique)
     await until(lambda: _is(node, unique, "over", "SUCCEEDED"), what="over is over")

@@ -6,9 +6,12 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.node import Node, environment
 
 
+@pytest.mark.slow
 async def test_logs_of_a_job_that_is_over_are_its_output_and_end_with_its_code(node: Node, unique: str) -> None:
     script = "seq 1 3; echo trouble >&2; exit 7"
     assert (await node.run("run", "--job", "j", "--", "sh", "-c", script, tenant=unique)).code == 7
@@ -31,6 +34,7 @@ async def test_logs_of_a_job_that_is_over_are_its_output_and_end_with_its_code(n
     assert "has no replica 4" in none.err
 
 
+@pytest.mark.slow
 async def test_binary_output_comes_through_a_pipe_as_it_was_written(node: Node, unique: str, tmp_path: Path) -> None:
     wanted = tmp_path / "wanted"
     script = f"head -c 300000 /dev/urandom | tee {wanted}"

@@ -33,6 +33,7 @@ def test_every_code_has_a_page_and_every_fix_and_exit_code_a_code() -> None:
     assert set(EXIT_OF_CODE) <= set(error_codes())
 
 
+@pytest.mark.slow
 async def test_errors_are_a_table_a_page_and_frames() -> None:
     table = await moorage("errors")
     assert table.rows[0] == ["CODE", "FAULT", "EXIT", "MEANS"]
@@ -73,6 +74,7 @@ def test_a_completion_script_names_every_verb_and_can_be_read(shell: str, tmp_pa
         subprocess.run([found, "-n", str(file)], check=True)
 
 
+@pytest.mark.slow
 async def test_a_tab_offers_the_jobs_and_the_workers_that_there_are(node: Node, unique: str, tmp_path: Path) -> None:
     script = tmp_path / "completion.bash"
     script.write_text((await moorage("completion", "bash")).out)

@@ -46,6 +46,7 @@ async def scrape(address: str) -> Series:
     return read(await asyncio.to_thread(get))
 
 
+@pytest.mark.slow
 async def test_once_it_is_what_the_fleet_says(node: Node, unique: str) -> None:
     assert (await node.run("admin", "limit", "--gpus", "3", tenant=unique)).code == 0
     ran = await node.run("metrics")
@@ -61,6 +62,7 @@ async def test_once_it_is_what_the_fleet_says(node: Node, unique: str) -> None:
     assert total(series, "moorage_tenant_limit_gpus", tenant=unique) == 3
 
 
+@pytest.mark.slow
 async def test_served_it_says_whether_a_leader_answers(tmp_path: Path) -> None:
     async with node_on(tmp_path / "node", simulate="2x4xH100") as node:
         serving = await start("metrics", "--listen", "0", "--timeout", "2s", env=node.env())
@@ -80,6 +82,7 @@ async def test_served_it_says_whether_a_leader_answers(tmp_path: Path) -> None:
         assert await serving.wait() == 130
 
 
+@pytest.mark.slow
 async def test_how_long_jobs_waited_is_a_histogram_by_gpus_and_by_tenant(node: Node, unique: str) -> None:
     def jobs(series: Series, name: str, **labels: str) -> float:
         return total(series, f"moorage_{name}_count", **labels)
@@ -135,6 +138,7 @@ async def test_series_do_not_grow_with_the_tenants(node: Node) -> None:
     assert limited["moorage_tenant_limit_gpus"] == []
 
 
+@pytest.mark.slow
 async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
     fleet = (await node.run("fleet", "--json")).frame["data"] | {"ledger_copies": {"wanted": 3, "lacking": ["n2"]}}
     assert fleet["request_queue"]["bytes_max"] > 0

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from moorage.client import AsyncClient, Job
 from moorage.client.errors import Rejected
 from tests.cli.node import Node
 
 
+@pytest.mark.slow
 async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
     now = await node.run("plan", "--gpu", "2xH100", "--", "true", tenant=unique)
     assert now.code == 0, now.err
@@ -33,6 +36,7 @@ async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
     assert {row["flag"] for row in fleet.frame["data"]["workers"]} == {"open"}, "nothing was drained"
 
 
+@pytest.mark.slow
 async def test_a_part_that_starts_now_is_told_as_a_part(node: Node, unique: str) -> None:
     part = await node.run("plan", "--gpu", "4xH100", "--replicas", "3", tenant=unique)
     facts = dict(row[:2] for row in part.rows)
@@ -78,6 +82,7 @@ async def test_of_submits_that_race_by_one_plan_exactly_one_is_taken(node: Node,
         await taken[0].result("30s")
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_planned_is_said(node: Node, unique: str) -> None:
     for words, found in (
         (("plan",), "nothing to plan"),

@@ -42,6 +42,7 @@ async def test_every_line_of_a_gang_names_its_replica(node: Node, unique: str) -
     assert {line.split("replica ")[-1] for line in rest} == {"0", "1"}
 
 
+@pytest.mark.slow
 async def test_output_of_replicas_names_them_in_run_and_logs_unless_asked_not_to(node: Node, unique: str) -> None:
     script = ("sh", "-c", "echo of $RANK; printf half; sleep 0.1; echo ' a line'; printf end")
     ran = await node.run("run", "--job", "r", "--gpu", "2x1xH100", "--gang", "--", *script, tenant=unique)
@@ -58,6 +59,7 @@ async def test_output_of_replicas_names_them_in_run_and_logs_unless_asked_not_to
     assert {frame["text"] for frame in frames if frame["text"]} == {f"of {at}\nhalf a line\nend" for at in (0, 1)}
 
 
+@pytest.mark.slow
 async def test_a_signal_is_one_number_for_people_and_another_on_the_wire(node: Node, unique: str) -> None:
     ran = await node.run("run", "--job", "s", "--", "sh", "-c", "kill -TERM $$", tenant=unique)
     assert ran.code == 143
@@ -68,6 +70,7 @@ async def test_a_signal_is_one_number_for_people_and_another_on_the_wire(node: N
     assert (await node.run("show", "s", "--json", tenant=unique)).frame["data"]["code"] == -15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [True, False])
 async def test_at_a_terminal_a_second_ctrl_c_cancels_what_the_first_has_let_go(
     node: Node, unique: str, again: bool
@@ -126,6 +129,7 @@ async def test_json_is_frames_alone(node: Node, unique: str) -> None:
     assert "hi\n" in [frame.get("text") for frame in ran.frames]
 
 
+@pytest.mark.slow
 async def test_a_command_that_is_not_there_is_told(node: Node, unique: str) -> None:
     ran = await node.run("run", "--gpu", "1", "--", "/no/such/tool", tenant=unique)
     assert ran.code == 127
@@ -145,6 +149,7 @@ async def test_a_time_limit_ends_it(node: Node, unique: str) -> None:
     assert "TIMED_OUT" in ran.err
 
 
+@pytest.mark.slow
 async def test_ctrl_c_detaches_and_says_how_to_go_on(node: Node, unique: str) -> None:
     process = await start(
         "run", "--job", "long", "--gpu", "1xH100", "--", "sh", "-c", "echo begun; sleep 60", env=node.env(unique)
@@ -166,6 +171,7 @@ async def test_ctrl_c_detaches_and_says_how_to_go_on(node: Node, unique: str) ->
     assert await attached.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 async def test_while_it_waits_the_reason_is_told(node: Node, unique: str) -> None:
     process = await start("run", "--job", "never", "--gpu", "1xZ9000", "--", "true", env=node.env(unique))
     err = Lines(process.stderr)
@@ -186,6 +192,7 @@ async def test_on_a_terminal_progress_is_one_rewritten_line(node: Node, unique: 
     assert any("SUCCEEDED" in line for line in text.splitlines())
 
 
+@pytest.mark.slow
 async def test_two_at_once_do_not_mix(node: Node, unique: str) -> None:
     ran = await asyncio.gather(
         *(

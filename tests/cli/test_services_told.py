@@ -14,6 +14,7 @@ from tests.cli.node import Lines, start
 from tests.servers import MortalServer
 
 
+@pytest.mark.slow
 async def test_a_scheduler_and_a_worker_say_how_they_are_connected(mortal_server: MortalServer, tmp_path: Path) -> None:
     url = mortal_server.url
     await mortal_server.stop()

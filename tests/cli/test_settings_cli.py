@@ -42,6 +42,7 @@ async def test_without_a_file_a_one_shot_command_pays_nothing_for_settings(argv:
     assert not {"tomllib", "moorage.schemas.settings", "moorage.cli.settings"} & modules
 
 
+@pytest.mark.slow
 async def test_a_file_says_what_no_flag_and_no_variable_does(tmp_path: Path) -> None:
     env = settings(tmp_path, '[client]\nnats = "nats://127.0.0.1:2"\ntimeout = "150ms"\n')
     assert "tomllib" in await imported(env, "ls")
@@ -66,6 +67,7 @@ def test_a_restore_goes_by_the_copies_that_the_schedulers_settings_say(
     assert said_replicas(file) == 0, "then those of the backup"
 
 
+@pytest.mark.slow
 async def test_a_bad_file_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:
     env = settings(tmp_path, '[client]\ntenat = "vision"\n')
     for argv in (("ls", *NOWHERE), ("doctor",), ("up",), ("worker",), ("scheduler",)):
@@ -103,6 +105,7 @@ async def test_root_refuses_a_file_that_others_may_write(tmp_path: Path) -> None
     assert "others may write" in ran.err
 
 
+@pytest.mark.slow
 async def test_up_takes_its_services_settings_from_one_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
@@ -134,6 +137,7 @@ async def test_up_reads_the_file_of_its_folder_and_says_so(tmp_path: Path) -> No
     assert err.decode().startswith("error[bad-settings]: [up] has no key 'prot'")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 async def test_up_reads_no_file_of_another_user(tmp_path: Path) -> None:
     settings(tmp_path, "[up]\nprot = 1\n")
@@ -146,6 +150,7 @@ async def test_up_reads_no_file_of_another_user(tmp_path: Path) -> None:
     assert "moorage.toml belongs to another user and is not read; to read it: --settings moorage.toml" in err.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", ["worker", "scheduler"])
 async def test_a_service_says_that_it_does_not_read_the_file_of_its_folder(tmp_path: Path, service: str) -> None:
     settings(tmp_path, "[client]\n")

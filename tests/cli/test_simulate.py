@@ -23,6 +23,7 @@ def trace(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 async def test_a_run_each_ranker_in_table_json_files_and_picture(trace: Path, tmp_path: Path) -> None:
     files = ("--plot", str(tmp_path / "p.svg"), "--jobs-csv", str(tmp_path / "j.csv"))
     ran = await moorage("simulate", str(trace), "--fleet", "1x2xH100", "--ranker", "pack,headroom", *files)
@@ -37,6 +38,7 @@ async def test_a_run_each_ranker_in_table_json_files_and_picture(trace: Path, tm
     assert (report["kind"], report["jobs"], report["ended"]) == ("simulation", 2, 2)
 
 
+@pytest.mark.slow
 async def test_the_picture_names_the_cluster_of_a_trace_of_several(tmp_path: Path) -> None:
     file, picture = tmp_path / "philly.csv", tmp_path / "p.svg"
     file.write_text("vc,job,arrival_s,duration_s,num_gpu\na,a-1,0,5,1\nb,b-1,0,5,1\n")
@@ -51,6 +53,7 @@ async def test_the_clock_stops_where_it_is_told_to(trace: Path) -> None:
     assert json.loads(ran.out)["cut_at_h"] is not None
 
 
+@pytest.mark.slow
 async def test_limits_and_shares_of_tenants_hold_from_the_beginning(tmp_path: Path) -> None:
     file = tmp_path / "jobs.jsonl"
     file.write_text(
@@ -111,6 +114,7 @@ async def test_a_file_that_takes_nothing_more_is_told(trace: Path) -> None:
     assert "2 of 2 jobs over" in ran.err, "what was found out is told all the same"
 
 
+@pytest.mark.slow
 async def test_who_never_starts_is_told(tmp_path: Path) -> None:
     file = tmp_path / "jobs.csv"
     file.write_text("at_s,runs_s,tenant,gpu\n0,10,t,16\n1,10,t,1\n")
@@ -131,6 +135,7 @@ async def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
     assert (ran.code, "cannot be read" in ran.err) == (2, True)
 
 
+@pytest.mark.slow
 async def test_on_a_terminal_it_tells_how_far_it_is_and_nothing_of_that_goes_to_a_pipe(trace: Path) -> None:
     file = trace.with_name("many.csv")
     file.write_text("at_s,runs_s,tenant,gpu\n" + "".join(f"{at},90,t,1\n" for at in range(4000)))

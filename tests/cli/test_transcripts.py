@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 
+import pytest
+
 from tests.cli.terminal import need_tmux
 from tests.cli.transcribe import FOLDER, SESSION, comparable, first_session, helps
 
@@ -25,6 +27,7 @@ def test_what_differs_from_run_to_run_is_not_compared_and_all_else_is() -> None:
         assert comparable(one) != comparable(wrong)
 
 
+@pytest.mark.slow
 async def test_a_first_session_at_a_terminal() -> None:
     need_tmux()
     before, now = comparable((FOLDER / SESSION).read_text()), comparable(await first_session())

@@ -27,6 +27,7 @@ from tests.waiting import until, until_state
 FULL = re.compile(rf"the disk is full: \d+ of {TINY_MIB} MiB free at ")
 
 
+@pytest.mark.slow
 async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = tmp_path / "home"
     async with node_on(folder) as node:
@@ -51,6 +52,7 @@ async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Pa
     assert read_up(folder) is None
 
 
+@pytest.mark.slow
 async def test_jobs_without_a_gpu_end_on_a_fleet_of_two_models(tmp_path: Path) -> None:
     """So many that the mix of requests is in use: none of them asks for a GPU."""
     async with node_on(tmp_path / "home", simulate="2x8xH100+2x4xL40S") as node:
@@ -62,6 +64,7 @@ async def test_jobs_without_a_gpu_end_on_a_fleet_of_two_models(tmp_path: Path) -
         assert "died" not in talk(tmp_path / "home")
 
 
+@pytest.mark.slow
 async def test_a_job_that_ran_at_its_end_says_that_its_worker_was_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "home"
     async with node_on(folder) as node:
@@ -76,6 +79,7 @@ async def test_a_job_that_ran_at_its_end_says_that_its_worker_was_stopped(tmp_pa
         assert shown.frame["data"]["changes"][-1]["why"] == "its worker was stopped"
 
 
+@pytest.mark.slow
 async def test_a_full_disk_is_told_on_its_own_screen_and_room_brings_all_back(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     if not mount_small(folder, TINY_MIB):
@@ -143,6 +147,7 @@ async def test_nothing_is_written_where_another_user_chooses(tmp_path: Path, pla
     assert (sorted(folder.iterdir()) if folder.exists() else []) == before
 
 
+@pytest.mark.slow
 async def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:
     async with node_on(tmp_path, simulate="1xH100") as node:
         await node.run("submit", "--job", "stubborn", "--", "sh", "-c", "trap '' TERM; sleep 27182")
@@ -157,6 +162,7 @@ async def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:
     assert _running("sleep\x0027182") == []
 
 
+@pytest.mark.slow
 async def test_a_killed_scheduler_is_started_again_and_the_job_ends_once(tmp_path: Path) -> None:
     async with node_on(tmp_path) as node:
         marks = tmp_path / "marks"
@@ -179,6 +185,7 @@ async def test_a_killed_scheduler_is_started_again_and_the_job_ends_once(tmp_pat
         assert err.text.count("SUCCEEDED") == 1
 
 
+@pytest.mark.slow
 async def test_a_killed_server_and_worker_are_started_again_with_all_that_was_accepted(tmp_path: Path) -> None:
     async with node_on(tmp_path, simulate="1x2xH100") as node:
         await node.run("submit", "--job", "kept", "--gpu", "1xZ9000", "--", "true")
@@ -191,6 +198,7 @@ async def test_a_killed_server_and_worker_are_started_again_with_all_that_was_ac
         assert (await node.run("show", "kept", "--json")).frame["data"]["state"] == "QUEUED"
 
 
+@pytest.mark.slow
 async def test_a_second_one_on_the_folder_says_who_runs_there(tmp_path: Path) -> None:
     async with node_on(tmp_path, simulate="1xH100") as node:
         ran = await node.run("up", "--simulate", "1xH100")
@@ -201,6 +209,7 @@ async def test_a_second_one_on_the_folder_says_who_runs_there(tmp_path: Path) ->
         assert (await node.run("fleet", "--json")).code == 0  # the first one's up.json is still there
 
 
+@pytest.mark.slow
 async def test_the_next_one_goes_on_from_the_state_that_was_left(tmp_path: Path) -> None:
     async with node_on(tmp_path, simulate="1xH100") as node:
         await node.run("submit", "--job", "waits", "--gpu", "1xZ9000", "--", "true")
@@ -210,6 +219,7 @@ async def test_the_next_one_goes_on_from_the_state_that_was_left(tmp_path: Path)
         assert (await node.run("show", "was", "--json")).frame["data"]["state"] == "SUCCEEDED"
 
 
+@pytest.mark.slow
 async def test_the_folder_of_the_working_directory_is_found_without_flags(tmp_path: Path) -> None:
     async with node_on(tmp_path / ".moorage", simulate="1xH100"):
         process = await start("fleet", "--json", cwd=tmp_path)
@@ -217,6 +227,7 @@ async def test_the_folder_of_the_working_directory_is_found_without_flags(tmp_pa
         assert (process.returncode, b'"sim-0000"' in out) == (0, True), err
 
 
+@pytest.mark.slow
 async def test_with_json_it_says_where_it_is_as_one_frame(tmp_path: Path) -> None:
     process = await start("up", "--simulate", "1xH100", "--data", str(tmp_path), "--port", "0", "--json")
     lines = Lines(process.stdout)
@@ -229,6 +240,7 @@ async def test_with_json_it_says_where_it_is_as_one_frame(tmp_path: Path) -> Non
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 async def test_three_at_once_without_a_port_all_come_up(tmp_path: Path) -> None:
     starts = [start("up", "--simulate", "1xH100", "--data", str(tmp_path / name), "--json") for name in "abc"]
     processes = await asyncio.gather(*starts)
@@ -243,6 +255,7 @@ async def test_three_at_once_without_a_port_all_come_up(tmp_path: Path) -> None:
     assert [process.returncode for process in processes] == [0, 0, 0]
 
 
+@pytest.mark.slow
 async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     async with node_on(tmp_path / "one", simulate="1xH100") as node:
         port = node.url.rpartition(":")[2]
@@ -257,6 +270,7 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     assert processes_of(str(tmp_path)) == []
 
 
+@pytest.mark.slow
 async def test_a_second_worker_of_the_same_name_takes_nothing_from_the_first(tmp_path: Path) -> None:
     """On one machine, with a state folder of its own: it knows nothing of what runs under the first one's."""
     async with node_on(tmp_path / "home", simulate="1xH100") as node:
@@ -326,6 +340,7 @@ def _running(words: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 async def test_up_begins_with_a_backup_where_one_is_named(tmp_path: Path) -> None:
     folder, backup = tmp_path / "home", tmp_path / "ledger.backup"
     async with node_on(folder, simulate="1xH100") as node:

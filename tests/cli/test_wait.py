@@ -14,6 +14,7 @@ from tests.cli.node import Lines, Node, on_a_terminal, start
 from tests.leftover import end_processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "code"), [(["exit", "0"], 0), (["exit", "3"], 3), (["exit", "-15"], 143)])
 async def test_a_wait_ends_with_the_jobs_own_code(node: Node, unique: str, words: list[str], code: int) -> None:
     submitted = await node.run("submit", "--driver", "noop", "--", *words, tenant=unique)
@@ -22,6 +23,7 @@ async def test_a_wait_ends_with_the_jobs_own_code(node: Node, unique: str, words
     assert ran.rows[0][:2] == [submitted.out.strip(), "SUCCEEDED" if code == 0 else "FAILED"]
 
 
+@pytest.mark.slow
 async def test_of_several_the_first_named_that_failed_decides(node: Node, unique: str) -> None:
     for name, words in (("a", ("sleep", "0.2", "5")), ("b", ("exit", "0")), ("c", ("exit", "7"))):
         await node.run("submit", "--job", name, "--driver", "noop", "--", *words, tenant=unique)
@@ -33,6 +35,7 @@ async def test_of_several_the_first_named_that_failed_decides(node: Node, unique
     assert (shown.frame["verb"], shown.frame["data"]["job"], shown.code) == ("show", "c", 7)
 
 
+@pytest.mark.slow
 async def test_a_wait_that_is_too_long_is_exit_code_6_and_no_job_is_3(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "long", "--driver", "noop", "--", "hang", tenant=unique)
     ran = await node.run("wait", "all", "--at-most", "200ms", tenant=unique)
@@ -50,6 +53,7 @@ async def test_a_command_that_a_test_leaves_ends_with_it(node: Node, unique: str
     assert process.returncode is not None
 
 
+@pytest.mark.slow
 async def test_ctrl_c_ends_the_waiting_and_no_job(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "a", "--driver", "noop", "--", "exit", "0", tenant=unique)
     await node.run("submit", "--job", "b", "--driver", "noop", "--", "hang", tenant=unique)
@@ -62,6 +66,7 @@ async def test_ctrl_c_ends_the_waiting_and_no_job(node: Node, unique: str) -> No
     await node.run("cancel", "b", tenant=unique)
 
 
+@pytest.mark.slow
 async def test_an_explanation_is_watched_until_the_job_is_over(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
     process = await start("explain", "w", "--watch", env=node.env(unique))
@@ -117,6 +122,7 @@ async def test_a_watched_list_tells_each_change_once(node: Node, unique: str) ->
     assert states[-1] == "CANCELLED"
 
 
+@pytest.mark.slow
 async def test_a_watched_list_is_redrawn_on_a_terminal(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "seen", "--driver", "noop", "--", "hang", tenant=unique)
     async with on_a_terminal("ls", "--watch", env=node.env(unique)) as (process, terminal):
@@ -137,6 +143,7 @@ async def _told(node: Node, unique: str, *words: str, until: str) -> str:
         return text
 
 
+@pytest.mark.slow
 async def test_a_wait_on_a_terminal_tells_how_it_stands(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "stuck", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
     told = await _told(node, unique, "wait", "stuck", until="\x1b[Kstuck  QUEUED  1st of 1")
@@ -161,6 +168,7 @@ async def test_a_submit_says_why_its_job_waits(node: Node, unique: str) -> None:
     assert (await node.run("ls", "--format", "{why}", tenant=unique)).out == "no such thing\n"
 
 
+@pytest.mark.slow
 async def test_several_jobs_are_shown_by_one_command(node: Node, unique: str) -> None:
     for name in ("one", "two"):
         await node.run("submit", "--job", name, "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)

@@ -27,6 +27,7 @@ from tests.client.scripted_scheduler import ScriptedScheduler
 from tests.waiting import until
 
 
+@pytest.mark.slow
 async def test_a_request_waits_for_a_scheduler_and_keeps_its_id(nats_url: str, unique: str) -> None:
     waits = []
     async with AsyncClient(nats_url, tenant=unique, on_wait=lambda: waits.append(1)) as client:

@@ -24,6 +24,7 @@ from tests.cli.node import Node
 from tests.waiting import until_state
 
 
+@pytest.mark.slow
 async def test_a_job_is_followed_from_acceptance_to_its_end(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
         job = await moorage.submit(["sh", "-c", "exit 0"], gpu="2xH100:80G")
@@ -43,6 +44,7 @@ async def test_a_finished_job_has_the_same_events_for_a_late_follower(node: Node
         assert [change.state for event in events for change in event.changes][-1] == "SUCCEEDED"
 
 
+@pytest.mark.slow
 async def test_many_followers_of_many_jobs_see_each_transition_once(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
         jobs = await moorage.submit_many([["sh", "-c", "true"]] * 24, gpu="1xH100")
@@ -55,6 +57,7 @@ async def test_many_followers_of_many_jobs_see_each_transition_once(node: Node, 
         assert [job.id for job in jobs] == sorted(job.id for job in jobs)
 
 
+@pytest.mark.slow
 async def test_a_result_carries_the_exit_code_and_the_end_of_the_output(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
         job = await moorage.submit(["sh", "-c", "sleep 0.3; echo first; echo it broke >&2; exit 7"])

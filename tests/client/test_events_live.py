@@ -109,6 +109,7 @@ async def _later(moorage: AsyncClient, job: str, first: asyncio.Task[list[str]])
     return await followed(moorage.job(job), [])
 
 
+@pytest.mark.slow
 async def test_events_go_on_without_a_gap_when_the_server_is_killed(
     fresh_server: EmbeddedServer, fresh_data_dir: Path, unique: str
 ) -> None:
@@ -122,6 +123,7 @@ async def test_events_go_on_without_a_gap_when_the_server_is_killed(
         await through(w, kill_the_server)
 
 
+@pytest.mark.slow
 async def test_events_go_on_without_a_gap_when_another_leader_takes_over(
     nats_server: EmbeddedServer, unique: str
 ) -> None:

@@ -124,6 +124,7 @@ async def test_progress_is_told_while_the_result_is_waited_for(
         assert told == [Progress((step + 1) / 4, f"step {step}") for step in range(3)]
 
 
+@pytest.mark.slow
 async def test_what_a_function_raised_is_why_the_job_failed(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
@@ -188,6 +189,7 @@ async def _quarantined(moorage: AsyncClient) -> bool:
     return bool(row["cells"] == "!!")
 
 
+@pytest.mark.slow
 async def test_the_sync_twin_calls_too(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
     async with world(nats_server, unique, tmp_path) as (moorage, _):
 

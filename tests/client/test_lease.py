@@ -180,6 +180,7 @@ async def world(server: EmbeddedServer, prefix: str, simulate: str = "2xL40S", *
         yield it
 
 
+@pytest.mark.slow
 async def test_a_lease_hides_its_devices_from_the_fleet_until_it_is_given_back(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -198,6 +199,7 @@ async def test_a_lease_hides_its_devices_from_the_fleet_until_it_is_given_back(
             assert len(set(both.uuids)) == 2
 
 
+@pytest.mark.slow
 async def test_a_lease_without_a_block_is_held_until_it_is_given_back(nats_server: EmbeddedServer, unique: str) -> None:
     async with world(nats_server, unique) as w:
         lease = await w.moorage.lease(timeout="10s", socket=w.socket)
@@ -211,6 +213,7 @@ async def test_a_lease_without_a_block_is_held_until_it_is_given_back(nats_serve
         await until(w.shows("··"), what="both are free")
 
 
+@pytest.mark.slow
 async def test_leases_and_placements_stand_in_one_line(nats_server: EmbeddedServer, unique: str) -> None:
     async with world(nats_server, unique, "1xL40S") as w:
         first = await w.moorage.submit(["hang"], gpu=1, driver="noop", key="first")
@@ -231,6 +234,7 @@ async def test_leases_and_placements_stand_in_one_line(nats_server: EmbeddedServ
         await second.cancel()
 
 
+@pytest.mark.slow
 async def test_a_borrower_that_is_killed_gives_back_by_dying(nats_server: EmbeddedServer, unique: str) -> None:
     async with world(nats_server, unique, "1xL40S") as w, borrower(w.socket) as one, borrower(w.socket) as other:
         lines = {asyncio.create_task(each.line()): each for each in (one, other)}
@@ -240,6 +244,7 @@ async def test_a_borrower_that_is_killed_gives_back_by_dying(nats_server: Embedd
         assert (await second)[3] == first.result()[3]
 
 
+@pytest.mark.slow
 async def test_an_agent_that_leaves_asks_back_with_reason_and_deadline(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -260,6 +265,7 @@ async def test_an_agent_that_leaves_asks_back_with_reason_and_deadline(
             assert await w.agent.process.wait() == 0
 
 
+@pytest.mark.slow
 async def test_a_drained_worker_asks_back_and_lends_no_more_until_it_is_taken_back(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -282,6 +288,7 @@ async def test_a_drained_worker_asks_back_and_lends_no_more_until_it_is_taken_ba
         await until(lends, 20, "it lends again")
 
 
+@pytest.mark.slow
 async def test_a_borrower_that_does_not_give_back_loses_nobody_elses_devices(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -298,6 +305,7 @@ async def test_a_borrower_that_does_not_give_back_loses_nobody_elses_devices(
         await until(w.shows("··"), what="both are free")
 
 
+@pytest.mark.slow
 async def test_an_agent_that_is_killed_takes_its_leases_along_and_the_next_one_lends_anew(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -320,6 +328,7 @@ async def test_an_agent_that_is_killed_takes_its_leases_along_and_the_next_one_l
         assert "lost" in repr(lease)
 
 
+@pytest.mark.slow
 async def test_sharers_of_one_mode_share_and_the_fleet_keeps_out(nats_server: EmbeddedServer, unique: str) -> None:
     async with world(nats_server, unique, "1xL40S", sharers_max={"time-slice": 2}) as w:
         async with (
@@ -350,6 +359,7 @@ async def _uuids(w: World, gpu: str) -> tuple[str, ...]:
         return lease.uuids
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_lent_is_told_with_what_to_do(nats_server: EmbeddedServer, unique: str) -> None:
     async with world(nats_server, unique, modes=("exclusive",)) as w:
         for gpu, code in {
@@ -371,6 +381,7 @@ async def test_what_cannot_be_lent_is_told_with_what_to_do(nats_server: Embedded
         assert "nothing.sock" in nobody.value.why
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_another_user_may_not_borrow_unless_the_worker_says_so(nats_server: EmbeddedServer, unique: str) -> None:
     async with world(nats_server, unique) as w:

@@ -383,6 +383,7 @@ def transcoder(context: HandlerContext) -> dict[str, Any]:
     return {"clip": context.input, "gpu": context.uuids[0], "job": context.job}
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_handlers_of_ones_own_are_called_and_their_results_come_back() -> None:
     async def paint(context: HandlerContext) -> bytes:

@@ -140,6 +140,7 @@ async def test_a_frame_that_cannot_be_read_makes_it_ask(nats_url: str, unique: s
         await following.ends()
 
 
+@pytest.mark.slow
 async def test_a_last_event_that_was_lost_is_asked_for(nats_url: str, unique: str) -> None:
     before, after = shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
     async with follow(nats_url, unique, before, after) as (_, following):

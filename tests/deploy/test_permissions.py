@@ -308,6 +308,7 @@ async def test_the_queue_and_its_acknowledgement_cross_accounts_and_nothing_else
         assert heard_by_users == []
 
 
+@pytest.mark.slow
 async def test_results_of_functions_are_written_by_workers_and_read_by_their_tenant_alone() -> None:
     """Over accounts, in several pieces; a worker can make no stream, and nobody bends what the server answers."""
     prefix, name, result = "moorage", "train-1.0.7", Result("text/plain", b"x" * 300_000)

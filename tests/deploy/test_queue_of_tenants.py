@@ -118,6 +118,7 @@ async def test_what_waits_in_the_stream_of_an_older_release_is_read_first_and_on
             assert state_of(scheduler).live == live + 1
 
 
+@pytest.mark.slow
 @pytest.mark.interpreted
 async def test_rights_that_name_a_tenants_stream_move_its_queue_there_under_a_leader(
     monkeypatch: pytest.MonkeyPatch,

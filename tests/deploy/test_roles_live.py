@@ -292,6 +292,7 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
                 await js.stream_info(stream)  # none is gone
 
 
+@pytest.mark.slow
 async def test_a_job_is_of_the_tenant_of_its_subject_whatever_its_body_says() -> None:
     """A body that names a tenant is refused (strict requests), and its headers and driver_config name none either."""
     async with (
@@ -324,6 +325,7 @@ async def ask(connection: Connection, subject: str, body: dict[str, Any]) -> Any
     return msgspec.json.decode((await connection.request(subject, msgspec.json.encode(body), ANSWER_S)).data)
 
 
+@pytest.mark.slow
 async def test_a_tenant_that_comes_later_is_served_after_the_reloads_that_the_page_names() -> None:
     async with everybody() as made, made.client("submitter.acme") as acme:
         await acme.ls()  # somebody leads
@@ -339,6 +341,7 @@ async def test_a_tenant_that_comes_later_is_served_after_the_reloads_that_the_pa
 WARNED: Final = {"operator.ana": {"sync"}, "scheduler.main": {"sync"}, "submitter.acme": {"events"}}
 
 
+@pytest.mark.slow
 async def test_each_key_hears_what_it_may_do_in_place_of_what_it_may_not(tmp_path: Path) -> None:
     """By the command, as people meet it: a tenant that is not named, an observer who asks, a doctor for every role."""
     async with everybody() as made, made.client("submitter.acme") as acme:

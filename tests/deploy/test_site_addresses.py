@@ -38,6 +38,7 @@ def test_the_routes_of_a_cluster_name_an_address_in_brackets() -> None:
     assert '"nats-route://route:word@[2001:db8::7]:6001"' in text
 
 
+@pytest.mark.slow
 async def test_a_cluster_on_addresses_of_version_6_with_certificates() -> None:
     """It is ready once a client that checks the certificates finds JetStream, whose leader is elected by the routes."""
     assert socket.has_ipv6

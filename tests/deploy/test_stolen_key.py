@@ -65,6 +65,7 @@ async def test_a_worker_whose_key_is_taken_away_says_so(tmp_path: Path) -> None:
         assert made.words().count("refused these credentials") == 1
 
 
+@pytest.mark.slow
 async def test_a_worker_with_another_ones_key_is_told_whose_it_is(tmp_path: Path) -> None:
     async with everybody() as made:
         words = ("worker", "--nats", "worker.w1", "--id", "w7", "--simulate", "1x1xT4", "--state", str(tmp_path / "w7"))
@@ -74,6 +75,7 @@ async def test_a_worker_with_another_ones_key_is_told_whose_it_is(tmp_path: Path
         assert (ended.code, "Traceback" in ended.err) == (4, False)
 
 
+@pytest.mark.slow
 async def test_who_follows_a_job_with_a_key_that_is_taken_away_is_told_and_ends() -> None:
     """It asked on for ever, and said that no scheduler answers."""
     async with everybody() as made:

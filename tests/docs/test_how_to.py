@@ -25,6 +25,7 @@ NOT_RUN: Final = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", pages("how-to"), ids=lambda path: path.stem)
 def test_every_step_does_what_the_page_says(path: Path, tmp_path: Path, fleet: Node) -> None:
     wanted = page(path)

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Final
 
 from tests.mutant_files import read_mutants
-from tests.named_tests import ROOT, missing
+from tests.named_tests import ROOT, left_out, missing
 
 PAGE: Final = (ROOT / "docs" / "promises.md").read_text()
 PROMISES_MAX: Final = 45
@@ -42,6 +42,10 @@ def test_every_promise_is_one_sentence_with_tests_that_exist() -> None:
             wrong.append(f"{name}: has {len(tests)} tests, not 1 to {TESTS_MAX}")
         wrong += [f"{name}: {why}" for test in tests if (why := missing(test))]
     assert wrong == []
+
+
+def test_every_promise_keeps_a_test_in_make_test() -> None:
+    assert [name for name, (_, tests) in promises().items() if all(left_out(test) for test in tests)] == []
 
 
 def test_every_earlier_promise_stands_once_in_the_table() -> None:

@@ -76,6 +76,7 @@ def job(name: str, gpu: bool) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 async def test_it_transcodes_for_the_fleet_and_for_itself(nats_server: EmbeddedServer, unique: str) -> None:
     module = example()
     expected = asdict(module.transcode(module.Clip(6, 64, 48, 9), "cpu"))

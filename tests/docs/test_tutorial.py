@@ -11,6 +11,7 @@ from tests.docs.driver import environment, run
 from tests.docs.markdown import page, pages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", pages("tutorial"), ids=lambda path: path.stem)
 def test_every_step_does_what_the_page_says(path: Path, tmp_path: Path) -> None:
     run(page(path), tmp_path, environment(tmp_path))

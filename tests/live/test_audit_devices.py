@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from moorage.bus.embedded import EmbeddedServer
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import Look, Looked
@@ -53,6 +55,7 @@ async def test_an_audit_tells_of_processes_and_memory_that_no_lease_explains(
             await worker.stop()
 
 
+@pytest.mark.slow
 async def test_who_does_not_look_in_time_is_named_and_nobody_answers_for_another(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:

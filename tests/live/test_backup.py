@@ -91,6 +91,7 @@ async def test_a_backup_is_the_ledgers_state_and_comes_whole_or_not_at_all(
 # ------------------------------------------------------------------------------------------------------------ restore
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restores", [1, 2])
 async def test_a_running_job_outlives_a_restore_and_what_came_behind_the_backup_is_ended(
     restores: int, fresh_server: EmbeddedServer, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +143,7 @@ async def test_a_running_job_outlives_a_restore_and_what_came_behind_the_backup_
         await acme.all_free()
 
 
+@pytest.mark.slow
 async def test_a_backup_with_digests_of_another_hash_is_restored_with_new_ones(
     nats_server: Server, unique: str, tmp_path: Path
 ) -> None:
@@ -182,6 +184,7 @@ async def test_a_ledger_with_digests_of_another_hash_is_not_led(
             await recover(Ledger(js, made.subjects, 2), Snapshots(js, made.subjects))
 
 
+@pytest.mark.slow
 async def test_nothing_is_placed_on_a_restored_ledger_before_its_workers_are_heard_or_lost(
     nats_server: Server, unique: str, tmp_path: Path
 ) -> None:
@@ -210,6 +213,7 @@ async def test_nothing_is_placed_on_a_restored_ledger_before_its_workers_are_hea
         assert waited_s > lost_s - 0.5, f"placed after {waited_s:.1f} s, and the lost worker's lease may take {lost_s}"
 
 
+@pytest.mark.slow
 async def test_a_queue_that_is_another_is_not_read_over(nats_server: Server, unique: str, tmp_path: Path) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         first = await a_leader(made, acme)
@@ -230,6 +234,7 @@ async def test_a_queue_that_is_another_is_not_read_over(nats_server: Server, uni
         assert await acme.state("q2") == "QUEUED"
 
 
+@pytest.mark.slow
 async def test_a_restored_ledger_has_as_many_copies_as_it_had(nats_server: Server, unique: str, tmp_path: Path) -> None:
     """Unless somebody says another number: a scheduler that finds fewer than its setting does not start."""
     async with stack(nats_server, unique) as made, caller(made) as acme:
@@ -248,6 +253,7 @@ async def test_a_restored_ledger_has_as_many_copies_as_it_had(nats_server: Serve
         await a_leader(made, acme)
 
 
+@pytest.mark.slow
 async def test_a_half_made_restore_is_led_by_nobody_and_done_again(
     nats_server: Server, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +282,7 @@ async def test_a_half_made_restore_is_led_by_nobody_and_done_again(
         assert await acme.state("a") == "QUEUED"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken_off", [False, True])
 async def test_a_backup_is_restored_again_over_a_ledger_that_was_restored_from_it(
     broken_off: bool, nats_server: Server, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -314,6 +321,7 @@ async def test_a_backup_is_restored_again_over_a_ledger_that_was_restored_from_i
         assert (await acme.reaches("after", "SUCCEEDED"))["changes"][-1]["fence"] > fence + (1 << 32) - (1 << 16)
 
 
+@pytest.mark.slow
 async def test_what_ended_since_the_backup_is_told_again_to_the_restored_ledger(
     nats_server: Server, unique: str, tmp_path: Path
 ) -> None:
@@ -355,6 +363,7 @@ async def test_of_a_ledger_that_nobody_has_led_there_is_no_backup(
 # ---------------------------------------------------------------------------------- an older backup, put there by hand
 
 
+@pytest.mark.slow
 async def test_a_servers_folder_from_an_older_backup_is_led_by_nobody(
     mortal_server: MortalServer, fresh_data_dir: Path, unique: str, tmp_path: Path
 ) -> None:

@@ -161,6 +161,7 @@ async def test_rubbish_on_every_subject_is_refused_and_forgotten(nats_server: Se
         assert "Traceback" not in scheduler.words()
 
 
+@pytest.mark.slow
 async def test_a_bad_request_is_refused_at_both_doors(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         scheduler = await made.scheduler()
@@ -258,6 +259,7 @@ async def test_headers_and_reply_subjects_do_no_harm(nats_server: Server, unique
         assert "Traceback" not in scheduler.words()
 
 
+@pytest.mark.slow
 async def test_a_hostile_worker_harms_nobody_else(nats_server: Server, unique: str) -> None:
     """It holds a session of its own; frames are well formed, but false."""
     async with stack(nats_server, unique) as made, caller(made) as acme:
@@ -397,6 +399,7 @@ def hostile_joins(subjects_worker: str) -> dict[str, Join]:
 # ------------------------------------------------------------------------------------------------------- the server
 
 
+@pytest.mark.slow
 async def test_a_killed_server_costs_nothing_that_was_accepted(mortal_server: MortalServer, unique: str) -> None:
     async with stack(mortal_server, unique) as made, caller(made) as acme:
         leader, standby = await made.scheduler("leader"), await made.scheduler("standby")
@@ -430,7 +433,7 @@ async def test_a_killed_server_costs_nothing_that_was_accepted(mortal_server: Mo
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("no-server", "cannot reach NATS"),
+        pytest.param("no-server", "cannot reach NATS", marks=pytest.mark.slow),
         ("wrong-user", "refused these credentials"),
         ("wrong-ledger", "refused these credentials"),
         ("no-context", "there is no context"),

@@ -247,6 +247,7 @@ async def test_other_content_under_a_known_id(table: Table, unique: str) -> None
     await table.ask("cancel", {"job": unique})
 
 
+@pytest.mark.slow
 async def test_a_full_queue(table: Table, unique: str) -> None:
     answers = await table.ask("submit", [job(job=f"{unique}-{at}") for at in range(JOBS_MAX + 1)])
     taken = [answer["job"] for answer in answers if answer["kind"] == "accepted"]
@@ -270,6 +271,7 @@ async def test_a_full_queue(table: Table, unique: str) -> None:
     await table.ask("cancel", {"job": f"{unique}-after"})
 
 
+@pytest.mark.slow
 async def test_a_schedule_that_no_estimate_can_meet_is_refused_at_once(table: Table, unique: str) -> None:
     """Eight runs of a workload are known, eight more hold every GPU: nothing starts before the first of them ends."""
     argv = ["sleep", "6"]
@@ -299,6 +301,7 @@ async def test_a_schedule_that_no_estimate_can_meet_is_refused_at_once(table: Ta
             await client.job(one.id).cancel()
 
 
+@pytest.mark.slow
 async def test_a_schedule_that_cannot_be_met_and_nobody_knows_is_accepted_and_expires(
     table: Table, unique: str
 ) -> None:
@@ -353,6 +356,7 @@ async def test_nobody_leads(nats_url: str, unique: str) -> None:
     assert (await page_of("no-scheduler"))["exit code"] == "5"
 
 
+@pytest.mark.slow
 async def test_denied_by_nats(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path / "nats")
     try:

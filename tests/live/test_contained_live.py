@@ -33,6 +33,7 @@ async def runs(who: Caller, job: str) -> None:
     await who.reaches(job, "SUCCEEDED")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["read", "admission", "queue", "placing"])
 async def test_a_poisonous_request_by_both_doors(place: str, nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
@@ -66,6 +67,7 @@ async def test_a_poisonous_request_by_both_doors(place: str, nats_server: Server
         await runs(beta, "after")
 
 
+@pytest.mark.slow
 async def test_where_ranking_fails_others_are_placed(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         await made.poisoned_scheduler("ranking", QUICK)
@@ -92,6 +94,7 @@ async def counted(who: Caller, what: str, least: int) -> dict[str, Any]:
     return dict(await until(there, ANSWER_S, f"{least} failures: {what}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["renew", "facts"])
 async def test_a_worker_on_whose_frames_it_fails(place: str, nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
@@ -118,6 +121,7 @@ async def test_a_worker_on_whose_frames_it_fails(place: str, nats_server: Server
         assert (await acme.fleet())["epoch"] == 1, "it leads on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["request", "queue"])
 async def test_a_poisonous_cancel(door: str, nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
@@ -143,6 +147,7 @@ async def test_a_poisonous_cancel(door: str, nats_server: Server, unique: str) -
         assert (await acme.fleet())["epoch"] == 1
 
 
+@pytest.mark.slow
 async def test_a_poisonous_timer(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         await made.poisoned_scheduler("timer", QUICK)
@@ -158,6 +163,7 @@ async def test_a_poisonous_timer(nats_server: Server, unique: str) -> None:
         assert (await acme.fleet())["epoch"] == 1
 
 
+@pytest.mark.slow
 async def test_poisonous_outputs(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         await made.poisoned_scheduler("outputs", QUICK)
@@ -170,6 +176,7 @@ async def test_poisonous_outputs(nats_server: Server, unique: str) -> None:
         assert (await acme.fleet())["epoch"] == 1
 
 
+@pytest.mark.slow
 async def test_tasks_beside_the_records_that_raise(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.poisoned_scheduler("tasks", QUICK)
@@ -182,6 +189,7 @@ async def test_tasks_beside_the_records_that_raise(nats_server: Server, unique: 
         assert "the fleet frame is started again" in made.processes[0].words()
 
 
+@pytest.mark.slow
 async def test_after_two_deaths_a_leader_is_careful(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         for epoch in (1, 2):

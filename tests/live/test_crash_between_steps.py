@@ -63,6 +63,7 @@ async def prepare(acme: Caller, a: ScriptedWorker, b: ScriptedWorker) -> None:
     await acme.reaches("submit-recorded", "PLACED")
 
 
+@pytest.mark.slow
 async def test_one_kill_between_every_pair_of_steps(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         old = await made.scheduler("old")

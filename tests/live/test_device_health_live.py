@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from moorage.bus.embedded import EmbeddedServer
 from moorage.worker.inventory.simulated_faults import FILE_NAME
@@ -36,6 +37,7 @@ async def lines_of(path: Path, count: int) -> list[str]:
     return path.read_text().splitlines()
 
 
+@pytest.mark.slow
 async def test_a_job_leaves_a_failing_gpu_with_notice_and_is_kept_from_it(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
@@ -72,6 +74,7 @@ async def test_a_job_leaves_a_failing_gpu_with_notice_and_is_kept_from_it(
         await acme.all_free()
 
 
+@pytest.mark.slow
 async def test_an_operators_word_frees_a_gpu_whose_memory_does_not_come_back(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -97,6 +100,7 @@ async def test_an_operators_word_frees_a_gpu_whose_memory_does_not_come_back(
         await acme.reaches("both", "SUCCEEDED", "RUNNING")
 
 
+@pytest.mark.slow
 async def test_a_stranger_on_a_gpu_is_named_and_the_gpu_comes_back_when_it_leaves(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -122,6 +126,7 @@ async def test_a_stranger_on_a_gpu_is_named_and_the_gpu_comes_back_when_it_leave
         await acme.reaches("j", "SUCCEEDED")
 
 
+@pytest.mark.slow
 async def test_a_drain_with_a_deadline_moves_what_runs_and_a_window_opens_by_itself(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:

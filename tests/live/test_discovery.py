@@ -44,6 +44,7 @@ async def ask(nc: Client, verb: ServiceVerb, made: Stack, name: str | None = Non
     return [frame for frame in found if frame["metadata"]["prefix"] == made.subjects.prefix]
 
 
+@pytest.mark.slow
 async def test_the_leader_alone_is_found_by_name_and_by_id(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler("first")
@@ -70,6 +71,7 @@ async def test_info_names_every_verb_as_a_plain_endpoint(nats_server: Server, un
         }
 
 
+@pytest.mark.slow
 async def test_stats_show_how_the_leader_does(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler("lead")
@@ -89,6 +91,7 @@ async def test_stats_show_how_the_leader_does(nats_server: Server, unique: str) 
         assert later == []
 
 
+@pytest.mark.slow
 async def test_a_new_reign_is_a_new_instance(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         old = await made.scheduler("old")

@@ -25,6 +25,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     unmount(folder)
 
 
+@pytest.mark.slow
 async def test_a_full_disk_loses_nothing_that_was_accepted(small_disk: Path, unique: str) -> None:
     server = await EmbeddedServer.start(small_disk / "nats")
     try:

@@ -99,6 +99,7 @@ async def test_resent_twice_is_one_job_and_an_id_made_by_the_queue_is_kept(nats_
             assert sum(row["job"] == f"q{nameless}" for row in (await ana.ls())["jobs"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -127,6 +128,7 @@ def test_the_store_is_bounded_in_number_bytes_and_age() -> None:
     assert config["discard"] == "old"
 
 
+@pytest.mark.slow
 async def test_the_command_lists_shows_resends_and_drops(nats_server: Server, unique: str, tmp_path: Path) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         # the command speaks the usual prefix: a scheduler of its own under it is not shared with other tests

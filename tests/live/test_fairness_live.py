@@ -51,6 +51,7 @@ async def leased(made: Stack, *tenants: str, since: int = 0) -> Counter[str]:
     return got
 
 
+@pytest.mark.slow
 async def test_weights_of_three_to_one_come_to_three_to_one_of_ledger_time(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made:
         await begin(made, fair_share_half_life=5 * HALF_LIFE_S)
@@ -67,6 +68,7 @@ async def test_weights_of_three_to_one_come_to_three_to_one_of_ledger_time(nats_
             assert got["heavy"] / got["light"] == pytest.approx(3, rel=0.05), got
 
 
+@pytest.mark.slow
 async def test_a_tenant_that_was_idle_makes_up_for_less_than_a_half_life(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made:
         await begin(made, fair_share_half_life=HALF_LIFE_S)
@@ -84,6 +86,7 @@ async def test_a_tenant_that_was_idle_makes_up_for_less_than_a_half_life(nats_se
             assert got["busy"] > 0
 
 
+@pytest.mark.slow
 async def test_the_biggest_gang_starts_when_what_ran_has_ended(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made:
         await begin(made, reserve_after=PATIENCE_S)

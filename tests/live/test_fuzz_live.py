@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fuzz.live import assault
 from tests.servers import Server
 
 
+@pytest.mark.slow
 async def test_nothing_dies_of_frames_that_are_nearly_right(nats_server: Server) -> None:
     outcome = await assault(nats_server, 3_000, 1)
     assert outcome.broke == []

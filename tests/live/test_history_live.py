@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
@@ -45,6 +47,7 @@ def client_of(made: Stack) -> AsyncClient:
     return AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix)
 
 
+@pytest.mark.slow
 async def test_a_job_long_over_is_told_whole_from_its_id_alone(nats_server: EmbeddedServer) -> None:
     async with stack(nats_server, unique_prefix()) as made, caller(made) as one, client_of(made) as client:
         await made.scheduler(config=FORGETFUL)
@@ -82,6 +85,7 @@ async def test_a_job_long_over_is_told_whole_from_its_id_alone(nats_server: Embe
             assert (await other.api("history", {"job": "bad"}))["code"] == "not-found"
 
 
+@pytest.mark.slow
 async def test_a_leader_that_is_killed_before_it_wrote_loses_no_history(nats_server: EmbeddedServer) -> None:
     """It dies the moment the jobs are over; a follower that was there all along sees no gap and no double."""
     async with stack(nats_server, unique_prefix()) as made, caller(made) as one, client_of(made) as client:
@@ -109,6 +113,7 @@ async def test_a_leader_that_is_killed_before_it_wrote_loses_no_history(nats_ser
         assert check(await events_of(client, "long")) == check(await following)
 
 
+@pytest.mark.slow
 async def test_the_leader_is_killed_while_a_story_is_read(nats_server: EmbeddedServer) -> None:
     async with stack(nats_server, unique_prefix()) as made, caller(made) as one, client_of(made) as client:
         first = await made.scheduler(config=FORGETFUL)
@@ -133,6 +138,7 @@ async def test_the_leader_is_killed_while_a_story_is_read(nats_server: EmbeddedS
         assert len(check(await events_of(client, "many"))) == len(changes)
 
 
+@pytest.mark.slow
 async def test_jobs_go_on_without_a_stream_and_it_is_made_again(nats_server: EmbeddedServer) -> None:
     async with stack(nats_server, unique_prefix()) as made, caller(made) as one:
         await made.scheduler(config=FORGETFUL)
@@ -153,6 +159,7 @@ async def test_jobs_go_on_without_a_stream_and_it_is_made_again(nats_server: Emb
         assert figures["refused"] >= 1
 
 
+@pytest.mark.slow
 async def test_a_server_with_less_room_gets_a_smaller_history(fresh_server: EmbeddedServer) -> None:
     async with stack(fresh_server, "moorage") as made, caller(made) as one:
         await made.scheduler(config={**FORGETFUL, "history_bytes": 2**50})

@@ -52,6 +52,7 @@ def shell(script: str, **fields: Any) -> dict[str, Any]:
     return {"run": {"argv": ["sh", "-c", script]}, **fields}
 
 
+@pytest.mark.slow
 @needs_root
 async def test_a_job_is_its_tenants_user_with_nothing_of_the_agents(
     nats_server: Server, unique: str, users: Users, monkeypatch: pytest.MonkeyPatch
@@ -90,6 +91,7 @@ async def _is_its_tenants_user(nats_server: Server, unique: str, users: Users) -
         assert not names & {"NATS_URL", "MOORAGE_LEDGER_URL", "PLANTED_IN_THE_AGENT", "PYTHONPATH"}, names
 
 
+@pytest.mark.slow
 @needs_root
 async def test_a_job_cannot_reach_the_supervisor_or_another_tenants_job_or_output(
     nats_server: Server, unique: str, users: Users, tmp_path: Path
@@ -165,6 +167,7 @@ def _of_user(uid: int) -> dict[int, str]:
     return found
 
 
+@pytest.mark.slow
 @needs_root
 async def test_a_restarted_agent_takes_up_and_ends_jobs_of_other_users(
     nats_server: Server, unique: str, users: Users
@@ -193,6 +196,7 @@ async def test_a_restarted_agent_takes_up_and_ends_jobs_of_other_users(
         await acme.all_free()
 
 
+@pytest.mark.slow
 async def test_what_a_worker_does_not_permit_is_told_with_code_and_reason(nats_server: Server, unique: str) -> None:
     """A program fails the attempt; a driver sends the job elsewhere, and its story says why."""
     rules: dict[str, Any] = {

@@ -61,6 +61,7 @@ class Lines:
                     was[uuid].add(attempt)
 
 
+@pytest.mark.slow
 async def test_every_job_ends_once_whatever_is_killed(nats_server: Server, unique: str) -> None:
     async with (
         stack(nats_server, unique) as made,
@@ -133,6 +134,7 @@ echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 600
 """
 
 
+@pytest.mark.slow
 async def test_a_stopped_agents_job_is_gone_before_it_is_placed_elsewhere(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler(config=QUICK)

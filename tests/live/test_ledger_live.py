@@ -465,6 +465,7 @@ async def leader_with_snapshots(server: Server, subjects: Subjects) -> AsyncIter
                 await running
 
 
+@pytest.mark.slow
 async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,6 +506,7 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
         assert recovered.digest == state.digest
 
 
+@pytest.mark.slow
 @pytest.mark.interpreted
 async def test_no_snapshot_is_written_or_removed_while_the_name_of_the_last_one_is_on_its_way(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
@@ -577,6 +579,7 @@ class WatchedConnection(Connection):
         return await super().send(messages)
 
 
+@pytest.mark.slow
 async def test_a_read_leaves_only_while_nobody_else_can_lead(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -622,6 +625,7 @@ async def test_a_read_leaves_only_while_nobody_else_can_lead(
         assert max(ages_ms) < config.takeover_s * 1000
 
 
+@pytest.mark.slow
 async def test_a_standby_takes_over_from_a_killed_leader(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         first = await made.scheduler("first")
@@ -636,6 +640,7 @@ async def test_a_standby_takes_over_from_a_killed_leader(nats_server: Server, un
         assert await second.terminate() == 0
 
 
+@pytest.mark.slow
 async def test_who_folds_for_longer_than_a_leader_may_be_silent_lets_it_lead(nats_server: Server, unique: str) -> None:
     """What the leader wrote meanwhile is folded, too: until then it seemed silent, was not deposed, and all was folded
     once more."""
@@ -677,6 +682,7 @@ async def test_who_folds_for_longer_than_a_leader_may_be_silent_lets_it_lead(nat
             assert not tried
 
 
+@pytest.mark.slow
 async def test_junk_in_the_ledger_is_no_sign_of_its_leaders_life(nats_server: Server, unique: str) -> None:
     """A record every tenth of a second that is not of the reign: a standby counts its leader's silence all the same."""
     async with stack(nats_server, unique) as made, caller(made) as acme, desk(nats_server, unique) as here:
@@ -692,6 +698,7 @@ async def test_junk_in_the_ledger_is_no_sign_of_its_leaders_life(nats_server: Se
         assert (await leads)["epoch"] == 2
 
 
+@pytest.mark.slow
 async def test_a_stopped_leader_that_wakes_writes_and_answers_nothing_and_stands_by(
     nats_server: Server, unique: str
 ) -> None:

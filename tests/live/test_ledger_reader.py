@@ -122,6 +122,7 @@ async def test_of_a_ledger_that_was_cut_it_says_what_can_no_longer_be_shown(nats
         assert [row["state"] for row in await made.told(again) if row.get("job") == "wide"] == ["PLACED"]
 
 
+@pytest.mark.slow
 async def test_reading_holds_one_record_at_a_time(nats_server: Server, unique: str) -> None:
     async with written(nats_server, unique) as made:
         made.drive.checks = False
@@ -135,6 +136,7 @@ async def test_reading_holds_one_record_at_a_time(nats_server: Server, unique: s
         assert told.state.digest == made.drive.state.digest
 
 
+@pytest.mark.slow
 async def test_the_command_reads_ledger_and_backup(tmp_path: Path) -> None:
     async with node_on(tmp_path / "node") as node:
         async with AsyncClient(node.url, tenant="acme") as client:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from moorage.bus.embedded import EmbeddedServer
 from tests.live.stack import caller, request, stack
 from tests.waiting import until
@@ -9,6 +11,7 @@ from tests.waiting import until
 NAMES = [f"q{number}" for number in range(6)]
 
 
+@pytest.mark.slow
 async def test_the_durable_queue_waits_at_the_limit_and_loses_nothing(nats_server: EmbeddedServer, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         leader = await made.scheduler()

@@ -56,6 +56,7 @@ async def joined(pieces: AsyncIterator[Piece]) -> dict[str, bytes]:
     return got
 
 
+@pytest.mark.slow
 async def test_a_finished_jobs_output_is_there_in_pages(nats_server: EmbeddedServer, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as one:
         await made.scheduler()
@@ -99,6 +100,7 @@ async def test_a_finished_jobs_output_is_there_in_pages(nats_server: EmbeddedSer
             assert shown["kept"]["output_ms"]["w1"] == pytest.approx(shown["kept"]["job_ms"], abs=5000)
 
 
+@pytest.mark.slow
 async def test_following_begins_at_the_beginning_without_gap_or_double(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ async def test_following_begins_at_the_beginning_without_gap_or_double(
         assert rest == wanted.decode()[wanted.decode().index("30001") :]
 
 
+@pytest.mark.slow
 async def test_what_is_lost_on_the_way_is_asked_for(nats_server: EmbeddedServer, unique: str) -> None:
     """A worker that says nothing live loses nothing: the run still has all of its output."""
     async with stack(nats_server, unique) as made, caller(made) as one, client_of(made) as client:
@@ -140,6 +143,7 @@ async def test_what_is_lost_on_the_way_is_asked_for(nats_server: EmbeddedServer,
         assert result.lost_bytes == 0
 
 
+@pytest.mark.slow
 async def test_output_over_its_cap_is_told(nats_server: EmbeddedServer, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as one, client_of(made) as client:
         await made.scheduler()
@@ -157,6 +161,7 @@ async def test_output_over_its_cap_is_told(nats_server: EmbeddedServer, unique: 
         assert watch.joiner.truncated == {(0, 1, "out")}
 
 
+@pytest.mark.slow
 async def test_the_output_of_a_rank_that_waits_for_its_gang_is_not_over(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -180,6 +185,7 @@ async def test_the_output_of_a_rank_that_waits_for_its_gang_is_not_over(
         assert await whole(one, "gang", replica=rank) == f"rank {rank}\n".encode()
 
 
+@pytest.mark.slow
 async def test_the_output_of_a_job_that_left_memory_is_found_by_its_history(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -203,6 +209,7 @@ async def test_the_output_of_a_job_that_left_memory_is_found_by_its_history(
             assert await joined(client.job("said").logs()) == {"out": b"hello\n", "err": b"why\n"}
 
 
+@pytest.mark.slow
 async def test_nobody_reads_the_output_of_another_tenant(nats_server: EmbeddedServer, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as one, caller(made, "other") as other:
         await made.scheduler()
@@ -256,6 +263,7 @@ HOSTILE: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 async def test_hostile_questions_are_refused_and_stop_nothing(nats_server: EmbeddedServer, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as one:
         scheduler = await made.scheduler()
@@ -292,6 +300,7 @@ async def test_hostile_questions_are_refused_and_stop_nothing(nats_server: Embed
         assert agent.process.returncode is None
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_away_is_named_and_its_output_is_there_when_it_is_back(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -329,6 +338,7 @@ async def test_a_worker_that_is_away_is_named_and_its_output_is_there_when_it_is
         again.wake()
 
 
+@pytest.mark.slow
 async def test_cleared_output_says_by_which_setting_and_running_output_stays(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
@@ -364,6 +374,7 @@ async def test_cleared_output_says_by_which_setting_and_running_output_stays(
         assert (await following)["out"] == numbers + b"end\n"
 
 
+@pytest.mark.slow
 async def test_each_attempt_has_its_own_output_and_so_has_each_replica(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
@@ -386,6 +397,7 @@ async def test_each_attempt_has_its_own_output_and_so_has_each_replica(
         assert only == ["1.1\n"]
 
 
+@pytest.mark.slow
 async def test_workers_that_run_nothing_answer_sensibly(nats_server: EmbeddedServer, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as one:
         await made.scheduler()
@@ -399,6 +411,7 @@ async def test_workers_that_run_nothing_answer_sensibly(nats_server: EmbeddedSer
         assert "over" not in (await one.api("logs", {"job": "hangs"}))["data"]
 
 
+@pytest.mark.slow
 async def test_a_flood_of_questions_is_bounded_and_costs_nobody_an_answer(
     nats_server: EmbeddedServer, unique: str
 ) -> None:

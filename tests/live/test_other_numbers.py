@@ -14,6 +14,7 @@ pytestmark = pytest.mark.any_server
 LONG = {**QUICK, "lease_s": 8.0, "margin_s": 2.0}
 
 
+@pytest.mark.slow
 async def test_a_shorter_lease_of_the_next_leader_places_nothing_beside_what_still_runs(
     nats_server: Server, unique: str
 ) -> None:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from moorage.bus.embedded import EmbeddedServer
 from tests.live.plain_client import Plain
 from tests.live.stack import caller, stack
@@ -25,6 +27,7 @@ def test_the_client_is_short_and_knows_nothing_of_ours() -> None:
         assert all(name.split(".")[0] in sys.stdlib_module_names for name in names), names
 
 
+@pytest.mark.slow
 async def test_it_does_everything_that_a_service_needs(nats_server: EmbeddedServer, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made, "vision") as watcher:
         scheduler = await made.scheduler()

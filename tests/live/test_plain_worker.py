@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import pytest
 
 from moorage.bus.embedded import EmbeddedServer
 from tests.live.plain_worker import PlainWorker
@@ -23,6 +24,7 @@ def test_the_worker_knows_nothing_of_ours() -> None:
         assert all(name.split(".")[0] in {*sys.stdlib_module_names, "nats"} for name in names), names
 
 
+@pytest.mark.slow
 async def test_a_worker_that_joined_in_json_gets_every_frame_in_json(nats_server: EmbeddedServer, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as one:
         scheduler = await made.scheduler(config=QUICK)

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.any_server
 FIRST = 20
 
 
+@pytest.mark.slow
 async def test_the_cancel_cursor_waits_while_the_tombstones_are_full(nats_server: Server, unique: str) -> None:
     subjects = Subjects(unique)
     world = await connect(nats_server.url, "scheduler")

@@ -14,6 +14,7 @@ from tests.live.stack import ANSWER_S, caller, stack
 from tests.servers import Server
 
 
+@pytest.mark.slow
 async def test_decisions_of_a_real_leader_come_out_byte_for_byte(
     nats_server: Server, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

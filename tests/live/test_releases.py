@@ -38,6 +38,7 @@ def of_the_next_release(message: Message, raw: Any) -> Any:
     return newer(raw, message.decode(message.with_raw(raw)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", NEIGHBOURS)
 @pytest.mark.parametrize("change", [as_recorded, of_the_next_release])
 async def test_a_recorded_worker_runs_its_jobs_again(
@@ -109,6 +110,7 @@ async def test_a_ledger_of_a_release_before_is_led_on(nats_server: Server, uniqu
                 assert now.get("ledger") == then.raw.get("ledger")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("far", [-2, 2])
 async def test_a_worker_too_far_away_is_told_so(nats_server: Server, unique: str, far: int) -> None:
     own = minor_of(RELEASE)

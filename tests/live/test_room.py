@@ -117,6 +117,7 @@ async def reserved(js: JetStream, name: str) -> int:
         return 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("taken", "kept"),
     [
@@ -151,6 +152,7 @@ async def test_a_scheduler_starts_and_works_in_whatever_room_there_is(
                 assert await until(lambda name=name: reserved(js, names[name]), 30, name) == size * MIB, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [84, 90])
 async def test_without_room_for_what_is_accepted_a_scheduler_says_what_to_do(
     small: SmallServer, unique: str, taken: int

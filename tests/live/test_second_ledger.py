@@ -13,6 +13,7 @@ from tests.cli.node import Lines, moorage, start
 from tests.servers import Server
 
 
+@pytest.mark.slow
 async def test_no_second_ledger_begins_beside_a_leader(nats_server: Server, unique: str) -> None:
     words = ("scheduler", "--nats", nats_server.url, "--prefix", unique)
     leader = await start(*words, env={"MOORAGE_LEDGER_URL": nats_server.ledger_url})
@@ -25,6 +26,7 @@ async def test_no_second_ledger_begins_beside_a_leader(nats_server: Server, uniq
         assert await JetStream(world)._info(Subjects(unique).ledger_stream, {}, 5) is None
 
 
+@pytest.mark.slow
 async def test_where_all_are_in_one_account_the_second_stands_by(nats_server: Server, unique: str) -> None:
     words = ("scheduler", "--nats", nats_server.url, "--prefix", unique)
     leader = await start(*words)
@@ -36,6 +38,7 @@ async def test_where_all_are_in_one_account_the_second_stands_by(nats_server: Se
     await log.until("leading epoch 2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [b"", b" \n", b"\xff\xfe\x00"])
 async def test_a_file_without_a_url_is_no_word_for_the_users_account(
     held: bytes, nats_server: Server, unique: str, tmp_path: Path

@@ -19,6 +19,7 @@ from tests.leftover import ends_with_the_test
 PASSWORD = "planted-0b7d"
 
 
+@pytest.mark.slow
 async def test_a_follower_finds_a_ledger_with_a_password_that_no_argument_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ async def have_some_read(acme: Caller) -> None:
     await acme.reaches(f"before-{READ - 1}", "QUEUED")
 
 
+@pytest.mark.slow
 async def test_a_request_queue_that_was_deleted_is_made_again_behind_what_was_read(
     nats_server: Server, unique: str
 ) -> None:
@@ -54,6 +55,7 @@ async def test_a_request_queue_that_was_deleted_is_made_again_behind_what_was_re
         await acme.reaches("last", "QUEUED")
 
 
+@pytest.mark.slow
 async def test_a_request_queue_of_somebody_elses_making_is_read_from_its_beginning(
     nats_server: Server, unique: str
 ) -> None:
@@ -78,6 +80,7 @@ async def test_a_request_queue_of_somebody_elses_making_is_read_from_its_beginni
         assert await acme.state("before-2") == "QUEUED"
 
 
+@pytest.mark.slow
 async def test_dead_letters_that_were_deleted_are_made_again(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, await connect(made.url, "test") as connection:
         await made.scheduler(config=QUICK)
@@ -90,6 +93,7 @@ async def test_dead_letters_that_were_deleted_are_made_again(nats_server: Server
         assert (await jetstream.stream_info(made.subjects.dead_letter_stream)).messages == 1
 
 
+@pytest.mark.slow
 async def test_dead_letters_that_take_nothing_stop_nobody_elses_queue(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "zeta") as zeta:
         await made.scheduler(config=QUICK)
@@ -109,6 +113,7 @@ async def test_dead_letters_that_take_nothing_stop_nobody_elses_queue(nats_serve
             assert (await JetStream(connection).stream_info(made.subjects.dead_letter_stream)).messages == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_refused_requests_wait_in_the_queue_and_not_in_memory(nats_server: Server, unique: str) -> None:
     async with queued(nats_server, unique) as made, made.leads() as state:
@@ -133,6 +138,7 @@ async def test_refused_requests_wait_in_the_queue_and_not_in_memory(nats_server:
         assert info.messages == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["purged", "deleted"])
 async def test_a_ledger_that_is_gone_is_said_to_be_with_what_to_do(nats_server: Server, unique: str, how: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
@@ -164,6 +170,7 @@ async def test_a_ledger_that_is_gone_is_said_to_be_with_what_to_do(nats_server: 
                 assert "Traceback" not in second.words()
 
 
+@pytest.mark.slow
 async def test_no_leader_writes_into_a_ledger_that_was_made_in_the_place_of_its_own(
     nats_server: Server, unique: str
 ) -> None:
@@ -191,6 +198,7 @@ def _has(jetstream: JetStream, stream: str, records: int) -> Callable[[], Awaita
     return there
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_snapshots_that_were_deleted_under_a_leader_are_written_again_by_itself(
     nats_server: Server, unique: str

@@ -70,6 +70,7 @@ async def test_ledger_time_goes_on_from_the_earlier_of_two_clocks(nats_server: S
         assert abs(ledger.wall_s() - found_s) < NEAR_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead_s", [DAYS_S, -DAYS_S])
 async def test_a_leader_whose_clock_is_wrong_ends_no_deadline(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch, ahead_s: float

@@ -38,6 +38,7 @@ async def full_ledger(server: Server, subjects: Subjects) -> AsyncIterator[None]
         await connection.request(update, msgspec.json.encode(info.config), 5)
 
 
+@pytest.mark.slow
 async def test_who_asks_while_the_ledger_takes_no_record_is_told_so(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         scheduler = await made.scheduler(config=QUICK)
@@ -65,6 +66,7 @@ async def test_who_asks_while_the_ledger_takes_no_record_is_told_so(nats_server:
             assert await acme.state("before") == "QUEUED"
 
 
+@pytest.mark.slow
 async def test_a_leader_cut_off_from_the_ledger_answers_nobody_whom_another_one_answers(
     nats_server: Server, unique: str
 ) -> None:
@@ -92,6 +94,7 @@ async def test_a_leader_cut_off_from_the_ledger_answers_nobody_whom_another_one_
     await proxy.close()
 
 
+@pytest.mark.slow
 async def test_what_nobody_waits_for_is_read_without_end_neither(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

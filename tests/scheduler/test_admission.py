@@ -192,6 +192,7 @@ def test_rows_of_finished_jobs_expire_by_the_settings() -> None:
     drive.lead()  # the rows that are left are the same for whoever folds
 
 
+@pytest.mark.slow
 def test_rows_of_finished_jobs_go_as_fast_as_they_come() -> None:
     """Whatever comes in a second: the bound is of rows, not of rows a second."""
     drive = Driving(Config(ended_max=0, finished_rows=100, jobs_max=5_000))
@@ -368,6 +369,7 @@ def test_a_monstrous_trace_is_left_out() -> None:
     assert drive.job("k").traceparent.startswith("00-4bf9")
 
 
+@pytest.mark.slow
 def test_timers_of_jobs_that_are_over_do_not_pile_up() -> None:
     drive = Driving(Config(ended_max=0))
     drive.checks = False

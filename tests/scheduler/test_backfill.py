@@ -13,6 +13,7 @@ from moorage.scheduler.core.queueing import durations
 from moorage.scheduler.core.queueing.backfill import FREED_MS
 from moorage.scheduler.core.queueing.reserve import LATE_MIN_MS, LATE_TIMES, PATIENCE_MS
 from tests.scheduler.driving import Driving
+from tests.turns import turns
 
 
 def limited(timeout_s: float | None) -> dict[str, object]:
@@ -38,7 +39,7 @@ def test_who_surely_ends_before_the_reservation_runs_there() -> None:
 
 
 @pytest.mark.parametrize("groups", [durations.GROUPS_MAX, 12])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", turns(range(12), often=3))
 def test_ends_that_were_found_before_are_those_that_are_found_anew(
     seed: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def outcomes(*allocated: float) -> list[Outcome]:
     return [Outcome("best-fit", "few", seed, True, {100: value}) for seed, value in enumerate(allocated, 42)]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_goes_on_with_what_is_kept(folder: Path, tmp_path: Path) -> None:
     given = options(folder, tmp_path / "keep")
     jobs = run.jobs_of(given, ["few"])
@@ -71,6 +72,7 @@ def test_tasks_come_in_the_order_of_the_published_runs() -> None:
         assert [round(statistics.fmean(by_percent[percent]), 2) for percent in range(5)] == said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy"),
     [

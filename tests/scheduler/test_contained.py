@@ -126,6 +126,7 @@ def test_where_ranking_fails_the_plain_ranker_decides(
     drive.replays()
 
 
+@pytest.mark.slow
 def test_a_ranker_that_always_fails_is_tried_ever_less_often(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
     raises_for(monkeypatch, type(drive.contained.ranker.main), "choose", lambda *given: True)
     for number in range(200):

@@ -7,12 +7,13 @@ from typing import Final
 import pytest
 
 from tests.scheduler.faulty_world import FaultyWorld
+from tests.turns import turns
 
 #: a failing seed is `FaultyWorld(seed, workers=2 + seed % 3)`; a soak raises this number
 SEEDS: Final = 40
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", turns(range(SEEDS), often=6))
 def test_safety_under_faults_and_liveness_after(seed: int) -> None:
     world = FaultyWorld(seed, workers=2 + seed % 3)
     world.run(220)

@@ -83,6 +83,7 @@ def test_explain_tells_whose_turn_is_next() -> None:
     assert (drive.states("mine", "a"), drive.states("theirs", "b")) == (["QUEUED"], ["RUNNING"])
 
 
+@pytest.mark.slow
 def test_three_tenants_of_which_one_has_no_weight_and_another_job_size() -> None:
     cluster = Saturated(12)
     cluster.drive.order("share", tenant="a", weight=4)
@@ -103,6 +104,7 @@ def test_before_anybody_has_a_share_arrival_counts_and_nothing_is_counted() -> N
     assert not cluster.drive.state.half_life_ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half_life_s", [600.0, 3600.0])
 def test_a_tenant_idle_for_an_hour_banks_less_than_its_half_life(half_life_s: float) -> None:
     cluster = Saturated(8, Config(ended_max=0, fair_share_half_life=half_life_s))

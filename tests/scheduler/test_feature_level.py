@@ -24,6 +24,7 @@ from moorage.schemas.frames import Unwell
 from moorage.schemas.operate import act_of
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld
+from tests.turns import turns
 
 BEFORE: Final = FORMAT - 1
 #: the acts that 0.2 knew
@@ -54,7 +55,7 @@ def check(drive: Driving) -> int:
     return ends
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", turns(range(6), often=2))
 def test_whatever_happens_the_release_before_can_follow(seed: int) -> None:
     world = FaultyWorld(seed, workers=2 + seed % 3, level=BEFORE)
     world.run(220)

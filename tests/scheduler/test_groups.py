@@ -19,6 +19,7 @@ from moorage.scheduler.core.state import State
 from moorage.schemas.frames import Fact, FactFrame, FactKind
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld
+from tests.turns import turns
 
 # ---------------------------------------------------------------------------------------------- placements
 
@@ -88,7 +89,7 @@ def world(seed: int, ranker: Pack) -> tuple[Driving, list[dict[str, tuple[str, l
     return drive, seen
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", turns(range(12), often=3))
 def test_groups_are_placed_as_one_by_one(seed: int) -> None:
     together, singly = Counted(), OneByOne()
     grouped, places = world(seed, together)
@@ -137,7 +138,7 @@ def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Fa
     return facts
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", turns(range(60), often=15))
 def test_a_frame_of_whole_runs_comes_to_what_its_facts_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def life() -> Driving:
         drive = Driving()
@@ -193,7 +194,7 @@ def one_by_one(payload: bytes, state: State) -> bytes:
     return encode_record(record)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", turns(range(8), often=2))
 def test_steps_that_say_several_things_fold_as_the_several_do(seed: int) -> None:
     world = FaultyWorld(seed)
     world.run(200)

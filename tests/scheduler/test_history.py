@@ -277,6 +277,7 @@ async def test_at_most_four_frames_a_second_a_tenant(drive: Writing) -> None:
         assert sum(len(frame.jobs) for frame in frames) == 100
 
 
+@pytest.mark.slow
 @scene(Config(ended_max=50_000))
 async def test_a_flood_is_written_without_its_requests_in_frames_that_pass(drive: Writing) -> None:
     drive.checks = False

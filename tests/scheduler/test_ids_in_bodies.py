@@ -17,6 +17,7 @@ REST = '"gpu":{"count":1},"run":{"driver":"noop"}}'
 ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,20}", fullmatch=True)
 
 
+@pytest.mark.slow
 @given(ids, st.one_of(st.binary(max_size=40), st.builds(lambda a, b: f'{{"job":"{a}"{b}'.encode(), ids, st.text())))
 def test_whatever_the_body_the_id_comes_back(name: str, body: bytes) -> None:
     assert id_of(written_id(name, body), body) == name

@@ -181,6 +181,7 @@ def long_driver(number: int) -> dict[str, Any]:
     return {"run": {"argv": ["true"], "driver": f"{number}".rjust(20_000, "d")}}
 
 
+@pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.parametrize(
     "asked", [lambda number: {"requires": many_labels(number, 16, 16)}, long_driver], ids=["labels", "driver"]

@@ -61,6 +61,7 @@ def is_near(in_ms: int, runs: int) -> bool:
     return 0.6 < in_ms / (runs * MEAN * MINUTE) < 1.5
 
 
+@pytest.mark.slow
 def test_a_long_queue_takes_the_mean_of_such_runs_each_and_not_their_median(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(future, "CPU_S_MAX", 60.0)
     starts = look_ahead(one_after_the_other()).starts["t"]
@@ -70,6 +71,7 @@ def test_a_long_queue_takes_the_mean_of_such_runs_each_and_not_their_median(monk
         assert start.p50_ms < start.p90_ms < 2 * number * MEAN * MINUTE, "not as if each took the longest"
 
 
+@pytest.mark.slow
 def test_a_plan_at_the_end_of_a_long_queue_says_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(future, "CPU_S_MAX", 60.0)  # on a busy machine fewer looks fit into what they may take
     told = planned(one_after_the_other(), {"gpu": {}})
@@ -91,6 +93,7 @@ def test_when_a_drained_host_is_empty_is_when_the_last_of_what_runs_there_ends(m
     assert (told.empty["w0"] or 0) > 100 * MINUTE, "of eight, one is a long one"
 
 
+@pytest.mark.slow
 def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = Driving()
     drive.worker("w0", 1)

@@ -354,6 +354,7 @@ def permits(worker: Worker, tenant: str) -> bool:
     return not rules or "noop" in rules.get(tenant, rules.get("*", []))
 
 
+@pytest.mark.slow
 @given(STEPS)
 def test_whoever_comes_when_runs_where_it_may_and_nowhere_else(steps: list[tuple[Any, ...]]) -> None:
     drive = Driving()

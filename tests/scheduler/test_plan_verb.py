@@ -28,6 +28,7 @@ def planned(drive: Driving, asks: dict[str, Any] | None = None, *, tenant: str =
     return decode_planned(answer)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HOSTS, st.lists(ASKS, max_size=5), ASKS)
 def test_a_plan_right_before_a_submit_is_what_then_happens_and_changes_nothing(

@@ -9,6 +9,7 @@ import pytest
 from moorage.scheduler.core.queueing.preemption import Preemption
 from tests.scheduler.driving import Driving
 from tests.scheduler.test_preemption import ON, urgent
+from tests.turns import turns
 
 
 def policy_of(drive: Driving) -> Preemption:
@@ -92,7 +93,7 @@ def test_an_operators_priority_of_a_running_job_counts_at_once() -> None:
     assert ended(drive) == ["j4"]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", turns(range(8), often=2))
 def test_of_jobs_that_come_and_go_the_lowest_priority_ends(seed: int) -> None:
     """What is remembered of hosts is what runs there, also where one job ends and the next starts in one record."""
     chance = random.Random(seed)

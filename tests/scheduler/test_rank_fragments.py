@@ -21,6 +21,7 @@ from moorage.schemas.gpu import GpuSpec, Share, Sharing
 from moorage.schemas.job import Request, Resources, Run
 from tests.scheduler.driving import Driving
 from tests.scheduler.test_groups import world
+from tests.turns import turns
 
 MODELS = ("NVIDIA T4", "NVIDIA A10", "NVIDIA A100-SXM4-80GB")
 
@@ -82,7 +83,7 @@ def fits(choice: Choice, shape: Shape) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", turns(range(25), often=5))
 def test_kept_scores_choose_what_a_full_scan_chooses(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random life of a fleet: arrivals, ends, hosts that come, go and fall ill, barred hosts and spread.
 
@@ -176,7 +177,7 @@ class OneByOne(Fragments):
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", turns(range(6), often=2))
 def test_groups_are_placed_as_one_by_one(seed: int) -> None:
     grouped, places = world(seed, Fragments())
     single, expected = world(seed, OneByOne())

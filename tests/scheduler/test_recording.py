@@ -70,6 +70,7 @@ def test_a_recording_that_breaks_off_is_replayed_as_far_as_it_goes(tmp_path: Pat
     assert 0 < len(list(replay(path))) < count
 
 
+@pytest.mark.slow
 def test_what_a_killed_leader_left_unfinished_hides_no_later_reign(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     recorded(first)
@@ -91,6 +92,7 @@ def test_a_foreign_or_empty_file_is_refused(tmp_path: Path) -> None:
             list(replay(path))
 
 
+@pytest.mark.slow
 def test_a_damaged_recording_ends_with_the_reason_and_no_defect(tmp_path: Path) -> None:
     path = tmp_path / "leader.rec"
     recorded(path)

@@ -101,6 +101,7 @@ def test_every_job_runs_once_for_its_time_and_no_gpu_is_given_out_twice(
         assert used <= 4_000
 
 
+@pytest.mark.slow
 def test_the_same_trace_twice_is_the_same_report() -> None:
     jobs = trace.in_order(PHILLY, philly.read_philly(PHILLY, "2869ce"))[:150]
     first, second = (simulate("p", philly.hosts_of(64), jobs, Config(), {}) for _ in range(2))

@@ -15,6 +15,7 @@ from moorage.scheduler.core.queueing.queue import Head, Line
 from moorage.scheduler.core.rank.ranker import Choice
 from moorage.scheduler.core.shape import Shape
 from tests.scheduler.driving import H100, Driving
+from tests.turns import turns
 
 A100: Final = "NVIDIA A100-SXM4-80GB"
 ASKS: Final[list[dict[str, Any]]] = [
@@ -82,7 +83,8 @@ def _never(draft: Draft, line: Line) -> bool:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("seed", [*range(22), 185, 234])  # the last two: a limit, and who waits behind it
+# the last two seeds: a limit, and who waits behind it
+@pytest.mark.parametrize("seed", turns([*range(22), 185, 234], often=4))
 @pytest.mark.parametrize("order", ["fair", "fifo", "shared", "tenants", "reclaimed"])
 def test_the_same_placements_as_where_every_line_is_looked_at(seed: int, order: str) -> None:
     config = Config(

@@ -180,6 +180,7 @@ STRANGE: Final = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(sorted(READERS)),

@@ -207,6 +207,7 @@ def check(seed: int) -> Counter[str]:
     return met
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_every_fix_starts_the_job_with_all_policies_on(seed: int) -> None:
@@ -216,6 +217,7 @@ def test_every_fix_starts_the_job_with_all_policies_on(seed: int) -> None:
 SEEDS = 250
 
 
+@pytest.mark.slow
 def test_each_kind_of_fix_is_met_and_tried() -> None:
     """Seeds that are always the same: what the property test meets by chance is met here for sure."""
     met: Counter[str] = Counter()

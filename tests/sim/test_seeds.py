@@ -1,19 +1,19 @@
-"""Whole clusters under faults, by seed. `make sim SEEDS=300 FROM=1000` runs more of them.
+"""Whole clusters under faults, by seed, other ones each day. `make sim SEEDS=300 FROM=1000` runs more of them.
 
 A seed says the same everywhere only with PYTHONHASHSEED=0, as `make sim` sets it; without, each run tries other orders.
 """
 
 from __future__ import annotations
 
-import os
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from tests.sim.world import World
+from tests.turns import seeds
 
-FIRST: Final = int(os.environ.get("MOORAGE_SIM_FROM", "0"))
-SEEDS: Final = int(os.environ.get("MOORAGE_SIM_SEEDS", "300"))
+OFTEN: Final = 15
+MORE: Final = 85
 #: seeds that went wrong once, and what it was
 REGRESSIONS: Final = {
     10: "a standby that was slower than the leader's snapshots stopped for good instead of taking the newest",
@@ -28,19 +28,11 @@ REGRESSIONS: Final = {
     7386: "a maintenance window that began in the record in which an operator opened the worker drained it for ever",
     9065: "who still ended for a preemptor that had gone did not count, and more was taken back than was borrowed",
 }
-PER_TEST: Final = 10
-GROUPS: Final = 6
 
 
-def spread(first: int) -> Any:
-    """Seeds need nothing of each other: a few groups of them, for as many processes."""
-    return pytest.param(first, marks=pytest.mark.xdist_group(f"seeds {first // PER_TEST % GROUPS}"))
-
-
-@pytest.mark.parametrize("first", list(map(spread, range(FIRST, FIRST + SEEDS, PER_TEST))))
-def test_every_promise_holds_whatever_happens(first: int) -> None:
-    for seed in range(first, min(first + PER_TEST, FIRST + SEEDS)):
-        run(seed)
+@pytest.mark.parametrize("seed", seeds(OFTEN, MORE))
+def test_every_promise_holds_whatever_happens(seed: int) -> None:
+    run(seed)
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)

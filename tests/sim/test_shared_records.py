@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 import msgspec
+import pytest
 
 from moorage.bus.connection import Connection
 from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus, SimulatedClock, SimulatedConnection
@@ -115,6 +116,7 @@ def records(scheduler: Scheduler) -> int:
     return scheduler.reign.records
 
 
+@pytest.mark.slow
 def test_one_in_flight_needs_one_append_a_job() -> None:
     """It were two, and every request waited for the one that told of an end."""
 
@@ -132,6 +134,7 @@ def test_one_in_flight_needs_one_append_a_job() -> None:
     on_a_quiet_machine(scene)
 
 
+@pytest.mark.slow
 def test_who_waits_for_an_end_before_the_next_request_waits_for_nothing_else() -> None:
     async def scene(scheduler: Scheduler, caller: Caller, clock: SimulatedClock) -> None:
         for _ in range(JOBS):
@@ -142,6 +145,7 @@ def test_who_waits_for_an_end_before_the_next_request_waits_for_nothing_else() -
     on_a_quiet_machine(scene)
 
 
+@pytest.mark.slow
 def test_a_wait_in_vain_is_the_last_one() -> None:
     async def scene(scheduler: Scheduler, caller: Caller, clock: SimulatedClock) -> None:
         for _ in range(JOBS):

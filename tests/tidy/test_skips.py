@@ -38,6 +38,7 @@ pytest.skip("not on this system", allow_module_level=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ci", "closing"),
     [

@@ -17,6 +17,7 @@ from moorage.worker.proctree import Process, read_process
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorUnavailable
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import Ended, Event, Started, StartMember
+from tests.built_launcher import hand_over
 
 WAIT_S: Final = 30.0
 SHELL_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
@@ -107,6 +108,8 @@ def lives(pid: int, process: Process | None = None) -> bool:
 @contextlib.asynccontextmanager
 async def rig_at(state: Path, *arguments: str) -> AsyncIterator[Rig]:
     rig = Rig(state, arguments)
+    if "--interpreted" not in arguments:
+        hand_over(state)
     await rig.connect()
     try:
         yield rig

@@ -280,6 +280,7 @@ async def test_facts_are_sent_again_until_they_are_answered(nats_url: str, uniqu
         assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
 
 
+@pytest.mark.slow
 async def test_a_silent_leader_ends_the_session_and_a_new_one_carries_the_facts(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:

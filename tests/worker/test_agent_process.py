@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 import moorage
 from moorage.schemas.codec import encode
@@ -25,6 +26,7 @@ from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.journal import Journal, read_journal, records_of
 from moorage.worker.supervisor.protocol import JOURNAL_NAME
+from tests.built_launcher import hand_over
 from tests.waiting import until
 from tests.worker.scripted_leader import ScriptedLeader
 
@@ -66,6 +68,7 @@ async def state_folder() -> AsyncIterator[Path]:
     """A state folder, whose supervisor is gone at the end with all that it ran."""
     with tempfile.TemporaryDirectory(prefix="moorage-agent-") as folder:
         state = Path(folder)
+        hand_over(state / SUPERVISOR_FOLDER)
         try:
             yield state
         finally:
@@ -196,6 +199,7 @@ async def test_a_timeout_is_told_as_one(nats_url: str, unique: str) -> None:
         assert (await leader.heard("w1", "exited", name_of())).detail == "timeout"
 
 
+@pytest.mark.slow
 async def test_a_job_is_told_once_to_save_itself_whatever_becomes_of_its_agent(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
@@ -230,6 +234,7 @@ async def test_a_jobs_deadline_is_a_time_to_save_itself_too(nats_url: str, uniqu
     assert (exited.code, exited.detail, saved.read_text()) == (0, "exit", "saved\n")
 
 
+@pytest.mark.slow
 async def test_memory_that_does_not_come_back_is_quarantined(nats_url: str, unique: str) -> None:
     async with (
         ScriptedLeader(nats_url, unique) as leader,
@@ -330,6 +335,7 @@ async def test_a_dead_supervisor_is_replaced_and_its_jobs_are_lost(nats_url: str
         await leader.heard("w1", "freed", name_of("b", fence=11))
 
 
+@pytest.mark.slow
 async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
@@ -391,6 +397,7 @@ async def test_what_runs_unknown_to_a_lost_journal_is_ended_before_the_join(
             assert seat.joins[0].holding == []
 
 
+@pytest.mark.slow
 async def test_a_stopped_agent_cannot_keep_its_jobs_beyond_the_lease(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ async def test_a_job_on_a_device_that_is_gone_ends_before_the_join_and_the_other
             assert [each.job for each in seat.joins[-1].holding] == ["stays"]
 
 
+@pytest.mark.slow
 async def test_a_device_that_moved_is_in_use_again_once_the_memory_of_what_ran_there_is_seen_free(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ async def test_what_the_new_settings_know_nothing_of_is_ended_before_the_join(
             assert alive_at_join == [False]
 
 
+@pytest.mark.slow
 async def test_a_look_at_the_devices_that_breaks_is_no_look_and_not_the_last(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -334,6 +334,7 @@ async def test_an_overdue_function_keeps_its_slot_in_quarantine_until_it_returns
         await leader.heard("w1", "freed", name_of("c", 12))
 
 
+@pytest.mark.slow
 async def test_at_the_fence_a_function_is_asked_to_stop_and_sees_it_on_the_clock(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
@@ -434,6 +435,7 @@ async def test_without_a_target_it_joins_the_moorage_up_of_this_folder_as_a_clie
             await leader.joined("w1")
 
 
+@pytest.mark.slow
 async def test_results_are_kept_by_the_jetstream_api_that_the_named_context_says(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -435,6 +435,7 @@ async def _held(path: Path, seat: Any) -> None:
         await until(lambda: seat.fact("refused", ("acme", "third", 0, 1, 3)), what="a refused placement")
 
 
+@pytest.mark.slow
 async def test_a_worker_says_no_goodbye_while_a_process_of_its_host_keeps_a_gpu(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +456,7 @@ async def test_a_worker_says_no_goodbye_while_a_process_of_its_host_keeps_a_gpu(
         await until(lambda: seat.said_goodbye, what="the goodbye of the second, which lent nothing")
 
 
+@pytest.mark.slow
 async def test_a_killed_agent_s_leases_are_gone_and_the_holder_is_told(nats_url: str, unique: str) -> None:
     async with state_folder() as state, ScriptedLeader(nats_url, unique) as leader:
         path = state / SOCKET_NAME

@@ -118,6 +118,7 @@ def test_members_end_though_the_supervisor_has_no_free_descriptor(tmp_path: Path
     run(scenario())
 
 
+@pytest.mark.slow
 async def test_what_this_host_has_no_room_to_start_is_refused_and_not_failed(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ class Brittle(NoopDriver):
             raise IndexError(f"nothing at in-\udcff of {method}")
 
 
+@pytest.mark.slow
 async def test_a_driver_that_breaks_on_one_job_ends_neither_the_worker_nor_another_job(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:

@@ -13,8 +13,10 @@ import pytest
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Sharing
 from moorage.worker.pool import GpuLease, GpuPool, PoolLease, SlotsRefused, SlotState
+from tests.turns import turns
 
 INTERLEAVINGS: Final = 10_000
+TOGETHER: Final = 500
 STEPS: Final = 24
 MODES: Final[tuple[Sharing, ...]] = ("exclusive", "mps", "time-slice")
 
@@ -171,10 +173,10 @@ class Case:
             assert len(modes) <= (1 if "exclusive" in modes else 2), "more holders than the mode allows"
 
 
-@pytest.mark.parametrize("first", range(0, INTERLEAVINGS, INTERLEAVINGS // 4))
+@pytest.mark.parametrize("first", turns(range(0, INTERLEAVINGS, TOGETHER), often=2))
 def test_no_interleaving_breaks_the_pool(first: int) -> None:
     async def play_all() -> None:
-        for seed in range(first, first + INTERLEAVINGS // 4):
+        for seed in range(first, first + TOGETHER):
             try:
                 await Case(seed).play()
             except BaseException as failure:

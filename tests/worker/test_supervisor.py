@@ -50,7 +50,15 @@ ROOTS: Final = os.pathsep.join(str(Path(path).parent) for path in moorage.__path
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-@pytest.fixture(params=["cgroup", "walk", "interpreted"])
+# each test has a folder of its own: one process may run what is proven by cgroup, and another one the rest
+PROOFS: Final = [
+    pytest.param("cgroup", marks=pytest.mark.xdist_group("cgroup")),
+    pytest.param("walk", marks=pytest.mark.slow),  # the launcher of the first, the proof of the last
+    pytest.param("interpreted", marks=pytest.mark.xdist_group("interpreted")),
+]
+
+
+@pytest.fixture(params=PROOFS)
 def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return arguments_of(request.param)
 
@@ -175,75 +183,67 @@ def test_a_request_larger_than_a_packet_arrives_whole(tmp_path: Path, arguments:
     with_rig(tmp_path, arguments, scenario)
 
 
-@pytest.mark.parametrize(
-    ("fields", "stage", "number"),
-    [
-        ({"argv": ("/no/such/program",)}, "exec", "ENOENT"),
-        ({"argv": ("no-such-program",)}, "exec", "ENOENT"),
-        ({"argv": ("/proc/version",)}, "exec", "EACCES"),
-        ({"argv": ("/etc",)}, "exec", "EACCES"),
-        ({"cwd": "/no/such/folder"}, "cwd", "ENOENT"),
-        ({"cwd": "/etc/hostname"}, "cwd", "ENOTDIR"),
-        ({"user": "no-such-user"}, "user", "EINVAL"),
-        ({"argv": ()}, "exec", "EINVAL"),
-        ({"argv": ("/bin/echo", "a\0b")}, "request", "EINVAL"),
-        ({"env": {"A=B": "c"}}, "request", "EINVAL"),
-        ({"limits": {"NO_SUCH": (1, 1)}}, "limits", "EINVAL"),
-        ({"limits": {"NOFILE": (9, 8)}}, "limits", "EINVAL"),
-        ({"timeout_s": -1.0}, "request", "EINVAL"),
-        ({"checkpoint_signal": "SIGKILL", "checkpoint_before_s": 1.0, "timeout_s": 2.0}, "request", "EINVAL"),
-        ({"checkpoint_signal": "SIGUSR1"}, "request", "EINVAL"),
-        ({"checkpoint_signal": "SIGNOT", "checkpoint_before_s": 1.0, "timeout_s": 2.0}, "request", "EINVAL"),
-    ],
-)
-def test_a_start_that_fails_is_a_typed_end(
-    tmp_path: Path, arguments: tuple[str, ...], fields: dict[str, Any], stage: str, number: str
-) -> None:
+FAILING_STARTS: Final[list[tuple[dict[str, Any], str, str]]] = [
+    ({"argv": ("/no/such/program",)}, "exec", "ENOENT"),
+    ({"argv": ("no-such-program",)}, "exec", "ENOENT"),
+    ({"argv": ("/proc/version",)}, "exec", "EACCES"),
+    ({"argv": ("/etc",)}, "exec", "EACCES"),
+    ({"cwd": "/no/such/folder"}, "cwd", "ENOENT"),
+    ({"cwd": "/etc/hostname"}, "cwd", "ENOTDIR"),
+    ({"user": "no-such-user"}, "user", "EINVAL"),
+    ({"argv": ()}, "exec", "EINVAL"),
+    ({"argv": ("/bin/echo", "a\0b")}, "request", "EINVAL"),
+    ({"env": {"A=B": "c"}}, "request", "EINVAL"),
+    ({"limits": {"NO_SUCH": (1, 1)}}, "limits", "EINVAL"),
+    ({"limits": {"NOFILE": (9, 8)}}, "limits", "EINVAL"),
+    ({"timeout_s": -1.0}, "request", "EINVAL"),
+    ({"checkpoint_signal": "SIGKILL", "checkpoint_before_s": 1.0, "timeout_s": 2.0}, "request", "EINVAL"),
+    ({"checkpoint_signal": "SIGUSR1"}, "request", "EINVAL"),
+    ({"checkpoint_signal": "SIGNOT", "checkpoint_before_s": 1.0, "timeout_s": 2.0}, "request", "EINVAL"),
+]
+
+
+def test_a_start_that_fails_is_a_typed_end(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
-        ended = await rig.run(StartMember(**({"key": "j", "argv": ("/bin/true",), "env": {}} | fields)))
-        assert (ended.reason, ended.stage, os.strerror(ended.errno or 0)) == (
-            "start-failed",
-            stage,
-            os.strerror(getattr(errno, number)),
-        )
-        assert ended.message
-        assert (ended.exit_code, ended.signal) == (None, None)
+        for number, (fields, stage, code) in enumerate(FAILING_STARTS):
+            ended = await rig.run(StartMember(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
+            found = (ended.reason, ended.stage, os.strerror(ended.errno or 0), ended.exit_code, ended.signal)
+            assert found == ("start-failed", stage, os.strerror(getattr(errno, code)), None, None), fields
+            assert ended.message
+            assert (await rig.client.list()).running == ()
         assert not rig.starts()
-        assert (await rig.client.list()).running == ()
 
     with_rig(tmp_path, arguments, scenario)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"argv": ("nosuchprogram",)}, "no program nosuchprogram in PATH /usr/local/bin:/usr/bin:/bin"),
-        ({"argv": ("nosuchprogram",), "env": {"PATH": "/bin"}}, "no program nosuchprogram in PATH /bin"),
-        (
-            {"argv": ("echo hi",), "env": {"PATH": "/bin"}},
-            "no program 'echo hi' in PATH /bin; it is one word: leave the quotes out, or use sh -c",
-        ),
-        (
-            {"argv": ("./train.sh",)},
-            "no ./train.sh in / (--cwd names the folder), or not what its first line names",
-        ),
-        (
-            {"argv": ("./a", "b c"), "cwd": "/usr"},
-            "no ./a in /usr (--cwd names the folder), or not what its first line names",
-        ),
-        ({"argv": ("/no/such",)}, "no /no/such on the worker, or not what its first line names"),
-        ({"argv": ("/usr",)}, "/usr: Permission denied"),
-        ({"cwd": "/nonexistent"}, "no folder /nonexistent"),
-        ({"cwd": "/etc/hostname"}, "no folder /etc/hostname"),
-        ({"argv": ("a\n\x1b[2J" + "b" * 99,), "env": {"PATH": ""}}, f"no program a\\n\\x1b[2J{'b' * 49}… in PATH ''"),
-    ],
-)
-def test_a_start_that_fails_says_what_it_looked_for_and_where(
-    tmp_path: Path, arguments: tuple[str, ...], fields: dict[str, Any], words: str
-) -> None:
+LOOKED_FOR: Final[list[tuple[dict[str, Any], str]]] = [
+    ({"argv": ("nosuchprogram",)}, "no program nosuchprogram in PATH /usr/local/bin:/usr/bin:/bin"),
+    ({"argv": ("nosuchprogram",), "env": {"PATH": "/bin"}}, "no program nosuchprogram in PATH /bin"),
+    (
+        {"argv": ("echo hi",), "env": {"PATH": "/bin"}},
+        "no program 'echo hi' in PATH /bin; it is one word: leave the quotes out, or use sh -c",
+    ),
+    (
+        {"argv": ("./train.sh",)},
+        "no ./train.sh in / (--cwd names the folder), or not what its first line names",
+    ),
+    (
+        {"argv": ("./a", "b c"), "cwd": "/usr"},
+        "no ./a in /usr (--cwd names the folder), or not what its first line names",
+    ),
+    ({"argv": ("/no/such",)}, "no /no/such on the worker, or not what its first line names"),
+    ({"argv": ("/usr",)}, "/usr: Permission denied"),
+    ({"cwd": "/nonexistent"}, "no folder /nonexistent"),
+    ({"cwd": "/etc/hostname"}, "no folder /etc/hostname"),
+    ({"argv": ("a\n\x1b[2J" + "b" * 99,), "env": {"PATH": ""}}, f"no program a\\n\\x1b[2J{'b' * 49}… in PATH ''"),
+]
+
+
+def test_a_start_that_fails_says_what_it_looked_for_and_where(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
-        ended = await rig.run(StartMember(**({"key": "j", "argv": ("/bin/true",), "env": {}} | fields)))
-        assert ended.message == words
+        for number, (fields, words) in enumerate(LOOKED_FOR):
+            ended = await rig.run(StartMember(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
+            assert ended.message == words
 
     with_rig(tmp_path, arguments, scenario)
 

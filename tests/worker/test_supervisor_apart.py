@@ -52,6 +52,7 @@ async def settled(rig: Rig) -> tuple[int, ...]:
     raise AssertionError((await rig.client.list()).unproven)
 
 
+@pytest.mark.slow
 def test_another_deployments_members_of_the_same_name_are_let_be(tmp_path: Path) -> None:
     """Two supervisors without cgroups, members alike in tenant, job and fence: the next one of the first clears its own
     and nothing of the second's."""
@@ -77,6 +78,7 @@ def test_another_deployments_members_of_the_same_name_are_let_be(tmp_path: Path)
     run(main())
 
 
+@pytest.mark.slow
 def test_a_journal_of_the_release_before_takes_nobody_elses_process_for_its_own(tmp_path: Path) -> None:
     """Its marks name no folder; what was started by a supervisor of this release is none of its members."""
 
@@ -127,6 +129,7 @@ async def gone(pid: int) -> None:
     await poll(lambda: not lives(pid))
 
 
+@pytest.mark.slow
 def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path: Path) -> None:
     async def main() -> None:
         supervised = await Supervised.connect(tmp_path, arguments=("--linger", "0.2"))
@@ -272,6 +275,7 @@ def test_the_protocol_of_a_newer_supervisor_is_refused_with_both_numbers(tmp_pat
 SAVES = "trap 'echo saved' USR1; trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
 
 
+@pytest.mark.slow
 def test_a_notice_is_the_checkpoint_signal_then_the_ask_to_end(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig_at(tmp_path / "state") as rig:

@@ -18,6 +18,7 @@ def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return arguments_of(request.param)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_signal_comes_before_the_timeout(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
         script = "trap 'echo saved' USR1; trap 'echo ending; exit 0' TERM; while :; do sleep 0.01; done"
@@ -29,6 +30,7 @@ def test_a_checkpoint_signal_comes_before_the_timeout(tmp_path: Path, arguments:
     with_rig(tmp_path, arguments, scenario)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_signal_waits_until_somebody_takes_it_and_comes_once(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
@@ -58,6 +60,7 @@ def test_a_checkpoint_signal_waits_until_somebody_takes_it_and_comes_once(
     with_rig(tmp_path, arguments, scenario)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_signal_goes_to_the_topmost_that_take_it_and_kills_nobody(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:

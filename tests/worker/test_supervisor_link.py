@@ -131,6 +131,7 @@ async def test_what_is_refused_of_a_long_start_is_told_and_nothing_else(tmp_path
     assert not link._unanswered
 
 
+@pytest.mark.slow
 async def test_an_agent_without_a_free_descriptor_finds_a_supervisor_once_it_has_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
