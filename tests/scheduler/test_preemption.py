@@ -87,6 +87,20 @@ def test_what_has_just_begun_runs_in_peace() -> None:
     assert (drive.states("young"), drive.states("urgent")) == (["QUEUED"], ["RUNNING"])
 
 
+def test_how_long_it_took_to_begin_is_no_time_that_it_has_run() -> None:
+    """With the record that tells of its beginning it counted since it was placed: that may be long before."""
+    drive = Driving(ON)
+    drive.worker("w0", 2, auto=False)
+    for name, priority in (("slow", 10), ("other", 50)):
+        drive.submit(name, gpu={}, priority=priority)
+    drive.facts([("claimed", "other", 0, 0, ""), ("started", "other", 0, 0, "")])
+    drive.pass_time(70_000)
+    drive.submit("urgent", priority=90, gpu={})
+    drive.facts([("claimed", "slow", 0, 0, ""), ("started", "slow", 0, 0, "")], tick=False)
+    drive.tick(1_000)
+    assert (drive.states("slow"), drive.states("other")) == (["RUNNING"], ["ENDING"])
+
+
 def test_nobody_ends_where_that_would_not_make_room() -> None:
     drive = running()
     urgent(drive, gpu={"count": 5})
