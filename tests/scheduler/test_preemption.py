@@ -298,6 +298,46 @@ def test_hosts_that_fail_the_preemptor_are_not_held_for_ever() -> None:
     assert drive.states("big") == ["RUNNING"], "on the other host, by a second preemption"
 
 
+def two_hosts(**asked: Any) -> Driving:
+    """`w0` with a job of priority 10 and two replicas, asked to end in part for `urgent`; `w1` with one of 50."""
+    drive = Driving(ON)
+    drive.worker("w0", 2)
+    drive.submit("pair", gpu={}, replicas=2, priority=10, **asked)
+    drive.settle()
+    drive.worker("w1", 1)
+    drive.submit("other", gpu={})
+    drive.settle()
+    drive.pass_time(70_000)
+    slow(drive, 3)
+    urgent(drive)
+    assert drive.states("pair") == ["ENDING", "RUNNING"]
+    return drive
+
+
+def test_a_replica_that_runs_on_beside_one_that_has_ended_holds_no_host() -> None:
+    """It was taken for one that ends still: the preemptor waited for it, on a host that takes no work."""
+    drive = two_hosts()
+    drive.operate("cordon", "w0")
+    worker = drive.workers["w0"]
+    worker.finish(next(key for key in worker.held if key[2] == 0), -15, "end")
+    drive.settle()
+    assert drive.explained("urgent")["because"] == "those preempted have ended"
+    drive.pass_time(VOID_MS + 3_000)
+    finish_ending(drive)
+    assert drive.states("urgent") == ["RUNNING"], "on the other host, by a second preemption"
+    assert (drive.states("pair"), drive.states("other")) == (["QUEUED", "RUNNING"], ["QUEUED"])
+
+
+def test_what_is_kept_through_a_partition_keeps_no_preemptor_waiting() -> None:
+    """A host that fails in between is given up, though what runs there may end on it days later."""
+    drive = two_hosts(on_partition="keep")
+    drive.workers["w0"].session = ""
+    drive.pass_time(drive.config.lost_ms + VOID_MS + 5_000)
+    assert drive.states("pair") == ["LOST_KEPT", "LOST_KEPT"]
+    finish_ending(drive)
+    assert drive.placed_on("urgent") == ["w1"]
+
+
 @pytest.mark.parametrize(("own", "lenders", "ending"), [(3, 4, 2), (1, 3, 1)], ids=["lenders", "own"])
 def test_what_is_taken_back_already_counts_for_both_sides(own: int, lenders: int, ending: int) -> None:
     """Three jobs in lines of their own, on a host each, before the first of those that end for them is gone."""
