@@ -201,6 +201,30 @@ def test_the_freed_gpus_are_the_preemptors_whoever_came_before() -> None:
     assert drive.job("big").preempts is None
 
 
+def test_a_new_leader_ends_nobody_while_room_may_be_on_a_worker_that_was_not_heard() -> None:
+    """After a takeover workers renew one after the other, and nothing is placed on one that has not yet."""
+    drive = running(gpus=1)
+    drive.worker("w1", 1)
+    drive.lead()
+    drive.submit("urgent", priority=90, gpu={})
+    drive.renew("w0")
+    drive.tick(1_000)
+    assert drive.states("j0") == ["RUNNING"]
+    drive.renew("w1")
+    assert (drive.placed_on("urgent"), drive.states("j0")) == (["w1"], ["RUNNING"])
+
+
+def test_a_worker_that_is_not_heard_for_a_while_keeps_no_preemptor_waiting() -> None:
+    drive = running(gpus=1)
+    drive.worker("w1", 1)
+    drive.lead()
+    drive.workers["w1"].session = ""
+    drive.submit("urgent", priority=90, gpu={})
+    drive.pass_time(5_000)
+    drive.settle()
+    assert drive.placed_on("urgent") == ["w0"]
+
+
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_a_new_leader_goes_on_and_ends_nobody_twice(snapshot: bool) -> None:
     drive = running()

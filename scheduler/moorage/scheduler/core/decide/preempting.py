@@ -62,6 +62,8 @@ class Preempting:
         self.lifecycle = lifecycle
         self.priority = priority
         self.reclaim = reclaim
+        #: whether every worker was heard in this reign, or has had time to renew: one that was not may have room
+        self.knows_fleet: Callable[[], bool] = lambda: True
         self._sought_ms = 0
         self._in_vain: dict[int, int] = {}  # entry of the queue -> ledger ms at which no victims were found for it last
         self._void: dict[int, int] = {}  # job number -> since when nobody ends for it any more
@@ -115,6 +117,8 @@ class Preempting:
         not use up the searches. Nobody is found a host that another was found just now.
         """
         if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Act.PREEMPT):
+            return
+        if not self.knows_fleet():
             return
         state, searches, lines = draft.state, 0, eligible()
         self._sought_ms = draft.time_ms
