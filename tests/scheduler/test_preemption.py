@@ -87,6 +87,17 @@ def test_what_has_just_begun_runs_in_peace() -> None:
     assert (drive.states("young"), drive.states("urgent")) == (["QUEUED"], ["RUNNING"])
 
 
+@pytest.mark.parametrize(("job", "priority"), [("j1", 95), ("j0", 5)], ids=["raised", "lowered"])
+def test_the_record_of_an_operators_priority_ends_nobody_by_the_one_before(job: str, priority: int) -> None:
+    drive = running(gpus=1, hosts=2)
+    drive.submit("urgent", priority=90, gpu={})
+    drive.offer_order("priority", job=job, priority=priority)
+    drive.tick(1_000)
+    assert ended(drive, 2) == []
+    drive.tick()
+    assert ended(drive, 2) == ["j0"]
+
+
 def test_how_long_it_took_to_begin_is_no_time_that_it_has_run() -> None:
     """With the record that tells of its beginning it counted since it was placed: that may be long before."""
     drive = Driving(ON)
