@@ -87,6 +87,31 @@ def test_what_has_just_begun_runs_in_peace() -> None:
     assert (drive.states("young"), drive.states("urgent")) == (["QUEUED"], ["RUNNING"])
 
 
+@pytest.mark.parametrize(("job", "priority"), [("j1", 95), ("j0", 5)], ids=["raised", "lowered"])
+def test_the_record_of_an_operators_priority_ends_nobody_by_the_one_before(job: str, priority: int) -> None:
+    drive = running(gpus=1, hosts=2)
+    drive.submit("urgent", priority=90, gpu={})
+    drive.offer_order("priority", job=job, priority=priority)
+    drive.tick(1_000)
+    assert ended(drive, 2) == []
+    drive.tick()
+    assert ended(drive, 2) == ["j0"]
+
+
+def test_how_long_it_took_to_begin_is_no_time_that_it_has_run() -> None:
+    """With the record that tells of its beginning it counted since it was placed: that may be long before."""
+    drive = Driving(ON)
+    drive.worker("w0", 2, auto=False)
+    for name, priority in (("slow", 10), ("other", 50)):
+        drive.submit(name, gpu={}, priority=priority)
+    drive.facts([("claimed", "other", 0, 0, ""), ("started", "other", 0, 0, "")])
+    drive.pass_time(70_000)
+    drive.submit("urgent", priority=90, gpu={})
+    drive.facts([("claimed", "slow", 0, 0, ""), ("started", "slow", 0, 0, "")], tick=False)
+    drive.tick(1_000)
+    assert (drive.states("slow"), drive.states("other")) == (["RUNNING"], ["ENDING"])
+
+
 def test_nobody_ends_where_that_would_not_make_room() -> None:
     drive = running()
     urgent(drive, gpu={"count": 5})
@@ -187,6 +212,30 @@ def test_the_freed_gpus_are_the_preemptors_whoever_came_before() -> None:
     assert drive.job("big").preempts is None
 
 
+def test_a_new_leader_ends_nobody_while_room_may_be_on_a_worker_that_was_not_heard() -> None:
+    """After a takeover workers renew one after the other, and nothing is placed on one that has not yet."""
+    drive = running(gpus=1)
+    drive.worker("w1", 1)
+    drive.lead()
+    drive.submit("urgent", priority=90, gpu={})
+    drive.renew("w0")
+    drive.tick(1_000)
+    assert drive.states("j0") == ["RUNNING"]
+    drive.renew("w1")
+    assert (drive.placed_on("urgent"), drive.states("j0")) == (["w1"], ["RUNNING"])
+
+
+def test_a_worker_that_is_not_heard_for_a_while_keeps_no_preemptor_waiting() -> None:
+    drive = running(gpus=1)
+    drive.worker("w1", 1)
+    drive.lead()
+    drive.workers["w1"].session = ""
+    drive.submit("urgent", priority=90, gpu={})
+    drive.pass_time(5_000)
+    drive.settle()
+    assert drive.placed_on("urgent") == ["w0"]
+
+
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_a_new_leader_goes_on_and_ends_nobody_twice(snapshot: bool) -> None:
     drive = running()
@@ -282,6 +331,46 @@ def test_hosts_that_fail_the_preemptor_are_not_held_for_ever() -> None:
     drive.pass_time(3_000)
     drive.settle()
     assert drive.states("big") == ["RUNNING"], "on the other host, by a second preemption"
+
+
+def two_hosts(**asked: Any) -> Driving:
+    """`w0` with a job of priority 10 and two replicas, asked to end in part for `urgent`; `w1` with one of 50."""
+    drive = Driving(ON)
+    drive.worker("w0", 2)
+    drive.submit("pair", gpu={}, replicas=2, priority=10, **asked)
+    drive.settle()
+    drive.worker("w1", 1)
+    drive.submit("other", gpu={})
+    drive.settle()
+    drive.pass_time(70_000)
+    slow(drive, 3)
+    urgent(drive)
+    assert drive.states("pair") == ["ENDING", "RUNNING"]
+    return drive
+
+
+def test_a_replica_that_runs_on_beside_one_that_has_ended_holds_no_host() -> None:
+    """It was taken for one that ends still: the preemptor waited for it, on a host that takes no work."""
+    drive = two_hosts()
+    drive.operate("cordon", "w0")
+    worker = drive.workers["w0"]
+    worker.finish(next(key for key in worker.held if key[2] == 0), -15, "end")
+    drive.settle()
+    assert drive.explained("urgent")["because"] == "those preempted have ended"
+    drive.pass_time(VOID_MS + 3_000)
+    finish_ending(drive)
+    assert drive.states("urgent") == ["RUNNING"], "on the other host, by a second preemption"
+    assert (drive.states("pair"), drive.states("other")) == (["QUEUED", "RUNNING"], ["QUEUED"])
+
+
+def test_what_is_kept_through_a_partition_keeps_no_preemptor_waiting() -> None:
+    """A host that fails in between is given up, though what runs there may end on it days later."""
+    drive = two_hosts(on_partition="keep")
+    drive.workers["w0"].session = ""
+    drive.pass_time(drive.config.lost_ms + VOID_MS + 5_000)
+    assert drive.states("pair") == ["LOST_KEPT", "LOST_KEPT"]
+    finish_ending(drive)
+    assert drive.placed_on("urgent") == ["w1"]
 
 
 @pytest.mark.parametrize(("own", "lenders", "ending"), [(3, 4, 2), (1, 3, 1)], ids=["lenders", "own"])

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queueing.preemption import Preemption
 from tests.scheduler.driving import Driving
 from tests.scheduler.test_preemption import ON, urgent
@@ -71,6 +72,19 @@ def test_a_host_whose_low_priority_frees_too_few_processors_hides_no_other() -> 
     urgent(drive, resources={"cpu_milli": 6_000})
     drive.settle()
     assert ended(drive) == ["j40"]
+
+
+def test_what_begins_to_run_with_the_record_of_the_search_may_end() -> None:
+    """Where nothing runs in peace; the search went by the record before, and ended a job of a higher priority."""
+    drive = Driving(Config(preempt_priority=80, preempt_after=0.0))
+    for number, priority in enumerate((70, 60)):
+        drive.worker(f"w{number}", 1, auto=False)
+        drive.submit(f"j{priority}", gpu={}, priority=priority)
+    drive.facts([("claimed", "j70", 0, 0, ""), ("started", "j70", 0, 0, "")])
+    drive.submit("urgent", priority=90, gpu={})
+    drive.facts([("claimed", "j60", 0, 0, ""), ("started", "j60", 0, 0, "")], tick=False)
+    drive.tick(1_000)
+    assert ended(drive) == ["j60"]
 
 
 def test_a_new_leader_ends_nobody_before_it_has_read_every_host() -> None:

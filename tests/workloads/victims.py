@@ -31,11 +31,20 @@ def confirm(world: World) -> None:
         most = max(defended(world, member) for num in victims for member in members_of(world, num))
         least = [each for each in endable(world, who, but=ended - victims) if defended(world, each) < most]
         barred = taken_back(world, who) | left_too_soon(world.drive.state, who) | reserved_for_others(world, who)
-        barred |= world.drive.held_before | {each[1] for each in world.drive.acts if each[0] == Act.JOIN}
+        barred |= unheard(world) | world.drive.held_before
+        barred |= {each[1] for each in world.drive.acts if each[0] == Act.JOIN}
         assert not starts(world, who, barred - set(act[2]), without=least), (
             f"for {who.name} of priority {who.priority} a job of priority {most} ended, though"
             f" {sorted({m.replica.job.name for m in least})} of lower priority would have done"
         )
+
+
+def unheard(world: World) -> set[int]:
+    """The workers that have not renewed since this scheduler leads: nothing may be placed on them yet (H34).
+
+    It waits for them before it ends anybody, but no longer than a renewal takes: a worker may be silent for longer.
+    """
+    return {worker.num for worker in world.drive.state.worker_by_num if worker.id not in world.renewed}
 
 
 def as_waiting(world: World, job: Job) -> Waiting:

@@ -136,9 +136,9 @@ class Engine:
         self._soonest = Soonest(state, self.fleet, self.estimates)
         self.admission.soonest_ms = self._soonest_ms
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
-        self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
-        self.may_place, self.behind = self._stale_ledger.may_place, self._stale_ledger.behind
-        self.waits_for = self._stale_ledger.waits_for
+        guard = self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
+        self.may_place, self.behind, self.waits_for = guard.may_place, guard.behind, guard.waits_for
+        self.planner.preempting.knows_fleet = lambda: self.admission.all_heard() or guard.waited(self._built_ms)
         self.planner.lines.overdue = self.timers.overdue
         self._in_flight: InFlight | None = None
         self._accepting: dict[int, Request] = {}  # jobs that this record accepts, while some worker has a drain planned

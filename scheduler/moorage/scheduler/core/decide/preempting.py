@@ -7,7 +7,7 @@ stopped. Looked for once a second, after all that could be placed was: what ends
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
@@ -16,7 +16,7 @@ from moorage.scheduler.core.queueing.preemption import VOID_MS, Choice, Preempti
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line
 from moorage.scheduler.core.records import Act, Count
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import CANCELLING, ENDING, Job, Member
+from moorage.scheduler.core.state import CANCELLING, ENDING, Job, Member, State
 
 #: jobs for which others end at one time
 STANDING_MAX: Final = 16
@@ -28,6 +28,18 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 _LEAVING: Final = frozenset((ENDING, CANCELLING))
 #: the draft's bytes of one preemption, beside its steps
 _ACT_BYTES: Final = 256
+
+
+def leaving_for(state: State, job: Job) -> Iterator[Member]:
+    """Who still has to leave the hosts that are held for a job; other replicas of the same jobs may run on there."""
+    if job.preempts is None:
+        return
+    hosts, jobs = job.preempts[0], set(job.preempts[1])
+    for num in hosts:
+        for member in state.worker_by_num[num].members.values():
+            replica = member.replica
+            if replica.job.num in jobs and (replica.member is not member or replica.state in _LEAVING):
+                yield member
 
 
 class UnderWay(NamedTuple):
@@ -50,6 +62,8 @@ class Preempting:
         self.lifecycle = lifecycle
         self.priority = priority
         self.reclaim = reclaim
+        #: whether every worker was heard in this reign, or has had time to renew: one that was not may have room
+        self.knows_fleet: Callable[[], bool] = lambda: True
         self._sought_ms = 0
         self._in_vain: dict[int, int] = {}  # entry of the queue -> ledger ms at which no victims were found for it last
         self._void: dict[int, int] = {}  # job number -> since when nobody ends for it any more
@@ -82,7 +96,7 @@ class Preempting:
         before, self._void = self._void, {}  # built anew, so that a job that has started leaves nothing behind
         for num, job in draft.state.preempting.items():
             if waits(job):
-                if self._ending(draft, job):
+                if any(True for _ in leaving_for(draft.state, job)):
                     continue
                 since_ms = before.get(num, draft.time_ms)
                 if draft.time_ms - since_ms < VOID_MS:
@@ -90,12 +104,6 @@ class Preempting:
                     continue
             draft.acts.append([Act.PREEMPT, num, [], []])
             draft.bytes += 64
-
-    def _ending(self, draft: Draft, job: Job) -> bool:
-        """Whether somebody still has to end for it."""
-        assert job.preempts is not None
-        workers, jobs = draft.state.worker_by_num, set(job.preempts[1])
-        return any(m.replica.job.num in jobs for num in job.preempts[0] for m in workers[num].members.values())
 
     def seek(
         self,
@@ -106,9 +114,12 @@ class Preempting:
         """Once a second: find victims for the first of those who may and found no room, with the first entry of each.
 
         Whoever was searched for in vain comes behind the others, the longest ago first: who can never be helped must
-        not use up the searches. Nobody is found a host that another was found just now.
+        not use up the searches. Nobody is found a host that another was found just now. Priorities that an operator
+        changes with this record count with the next one: until then nobody is ended by those that were.
         """
         if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Act.PREEMPT):
+            return
+        if draft.priorities or not self.knows_fleet():
             return
         state, searches, lines = draft.state, 0, eligible()
         self._sought_ms = draft.time_ms

@@ -29,7 +29,7 @@ class StaleLedgerGuard:
         heard, or would be lost by now, nothing may be placed beside them (ledger-rules H7).
         """
         state, lost_ms = self._state, self._lost_ms
-        if self._sessions.ahead and self._sessions.behind(waited=self._waited(mono_ms)) is not False:
+        if self._sessions.ahead and self._sessions.behind(waited=self.waited(mono_ms)) is not False:
             return False
         if state.restored_ms < 0:
             return True
@@ -53,7 +53,7 @@ class StaleLedgerGuard:
 
         To be asked after an acknowledgement: that proves that the workers have not simply heard of a newer leader.
         """
-        if not self._sessions.ahead or not self._sessions.behind(waited=self._waited(mono_ms)):
+        if not self._sessions.ahead or not self._sessions.behind(waited=self.waited(mono_ms)):
             return ""
         state = self._state
         num, knows = min(self._sessions.ahead.items())
@@ -63,6 +63,6 @@ class StaleLedgerGuard:
             " older backup"
         )
 
-    def _waited(self, mono_ms: int) -> bool:
-        """Whether every live worker has had time to renew in this reign."""
+    def waited(self, mono_ms: int) -> bool:
+        """Whether every live worker has had time to renew in this reign, at the leader's monotonic time `mono_ms`."""
         return mono_ms - self._began_mono_ms > BEHIND_RENEWALS * self._config.renew_s * 1000

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.core.decide.preempting import leaving_for
 from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
@@ -277,9 +278,9 @@ def _told(found: dict[str, Any], asks: str) -> list[str]:
     return [*lines, *found["workers"]]
 
 
-def _preempted(engine: Engine, job: Job, nums: tuple[int, ...]) -> str:
+def _preempted(engine: Engine, job: Job) -> str:
     """For whose end a job waits: those of its own tenant by name, of others how many."""
-    ending = [engine.state.jobs[num] for num in nums if num in engine.state.jobs and engine.state.jobs[num].held]
+    ending = sorted({member.replica.job for member in leaving_for(engine.state, job)}, key=lambda other: other.num)
     mine = [f"job {other.name}" for other in ending if other.tenant == job.tenant]
     others = len(ending) - len(mine)
     shown = mine[:HOLDERS_MAX] + ([f"{others} of other tenants"] if others else [])
@@ -296,7 +297,7 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
         said = as_hold(hold)
         return {"reason": "held", "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
     if job.preempts is not None:
-        return {"reason": "preempting", "because": _preempted(engine, job, job.preempts[1])}
+        return {"reason": "preempting", "because": _preempted(engine, job)}
     need = shape.gpus
     if not tenant.gpus_max or not need or reason in NEVER_REASONS:
         return {}

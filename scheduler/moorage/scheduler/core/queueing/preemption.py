@@ -124,11 +124,11 @@ class Preemption:
             self._next = changed[-1] + 1
         begins = _Begins(draft.time_ms)
         for num in changed:
-            read[num] = self._read_anew(hosts[num], begins, draft.state.seq)
+            read[num] = self._read_anew(draft, hosts[num], begins)
         return None if any(num not in read for num in hosts) else read
 
-    def _read_anew(self, host: Host, begins: _Begins, seq: int) -> _Read:
-        known = self._read.get(host.worker.num)
+    def _read_anew(self, draft: Draft, host: Host, begins: _Begins) -> _Read:
+        known, seq = self._read.get(host.worker.num), draft.state.seq
         # what a record changes is in the fleet before it is in the ledger's members: it is read again with a later one
         settled = known is not None and known.host is host and known.version == host.version and known.seq < seq
         found: dict[tuple[int, str], tuple[int, int]] = {}
@@ -138,7 +138,8 @@ class Preemption:
                 continue
             if member.replica.state != RUNNING:
                 settled = settled and member.replica.state in _LEAVING
-                continue
+                if draft.state_of(member.replica) != RUNNING:  # else it begins to run with this record
+                    continue
             began = begins.of(member)
             key = (self.priority_of(job) if job.gang else self.defended(job, began), job.tenant)
             mask, first = found.get(key, (0, began))
@@ -179,7 +180,10 @@ class _Read:
 
 
 class _Begins:
-    """As `began_ms`, of many members: the story of a job of several replicas is read once for all of them."""
+    """As `began_ms`, of many members that run: the story of a job of several replicas is read once for all of them.
+
+    Who begins to run with the record that is being built begins now: the ledger's story does not tell it yet.
+    """
 
     __slots__ = ("_now_ms", "_of_job")
 
@@ -189,6 +193,8 @@ class _Begins:
 
     def of(self, member: Member) -> int:
         job = member.replica.job
+        if member.replica.state != RUNNING:
+            return self._now_ms
         if len(job.replicas) == 1:
             return began_ms(member, self._now_ms)
         found = self._of_job.get(job.num)
