@@ -26,6 +26,7 @@ async def test_a_frame_is_sent_as_it_is_and_its_answer_is_printed_as_it_came(nod
     assert {"fits_now", "workers"} <= fleet.frame["data"].keys()
 
 
+@pytest.mark.slow
 async def test_the_protocol_page_names_what_fleet_and_plan_answer(node: Node, unique: str) -> None:
     fleet = (await node.run("api", "admin.fleet")).frame["data"]
     assert fleet.keys() <= answers.FLEET.keys()
@@ -38,6 +39,7 @@ async def test_the_protocol_page_names_what_fleet_and_plan_answer(node: Node, un
     assert plan["starts"] == "now"
 
 
+@pytest.mark.slow
 async def test_an_error_is_printed_and_has_the_exit_code_of_other_verbs(node: Node, unique: str) -> None:
     for words, code, told in (
         (("show", '{"job": "nobody"}'), 3, "not-found"),

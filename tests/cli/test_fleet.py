@@ -30,6 +30,7 @@ async def test_the_fleet_is_a_table_with_what_fits_now(node: Node) -> None:
     assert {row["worker"] for row in frame["data"]["workers"]} >= set(workers)
 
 
+@pytest.mark.slow
 async def test_the_fleet_is_in_the_order_of_names_wherever_it_is_told(node: Node, unique: str) -> None:
     """Also of who joined last: one worker more, whose name comes before the node's own."""
     late = f"a-{unique}"

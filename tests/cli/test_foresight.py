@@ -53,6 +53,7 @@ async def test_when_it_starts_is_told_everywhere(node: Node, unique: str) -> Non
         await client.wait([waits, *running], "30s")
 
 
+@pytest.mark.slow
 async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
         running = await fill(client, 60)

@@ -51,6 +51,7 @@ def same(asked: dict[str, Any], fix: dict[str, Any]) -> None:
     ), (asked, fix, words)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HOSTS, st.lists(ASKS, max_size=6), ASKS)
 def test_the_words_of_a_fix_are_what_was_tried(

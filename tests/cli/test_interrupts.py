@@ -76,6 +76,7 @@ async def test_a_second_one_ends_it_at_once_and_without_a_trace(node: Node, uniq
     await node.run("cancel", "long", tenant=unique)
 
 
+@pytest.mark.slow
 async def test_who_was_started_to_ignore_it_does(node: Node, unique: str) -> None:
     """As behind `nohup`, and behind `&` in a script."""
     process = await asyncio.create_subprocess_exec(

@@ -23,6 +23,7 @@ async def test_a_submit_prints_the_id_and_the_same_again_is_the_same_job(node: N
     await node.run("cancel", "one", tenant=unique)
 
 
+@pytest.mark.slow
 async def test_requests_come_from_a_file_or_stdin(node: Node, unique: str) -> None:
     one = {"job": "f1", "gpu": {"count": 2}, "run": {"driver": "noop"}}
     ran = await node.run("submit", "-f", "-", tenant=unique, stdin=msgspec.json.encode(one).decode())
@@ -99,6 +100,7 @@ async def test_a_job_that_failed_is_explained_with_its_code_why_and_where_to_loo
     assert (await node.run("errors", "start-failed")).code == 0
 
 
+@pytest.mark.slow
 async def test_what_a_flag_says_is_refused_by_its_name(node: Node, unique: str) -> None:
     for flag, value, text in (
         ("--priority", "101", "--priority: priority must be 0..100, found 101"),

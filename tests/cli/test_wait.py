@@ -81,6 +81,7 @@ async def test_an_explanation_is_watched_until_the_job_is_over(node: Node, uniqu
     assert again.frame["data"]["state"] == "CANCELLED"
 
 
+@pytest.mark.slow
 async def test_the_tenants_events_are_heard_as_lines_and_as_frames(node: Node, unique: str) -> None:
     text = await start("events", env=node.env(unique))
     frames = await start("events", "--json", env=node.env(unique))
@@ -100,6 +101,7 @@ async def test_the_tenants_events_are_heard_as_lines_and_as_frames(node: Node, u
         assert await process.wait() == 130
 
 
+@pytest.mark.slow
 async def test_one_jobs_events_are_its_whole_story_and_end(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "story", "--gpu", "1xH100", "--driver", "noop", tenant=unique)
     ran = await node.run("events", "sto", tenant=unique)
@@ -107,6 +109,7 @@ async def test_one_jobs_events_are_its_whole_story_and_end(node: Node, unique: s
     assert ran.rows[1][5].endswith(" sim")
 
 
+@pytest.mark.slow
 async def test_a_watched_list_tells_each_change_once(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "seen", "--driver", "noop", "--", "hang", tenant=unique)
     process = await start("ls", "--watch", env=node.env(unique))
@@ -151,6 +154,7 @@ async def test_a_wait_on_a_terminal_tells_how_it_stands(node: Node, unique: str)
     await node.run("cancel", "stuck", tenant=unique)
 
 
+@pytest.mark.slow
 async def test_events_on_a_terminal_stand_under_a_header(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "e", "--driver", "noop", "--", "exit", "0", tenant=unique)
     text = await _told(node, unique, "events", "e", until="SUCCEEDED")
@@ -160,6 +164,7 @@ async def test_events_on_a_terminal_stand_under_a_header(node: Node, unique: str
     assert head.index("STATE") == first.index("ACCEPTED")
 
 
+@pytest.mark.slow
 async def test_a_submit_says_why_its_job_waits(node: Node, unique: str) -> None:
     ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
     assert "warning[no-match]: no known worker could run it: the fleet has " in ran.err

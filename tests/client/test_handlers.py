@@ -108,12 +108,14 @@ async def test_a_call_gives_what_the_function_returned(
         assert [value["replica"] for value in both.value] == [0, 1]
 
 
+@pytest.mark.slow
 async def test_a_large_result_is_read_from_the_store(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
     async with world(nats_server, unique, tmp_path) as (moorage, _):
         jobs = [await moorage.submit_handler("large", size) for size in (LARGE, 0, 1)]
         assert [result.value for result in await moorage.gather(*jobs, timeout="30s")] == [bytes(LARGE), b"", b"\0"]
 
 
+@pytest.mark.slow
 async def test_progress_is_told_while_the_result_is_waited_for(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
@@ -154,6 +156,7 @@ async def test_a_function_that_nobody_offers_waits_with_the_reason_and_runs_once
             assert (await job.result("30s")).value == "a wall is blue"
 
 
+@pytest.mark.slow
 async def test_a_cancelled_function_is_asked_and_frees_its_gpu(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
@@ -167,6 +170,7 @@ async def test_a_cancelled_function_is_asked_and_frees_its_gpu(
         assert (await (await moorage.submit_handler("echo", gpu=2)).result("30s")).state == "SUCCEEDED"
 
 
+@pytest.mark.slow
 async def test_a_function_that_does_not_stop_keeps_its_gpu_until_it_returns(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from moorage.schemas.errors import MoorageError
 from moorage.schemas.subjects import PREFIX_DEFAULT
 from tests.cli.node import moorage
 from tests.live.stack import ANSWER_S, Stack, caller, stack
+from tests.turns import turns
 from tests.waiting import until
 
 TENANT: Final = "acme"
@@ -202,7 +203,7 @@ def check_talk(err: str, code: str) -> None:
     assert rest[-1] == f"more: moorage errors {code}"
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", turns(list(MISTAKES), often=7))
 async def test_one_mistake_is_one_code_in_all_three(table: Table, name: str) -> None:
     mistake = MISTAKES[name]
     said = ""
@@ -325,6 +326,7 @@ async def test_a_schedule_that_cannot_be_met_and_nobody_knows_is_accepted_and_ex
     assert "EXPIRED" in page["note"]
 
 
+@pytest.mark.slow
 async def test_a_wait_that_is_over_before_the_job(table: Table, unique: str) -> None:
     assert (await table.ask("submit", job(job=unique)))["kind"] == "accepted"
     async with table.client() as client:

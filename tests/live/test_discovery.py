@@ -58,6 +58,7 @@ async def test_the_leader_alone_is_found_by_name_and_by_id(nats_server: Server, 
         assert await ask(acme.nc, ServiceVerb.PING, made, SERVICE, ping.id) == [everybody]
 
 
+@pytest.mark.slow
 async def test_info_names_every_verb_as_a_plain_endpoint(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler()

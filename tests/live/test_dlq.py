@@ -37,6 +37,7 @@ def operator(made: Stack) -> AsyncClient:
     return AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix, timeout=ANSWER_S)
 
 
+@pytest.mark.slow
 async def test_a_refused_request_is_listed_shown_mended_and_handed_in_again(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         await made.scheduler()
@@ -75,6 +76,7 @@ async def test_a_refused_request_is_listed_shown_mended_and_handed_in_again(nats
             assert [row["verb"] for row in await buried(ana, 1)] == ["cancel"]
 
 
+@pytest.mark.slow
 async def test_resent_twice_is_one_job_and_an_id_made_by_the_queue_is_kept(nats_server: Server, unique: str) -> None:
     """A conflict is resent under its id and refused; a request without an id keeps the name that the queue gave it."""
     async with stack(nats_server, unique) as made, caller(made) as acme:

@@ -35,6 +35,7 @@ async def published(nc: Client, subject: str, body: dict[str, Any]) -> dict[str,
     return dict(found)
 
 
+@pytest.mark.slow
 async def test_a_message_id_keeps_no_other_request_away(nats_server: Server, unique: str) -> None:
     """Of another tenant, and of a cancel with its submit's id: both were acknowledged and never taken up."""
     async with stack(nats_server, unique) as made, caller(made, "ta") as one, caller(made, "tb") as other:
@@ -43,6 +44,7 @@ async def test_a_message_id_keeps_no_other_request_away(nats_server: Server, uni
         await use(made, one, other)
 
 
+@pytest.mark.slow
 async def test_a_queue_that_an_older_release_made_keeps_its_messages_and_forgets_ids(
     nats_server: Server, unique: str
 ) -> None:

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import pytest
+
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.scheduler.core.config import Config
@@ -58,6 +60,7 @@ async def queued(server: Server, prefix: str, config: Config | None = None) -> A
         yield Queued(subjects, jetstream, Scheduler(world, ledger, config=config, subjects=subjects))
 
 
+@pytest.mark.slow
 async def test_a_flood_in_the_queue_does_not_hide_a_neighbour(nats_server: Server, unique: str) -> None:
     async with queued(nats_server, unique) as made:
         await made.flood()

@@ -90,6 +90,7 @@ async def test_a_leader_whose_clock_is_wrong_ends_no_deadline(
             assert began_s <= accepted[0] <= accepted[1] < began_s + NEAR_S
 
 
+@pytest.mark.slow
 async def test_a_standby_whose_clock_is_ahead_deposes_nobody(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ async def test_a_standby_whose_clock_is_ahead_deposes_nobody(
         assert (await acme.fleet())["epoch"] == 1
 
 
+@pytest.mark.slow
 async def test_no_ledger_is_replaced_under_its_leader_because_a_clock_is_ahead(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -346,6 +346,7 @@ def test_records_stay_within_their_bound_under_a_flood(size: int) -> None:
     assert sum(member.mask.bit_count() for member in drive.state.members()) == 64
 
 
+@pytest.mark.slow
 def test_a_gang_of_1024_behind_thousands_of_accepts() -> None:
     drive = Driving()
     drive.checks = False

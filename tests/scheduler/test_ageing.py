@@ -62,6 +62,7 @@ def test_nobody_grows_above_the_bound() -> None:
     assert Ageing(600_000, 80).of(90, 3 * HOUR) == 90
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.sampled_from([10, 20, 50, 90])), min_size=2, max_size=12),

@@ -181,6 +181,7 @@ def test_another_half_life_keeps_what_was_used() -> None:
         assert fairshare.usage_milli(state, row) == pytest.approx(used[name], abs=2)
 
 
+@pytest.mark.slow
 def test_the_count_begins_anew_before_numbers_grow_long() -> None:
     cluster = Saturated(4, Config(ended_max=0, fair_share_half_life=10.0))
     cluster.drive.order("share", tenant="a", weight=2)

@@ -100,6 +100,7 @@ def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left()
     assert "drain" not in row(drive, "w0")
 
 
+@pytest.mark.slow
 def test_a_window_is_kept_clear_by_time_limits_empties_and_opens_by_itself() -> None:
     drive = Driving()
     drive.worker("w0", gpus=4)

@@ -134,6 +134,7 @@ def test_frames_damaged_in_one_place(frame: Any, as_json: bool, data: st.DataObj
     survives(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.sampled_from(FRAMES), st.data())
 def test_a_field_of_a_wrong_type(frame: Any, data: st.DataObject) -> None:

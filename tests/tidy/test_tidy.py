@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,14 @@ def sources(room: str) -> Iterator[Path]:
     yield from sorted((ROOT / ROOMS[room]).rglob("*.py"))
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def imports(file: Path) -> Iterator[str]:
     """Absolute names that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -81,7 +87,7 @@ def test_the_core_knows_no_socket_no_loop_and_no_clock() -> None:
         for name in imports(file):
             assert name.split(".")[0] not in IMPURE, f"{file.relative_to(ROOT)} imports {name}"
             assert not name.startswith("moorage.bus"), f"{file.relative_to(ROOT)} imports {name}"
-        waits = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Await | ast.AsyncFunctionDef)]
+        waits = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.Await | ast.AsyncFunctionDef)]
         assert not waits, f"{file.relative_to(ROOT)} awaits"
 
 
@@ -123,7 +129,7 @@ def test_no_file_outgrows_its_name() -> None:
 
 def texts(file: Path) -> Iterator[str]:
     """The string constants of a file that are no docstrings."""
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:

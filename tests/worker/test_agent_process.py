@@ -259,6 +259,7 @@ async def test_memory_that_does_not_come_back_is_quarantined(nats_url: str, uniq
         await leader.heard("w1", "freed", name_of("d", fence=13))
 
 
+@pytest.mark.slow
 async def test_after_a_reboot_what_ran_is_told_lost_with_the_join(nats_url: str, unique: str, tmp_path: Path) -> None:
     """A reboot ends every process; the journal names another boot, which is proof enough."""
     async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
@@ -291,6 +292,7 @@ async def test_after_a_reboot_what_ran_is_told_lost_with_the_join(nats_url: str,
             await again.stop()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_stopped_says_goodbye_only_where_nothing_of_it_goes_on(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
@@ -376,6 +378,7 @@ async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
             assert kinds[-2:] == ["exited", "freed"]
 
 
+@pytest.mark.slow
 async def test_what_runs_unknown_to_a_lost_journal_is_ended_before_the_join(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:

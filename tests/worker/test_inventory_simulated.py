@@ -49,7 +49,7 @@ WRONG = [
     "8xH1OO",
     "0x8xH100",
     f"{HOSTS_MAX + 1}x1xT4",
-    f"{HOSTS_MAX}x1xT4+cpu",
+    pytest.param(f"{HOSTS_MAX}x1xT4+cpu", marks=pytest.mark.slow),
     "2x3x4xH100",
     "8xH100,2x2xT4",
     "8xH100+",
