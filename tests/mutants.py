@@ -52,7 +52,7 @@ def environment_of(tree: Path) -> dict[str, str]:
         **os.environ,
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
-        DAY: "2025-12-15",  # the same seeds whenever it runs; on that day they begin at 0
+        DAY: "2025-12-15",  # the same seeds whenever it runs; on that day many begin at 0
         "PYTHONPATH": os.pathsep.join(str(tree / room) for room in ROOMS),
     }
     environment.pop("CI", None)  # there a skip is a failure, and would be taken for a catch

@@ -13,7 +13,7 @@ from tests.sim.world import World
 from tests.turns import seeds
 
 OFTEN: Final = 12
-MORE: Final = 88
+MORE: Final = 38
 #: seeds that went wrong once, and what it was
 REGRESSIONS: Final = {
     10: "a standby that was slower than the leader's snapshots stopped for good instead of taking the newest",

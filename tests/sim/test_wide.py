@@ -15,7 +15,7 @@ from tests.sim.wide import WideWorld
 from tests.turns import seeds
 
 OFTEN: Final = 4
-MORE: Final = 20
+MORE: Final = 8
 
 
 @pytest.mark.parametrize("seed", seeds(OFTEN, MORE))

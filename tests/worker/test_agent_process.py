@@ -68,7 +68,6 @@ async def state_folder() -> AsyncIterator[Path]:
     """A state folder, whose supervisor is gone at the end with all that it ran."""
     with tempfile.TemporaryDirectory(prefix="moorage-agent-") as folder:
         state = Path(folder)
-        hand_over(state / SUPERVISOR_FOLDER)
         try:
             yield state
         finally:
@@ -80,6 +79,7 @@ async def state_folder() -> AsyncIterator[Path]:
 @contextlib.asynccontextmanager
 async def worker(url: str, prefix: str, leader: ScriptedLeader, **fields: Any) -> AsyncIterator[tuple[Worker, Agent]]:
     async with state_folder() as state:
+        hand_over(state / SUPERVISOR_FOLDER)
         running = await start(settings_of(state, prefix, **fields), url)
         try:
             await leader.joined("w1")
