@@ -13,13 +13,13 @@ KILLS  ?= 10
 CLUSTER ?= 5
 # other Pythons than the one of .venv; debian13 is Debian 13 with its own, and needs root and debootstrap
 PYTHONS ?= python3.12 python3.13
-COMPILED_TESTS := $(addprefix tests/,scheduler sim live client bus schemas fuzz frames workloads)
+COMPILED_TESTS := $(addprefix tests/,scheduler sim live bus schemas fuzz frames workloads)
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help test test-all test-slow test-compiled test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli \
+.PHONY: help test test-all test-slow compiled test-compiled test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli \
         bench-placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
         sim-wide sim-long workloads chaos chaos-long soak takeover hostile poison fsyncs fuzz clean
 
@@ -46,7 +46,9 @@ test-all: test test-slow test-compiled  ## those, the slow ones, and once more o
 test-slow: $(STAMP)  ## what `make test` leaves out: more seeds, the pages of the docs, containers, whatever takes seconds
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m slow
 
-test-compiled: $(FASTER)  ## the tests of what runs, on a compiled installation; some three minutes to build it
+compiled: $(FASTER)  ## a compiled installation; some three minutes to build it
+
+test-compiled: $(FASTER)  ## the quick tests of what is compiled, on a compiled installation
 	$(FAST)/bin/python -m pytest -o pythonpath= -n 3 --dist loadgroup -m "not slow" $(COMPILED_TESTS)
 
 test-pythons:  ## the tests but the slow ones on each of PYTHONS="python3.12 python3.13" that is found; or on debian13
