@@ -64,7 +64,7 @@ lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check $(ROOMS)
 	$(BIN)/ruff format --check $(ROOMS)
 
-check: test types lint  ## what CI runs
+check: test types lint  ## before a commit; CI runs more
 
 nats-image: $(STAMP)  ## nats-server as an image for Docker; no registry needed
 	PYTHON=$(BIN)/python deploy/nats/build
