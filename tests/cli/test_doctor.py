@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import msgspec
 import nats
+import nats.errors
 import pytest
 from nats.aio.msg import Msg
 
@@ -168,6 +170,13 @@ async def test_the_doctor_tells_a_cluster_without_a_quorum_from_jetstream_that_i
         server = await nats.connect(nats_url)
         await server.subscribe(f"{unique}.INFO", cb=refuse)
         await server.flush()
+
+        async def answers() -> bool:
+            with contextlib.suppress(nats.errors.NoRespondersError):
+                return bool((await server.request(f"{unique}.INFO", b"", timeout=5)).data)
+            return False
+
+        await until(answers, 10, "who refuses is heard")  # once of some hundred runs the server had nobody yet
         check = await checks_nats._jetstream(connection, Context(url=nats_url, jetstream_api_prefix=unique))
         await server.close()
     assert (check.verdict, says in check.fix) == (verdict, True), check
