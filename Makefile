@@ -13,7 +13,7 @@ KILLS  ?= 10
 CLUSTER ?= 5
 # other Pythons than the one of .venv; debian13 is Debian 13 with its own, and needs root and debootstrap
 PYTHONS ?= python3.12 python3.13
-COMPILED_TESTS := $(addprefix tests/,scheduler sim live bus schemas fuzz frames workloads)
+COMPILED_TESTS := $(addprefix tests/,scheduler sim live client bus schemas fuzz frames workloads)
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all

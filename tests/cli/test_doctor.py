@@ -176,7 +176,7 @@ async def test_the_doctor_tells_a_cluster_without_a_quorum_from_jetstream_that_i
                 return bool((await server.request(f"{unique}.INFO", b"", timeout=5)).data)
             return False
 
-        await until(answers, 10, "who refuses is heard")  # once of some hundred runs the server had nobody yet
+        await until(answers, 10, "the stand-in answers")  # once the server did not know of it yet
         check = await checks_nats._jetstream(connection, Context(url=nats_url, jetstream_api_prefix=unique))
         await server.close()
     assert (check.verdict, says in check.fix) == (verdict, True), check

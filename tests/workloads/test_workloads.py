@@ -1,4 +1,4 @@
-"""Ordinary work that nobody wrote a test for: cases from seeds, other ones each day, see `plan`, `world`, `reference`.
+"""Random ordinary workloads by seed, other seeds each day: see `plan`, `world` and `reference`.
 
 More of them: `make workloads`. One of them, step by step: `python -m tests.workloads --seed 17`.
 """

@@ -114,8 +114,8 @@ class Preempting:
         """Once a second: find victims for the first of those who may and found no room, with the first entry of each.
 
         Whoever was searched for in vain comes behind the others, the longest ago first: who can never be helped must
-        not use up the searches. Nobody is found a host that another was found just now. Priorities that an operator
-        changes with this record count with the next one: until then nobody is ended by those that were.
+        not use up the searches. Nobody is found a host that another was found just now. A record in which an operator
+        changes a priority seeks no victims, since the old priorities are still in the state; the next record does.
         """
         if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Act.PREEMPT):
             return
