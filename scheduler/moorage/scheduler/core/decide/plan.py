@@ -184,9 +184,9 @@ class Planner:
         """Whether a line that found no room finds none still, by the hosts alone that have opened since.
 
         So a job's end costs a look at its host for each kind of request that waits, and not one at the whole fleet.
-        Whom time alone lets pass a reservation, `Holding` opens again; before a drain each entry has hosts of its own.
+        Before a drain each entry has hosts of its own.
         """
-        hosts = self._hosts_opened(draft, line)
+        hosts = None if self._passes_by_now(line) else self._hosts_opened(draft, line)
         return hosts is not None and not any(
             host.may_have_room(line.shape) and host.replicas_of(line.shape, "now") for host in hosts
         )
@@ -200,12 +200,24 @@ class Planner:
             self._opened[at] = self.fleet.opened_since(at)
         return self._opened[at]
 
+    def _passes_by_now(self, line: Line) -> bool:
+        """Whether time alone has opened the reserved hosts to this queue group: its tenant is owed more by now.
+
+        `Holding` scans for such groups once a second. A group that is served before must not wait for that.
+        """
+        held = self.holding.reservation
+        if held is None or not line.barred:
+            return False
+        return not held.hosts & self.holding.barred(line.priority, line.shape, line.tenant)
+
     def _passes_over(self, draft: Draft, line: Line) -> bool:
         """Whether a line need not be served: it is full, and nobody of its tenant waits behind it for a limit.
 
         Asked before anybody is placed: then it is the same for all of a shape that found no room at one change. No
         exact look, as there may be as many shapes as lines: who might have room is looked at in its turn.
         """
+        if self._passes_by_now(line):
+            return False
         key = (line.blocked_at, line.shape.index)
         full = self._still_full.get(key)
         if full is None:
