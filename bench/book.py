@@ -20,8 +20,6 @@ from typing import Final
 
 import msgspec
 
-from moorage.scheduler.compiled import is_compiled
-
 ROOT: Final = Path(__file__).resolve().parents[1]
 BOOKS: Final = ROOT / "bench" / "figures"
 PAGE: Final = ROOT / "bench" / "RESULTS.md"
@@ -108,10 +106,7 @@ def versions() -> str:
     """The server's, and those of the packages that figures hang on."""
     server = subprocess.run([Path(sys.executable).parent / "nats-server", "--version"], capture_output=True, text=True)
     packages = ("nats-py", "msgspec", "uvloop", "numpy")
-    ours = f"moorage {'compiled' if is_compiled() else 'interpreted'}"
-    return ", ".join(
-        [server.stdout.strip(), *(f"{name} {importlib.metadata.version(name)}" for name in packages), ours]
-    )
+    return ", ".join([server.stdout.strip(), *(f"{name} {importlib.metadata.version(name)}" for name in packages)])
 
 
 HEAD: Final = """# Results

@@ -193,10 +193,7 @@ async def core() -> Figures:
 
 
 async def steps() -> Figures:
-    """The scheduler's own work, on one core and without a socket, in a process of its own: see `make bench-core`.
-
-    Of the sources: a step is told from the next by methods that are wrapped, which compiled code does not let anybody.
-    """
+    """The scheduler's own work, on one core and without a socket, in a process of its own: see `make bench-core`."""
     from bench.steps import path_to
 
     environment = {**os.environ, "PYTHONPATH": path_to(ROOT)}

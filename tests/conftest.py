@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
-from moorage.scheduler.compiled import is_compiled
 from tests.containers import ContainerServer, built_image, why_no_docker
 from tests.leftover import end_processes
 from tests.servers import KINDS, MortalServer, Server, WheelServer, delete_streams
@@ -49,10 +48,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tests of a file run in one process, as they share its fixtures; a file that says otherwise is spread."""
-    other = "interpreted" if is_compiled() else "compiled"
-    if left_out := [item for item in items if item.get_closest_marker(other)]:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))

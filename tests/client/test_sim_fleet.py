@@ -70,7 +70,6 @@ async def test_a_job_runs_its_script_on_its_lease() -> None:
         assert 995 <= changes[4].time_ms - changes[3].time_ms <= 1100  # its start is told up to 2 ms later
 
 
-@pytest.mark.interpreted
 @in_virtual_time
 async def test_what_agents_tell_of_short_jobs_is_taken_frame_by_frame() -> None:
     """As the agents order their facts, and not as a test does: the scheduler's fast path has to know that order."""

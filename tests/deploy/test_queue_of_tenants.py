@@ -119,7 +119,6 @@ async def test_what_waits_in_the_stream_of_an_older_release_is_read_first_and_on
 
 
 @pytest.mark.slow
-@pytest.mark.interpreted
 async def test_rights_that_name_a_tenants_stream_move_its_queue_there_under_a_leader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

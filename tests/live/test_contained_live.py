@@ -11,8 +11,6 @@ from tests.live.stack import ANSWER_S, QUICK, Caller, Stack, caller, request, st
 from tests.servers import Server
 from tests.waiting import until
 
-pytestmark = pytest.mark.interpreted
-
 POISON: dict[str, Any] = {"gpu": {"model": "poison"}}
 
 

@@ -56,7 +56,6 @@ async def heard(operator: Caller, *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.interpreted
 async def test_schedulers_are_replaced_one_by_one_and_the_level_is_raised_last(
     nats_server: Server, unique: str
 ) -> None:

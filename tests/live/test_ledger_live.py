@@ -507,7 +507,6 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
 
 
 @pytest.mark.slow
-@pytest.mark.interpreted
 async def test_no_snapshot_is_written_or_removed_while_the_name_of_the_last_one_is_on_its_way(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,6 @@ async def use(made: Stack, one: Caller, other: Caller) -> None:
     assert await other.state("train-1") == "QUEUED"
 
 
-@pytest.mark.interpreted
 async def test_a_queue_that_fills_is_told_once_and_who_fills_it(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,8 +20,6 @@ from moorage.scheduler.recording import RecordedEngine, Recorder, replay
 from moorage.schemas.frames import Fact
 from tests.scheduler.driving import SUBJECTS, Driving
 
-pytestmark = pytest.mark.interpreted
-
 #: what the faults below look for in a request
 POISON: Final = "poison"
 

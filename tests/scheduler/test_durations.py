@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,7 +93,6 @@ def test_what_has_lasted_so_long_is_compared_with_what_lasted_longer() -> None:
     assert outlived.least_ms == 0, "it may end at any moment"
 
 
-@pytest.mark.interpreted
 def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(durations, "GROUPS_MAX", 30)
     known = Durations()

@@ -186,7 +186,6 @@ def test_position_and_what_else_is_told() -> None:
     assert (told["position"], told["queued"], told["queued_of"]) == (2, 3, "jobs"), "of jobs, whatever their replicas"
 
 
-@pytest.mark.interpreted
 def test_in_a_very_long_queue_the_place_is_of_replicas_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "COUNTED_MAX", 3)
     drive = Driving()

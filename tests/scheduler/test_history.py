@@ -299,7 +299,6 @@ async def test_a_flood_is_written_without_its_requests_in_frames_that_pass(drive
     assert any(story.request is not None for story in frames[-1].jobs)
 
 
-@pytest.mark.interpreted
 @scene(Config(ended_max=50_000))
 async def test_stories_that_are_packed_together_are_each_told_once_and_whole(drive: Writing) -> None:
     """Of hundreds of plain runs, with others among them, in frames that have no room for all."""

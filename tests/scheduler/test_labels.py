@@ -182,7 +182,6 @@ def long_driver(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "asked", [lambda number: {"requires": many_labels(number, 16, 16)}, long_driver], ids=["labels", "driver"]
 )

@@ -168,7 +168,6 @@ def test_each_vendor_counts_its_own_and_parts_of_a_device_have_its_index() -> No
     assert drive.state.workers["w0"].session
 
 
-@pytest.mark.interpreted
 def test_what_two_workers_lent_before_it_was_refused_is_told_until_one_has_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -325,7 +325,6 @@ def test_on_no_match_rejects_what_no_worker_lets_it_have() -> None:
     assert "no worker lets its tenant have the driver noop" in answer["message"]
 
 
-@pytest.mark.interpreted
 def test_tenants_that_rules_name_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who would name more is taken to have no rules: it refuses by itself."""
     monkeypatch.setattr(fleet, "NAMED_MAX", 2)

@@ -113,7 +113,6 @@ def _requests_that_differ(count: int, monkeypatch: pytest.MonkeyPatch) -> Drivin
     return drive
 
 
-@pytest.mark.interpreted
 def test_requests_that_all_differ_are_looked_for_in_vain_over_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = _requests_that_differ(100, monkeypatch)
     most, records = 0, 0
@@ -189,7 +188,6 @@ def test_a_frame_of_thousands_is_one_act_and_every_end_keeps_its_why() -> None:
     assert len(told) == count
 
 
-@pytest.mark.interpreted
 def test_renewals_of_a_large_fleet_are_answered_over_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "EVENTS_MAX", 100)
     drive = Driving()
@@ -266,7 +264,6 @@ def test_jobs_whose_time_is_over_at_once_keep_nobody_waiting_and_start_no_more(f
     drive.check()
 
 
-@pytest.mark.interpreted
 def test_who_is_overdue_goes_on_where_it_has_started_by_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft, "BULK_STEPS", 1)
     drive = Driving()
@@ -302,7 +299,6 @@ def test_what_nobody_could_run_is_rejected_in_several_records_once_all_are_heard
     }
 
 
-@pytest.mark.interpreted
 def test_the_mark_of_read_cancels_stands_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancels, "CANCELS_MAX", 2)
     drive = Driving()
@@ -335,7 +331,6 @@ def _array(names: list[str]) -> bytes:
     return msgspec.json.encode([{"job": name, "gpu": {"count": 1}, "run": {"driver": "noop"}} for name in names])
 
 
-@pytest.mark.interpreted
 def test_a_flood_is_read_in_several_turns_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "AT_ONCE", 100)
     drive = Driving()
@@ -352,7 +347,6 @@ def test_a_flood_is_read_in_several_turns_and_in_order(monkeypatch: pytest.Monke
     assert [job.name for job in drive.state.jobs.values()] == [f"j{index}" for index in range(250)]
 
 
-@pytest.mark.interpreted
 def test_a_flood_of_one_tenant_holds_up_neither_another_nor_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "AT_ONCE", 100)
     monkeypatch.setattr(intake, "WAITING_MAX", 1_000)
@@ -380,7 +374,6 @@ def test_a_flood_of_one_tenant_holds_up_neither_another_nor_the_workers(monkeypa
     assert len(drive.state.jobs) < 400
 
 
-@pytest.mark.interpreted
 def test_a_flood_of_a_worker_leaves_a_part_of_each_turn_to_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "AT_ONCE", 100)
     drive = Driving()
@@ -393,7 +386,6 @@ def test_a_flood_of_a_worker_leaves_a_part_of_each_turn_to_requests(monkeypatch:
     assert drive.states("own", tenant="t") == ["QUEUED"]
 
 
-@pytest.mark.interpreted
 def test_an_array_is_read_in_several_turns_and_answered_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "AT_ONCE", 100)
     drive = Driving()
@@ -416,7 +408,6 @@ def test_an_array_is_read_in_several_turns_and_answered_as_one(monkeypatch: pyte
     assert [job.name for job in drive.state.jobs.values()] == [*names, "z"]
 
 
-@pytest.mark.interpreted
 def test_questions_are_answered_behind_all_else_tenants_in_turn_and_never_without_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -528,7 +519,6 @@ async def test_a_question_that_fails_is_answered_so_and_those_behind_it_are_answ
 def nothing(*_: object) -> None: ...
 
 
-@pytest.mark.interpreted
 def test_a_defect_in_the_midst_of_an_array_ends_that_array_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "AT_ONCE", 4)
     drive = Driving()

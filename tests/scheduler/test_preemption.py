@@ -172,7 +172,6 @@ def finish_ending(drive: Driving) -> None:
     drive.settle()
 
 
-@pytest.mark.interpreted
 def test_of_whom_a_large_gang_ends_each_host_looks_at_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look at all of them for each host took a second of the leader, for a gang of 400 hosts."""
     drive = running(gpus=2, hosts=6)

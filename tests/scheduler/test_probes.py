@@ -115,7 +115,6 @@ def test_under_fair_share_nobody_does() -> None:
     assert ask(drive, "a") == "QUEUED"
 
 
-@pytest.mark.interpreted
 def test_a_pass_asks_so_many_whether_they_might(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filling, "ASKED_MAX", 2)
     drive = reserved()

@@ -176,7 +176,6 @@ class OneByOne(Fragments):
         return []
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("seed", turns(range(6), often=2))
 def test_groups_are_placed_as_one_by_one(seed: int) -> None:
     grouped, places = world(seed, Fragments())
@@ -328,7 +327,6 @@ def _six_hosts() -> Fleet:
     return fleet
 
 
-@pytest.mark.interpreted
 def test_a_large_mix_is_taken_into_use_in_parts_and_chooses_as_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragments_module, "LARGE_SHAPES", 0)
     shapes, rankers, fleets = Shapes(), (Fragments(), Fragments()), (_six_hosts(), _six_hosts())
@@ -365,7 +363,6 @@ def test_a_fleet_that_changes_all_the_time_keeps_nobody_from_starting(monkeypatc
         raise AssertionError("nobody would ever start")
 
 
-@pytest.mark.interpreted
 def test_jobs_start_once_a_large_mix_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragments_module, "LARGE_SHAPES", 0)
     drive = Driving()
@@ -382,7 +379,6 @@ def test_jobs_start_once_a_large_mix_is_in_use(monkeypatch: pytest.MonkeyPatch) 
     assert drive.free_gpus() == 0
 
 
-@pytest.mark.interpreted
 def test_many_demands_for_processors_make_no_table_larger_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waste_module, "CELLS_MAX", 3 * 8 * table_module.ROOMS)
     shapes, fleets, rankers = Shapes(), (_six_hosts(), _six_hosts()), (Fragments(), Scan())

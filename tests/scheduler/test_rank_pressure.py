@@ -207,7 +207,6 @@ def test_what_is_left_is_counted_by_what_changed_as_it_is_anew() -> None:
     assert len(held) > 5
 
 
-@pytest.mark.interpreted
 def test_most_of_what_a_look_counts_is_counted_by_a_decision_before(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, ranker = Shapes(), Fragments()
     fleet, _ = fleet_of(*[(A10, 8, 64_000)] * 20)

@@ -117,7 +117,6 @@ def test_a_recording_does_not_say_which_code_is_loaded(tmp_path: Path, monkeypat
     assert "mine_to_rank" not in sys.modules
 
 
-@pytest.mark.interpreted
 def test_a_decision_by_other_rules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from moorage.scheduler.core.rank import ranker as rank
 

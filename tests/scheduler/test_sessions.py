@@ -212,7 +212,6 @@ def test_a_monstrous_join_is_refused_not_fatal(change: dict[str, Any]) -> None:
     assert drive.answers[reply]["kind"] == "error"
 
 
-@pytest.mark.interpreted
 def test_lent_slots_far_out_and_twice_lend_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = Driving()
     with monkeypatch.context() as older:  # a release that took slots that are not there: the ledger may hold them

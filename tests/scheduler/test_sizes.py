@@ -21,7 +21,6 @@ def shape_of(drive: Driving, **asked: Any) -> Shape:
     return read.shape or drive.engine.shape_of_asked(read)
 
 
-@pytest.mark.interpreted
 def test_a_request_that_is_too_large_is_no_look_at_every_host(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = Driving()
     drive.checks = False

@@ -84,7 +84,6 @@ def test_what_fits_now_is_never_refused() -> None:
     assert drive.states("now") == ["PLACED"]
 
 
-@pytest.mark.interpreted
 def test_whoever_asks_in_ever_other_shapes_takes_little_of_the_leaders_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """One look a shape and second is a walk over thousands of members; there are more shapes than any cache holds."""
     drive = full()

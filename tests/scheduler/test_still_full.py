@@ -82,7 +82,6 @@ def _never(draft: Draft, line: Line) -> bool:
     return False
 
 
-@pytest.mark.interpreted
 # the last seeds: tenants to which more was owed by and by than to the one with the reservation
 @pytest.mark.parametrize("seed", turns([*range(22), 99, 1_072], often=4))
 @pytest.mark.parametrize("order", ["fair", "fifo", "shared", "tenants", "reclaimed"])
@@ -105,7 +104,6 @@ def test_the_same_placements_as_where_every_line_is_looked_at(seed: int, order: 
     assert short.jobs == full.jobs
 
 
-@pytest.mark.interpreted
 def test_a_jobs_end_is_no_look_at_the_fleet_for_whoever_it_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = Driving(Config(ranker="pack"))
     for number in range(4):
@@ -130,7 +128,6 @@ def test_a_jobs_end_is_no_look_at_the_fleet_for_whoever_it_does_not_help(monkeyp
     assert {shape.count for shape in looked} == {1}
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("reserved", [False, True])
 def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
     reserved: bool, monkeypatch: pytest.MonkeyPatch

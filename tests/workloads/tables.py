@@ -2,7 +2,6 @@
 
 The rule: no container that an engine keeps outgrows the state, that is some multiple of what lives in it, or a bound
 that is a constant of its module. `small_bounds` makes those constants small, so that some hundred jobs reach them.
-Both look into what compiled code does not show: a compiled engine is not looked at.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from moorage.scheduler.compiled import is_compiled
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.shape import SHAPES_MAX
 from moorage.scheduler.core.state import State
@@ -59,9 +57,6 @@ NOT_SOFT: Final = ("State", "Finished", "Job", "Replica", "Member", "Worker", "T
 @contextlib.contextmanager
 def small_bounds() -> Iterator[None]:
     """The bounds of soft tables are small meanwhile, also where they are the default of an argument."""
-    if is_compiled():
-        yield
-        return
     with contextlib.ExitStack() as stack:
         for (name, constant), small in BOUNDS.items():
             module = importlib.import_module(CORE + name)

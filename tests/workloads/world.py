@@ -11,7 +11,6 @@ from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from moorage.scheduler.compiled import is_compiled
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
@@ -145,7 +144,7 @@ class World:
         self._look_at_tables()
 
     def _look_at_tables(self) -> None:
-        if is_compiled() or not self.plan.small:
+        if not self.plan.small:
             return
         if self._tables is None or self._tables.engine is not self.drive.engine or self.records % TABLES_EVERY == 0:
             self._tables = Tables(self.drive.engine)

@@ -57,10 +57,8 @@ def secrets() -> Check | None:
 
 
 def python() -> Check:
-    from moorage.scheduler.compiled import is_compiled
 
-    compiled = ", moorage compiled," if is_compiled() else ""
-    return Check("python", "ok", f"{platform.python_version()}{compiled} on {platform.system()} {platform.release()}")
+    return Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.release()}")
 
 
 def uvloop() -> Check:

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from mypy_extensions import mypyc_attr
-
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.containment import PLACING, REBUILT_A_MS, STEPS, TIMERS, Containment
 from moorage.scheduler.core.effects.in_flight import InFlight
@@ -40,7 +38,6 @@ BY_SCHEDULER: Final = "scheduler"
 CORDON: Final = "cordon"
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)  # one that records
 class ContainedEngine(Engine):
     """`containment` says what has failed, for the log, the metrics and `doctor`."""
 

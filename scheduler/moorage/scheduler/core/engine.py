@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from mypy_extensions import mypyc_attr
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.containment import PLACING, RETENTION, SECOND, TIMERS, UNMATCHED
@@ -74,7 +73,6 @@ EVENTS_MAX: Final = 2_048
 QUEUE_SPARE: Final = 1_000
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)  # one that records
 class Engine:
     """A leader's decisions over one state. All times passed in are milliseconds.
 

@@ -1,7 +1,4 @@
-"""Values that live as long as somebody keeps them: what a `WeakValueDictionary` can hold.
-
-Not compiled (deploy/compiled/modules.txt): no object of a compiled class can be referred to weakly.
-"""
+"""Values that live as long as somebody keeps them: what a `WeakValueDictionary` can hold."""
 
 from __future__ import annotations
 

@@ -236,8 +236,6 @@ class Replica:
         "state",
     )
 
-    __deletable__ = ("job",)  # in compiled code nothing else is; where it is forgotten it goes at once, see `acts`
-
     def __init__(self, job: Job, index: int) -> None:
         self.job = job
         self.index = index

@@ -47,9 +47,6 @@ class Line:
         self.barred = False  # a reservation bars it: who joins it may be short enough to end before that
         self.granted_ms = 0  # ledger ms at which hosts were last closed for one of it
 
-    def __hash__(self) -> int:
-        return id(self)  # said here, since in compiled code an order takes the inherited one away
-
     def __lt__(self, other: Line) -> bool:
         """An entry that was moved stands in two lines for a while, which count alike where jobs age."""
         return (self.priority, self.shape.index) > (other.priority, other.shape.index)

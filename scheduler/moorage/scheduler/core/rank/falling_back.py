@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from mypy_extensions import mypyc_attr
-
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.rank.ranker import Choice, Pack, Ranker
 from moorage.scheduler.core.shape import Shape
@@ -20,7 +18,6 @@ class RankerFailed(Exception):
     """In a replay: here the ranker failed when this was recorded."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class FallingBack(Ranker):
     """Chooses as `main` does until that raises; `failed` is then told where, of which shape, and what was raised."""
 

@@ -10,8 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import ClassVar, Final
 
-from mypy_extensions import mypyc_attr
-
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Host, HostClass
 from moorage.scheduler.core.shape import Shape
@@ -35,7 +33,6 @@ class Choice:
         self.left = left
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Ranker:
     """Chooses among the hosts that fit now; None when none does. Must not change the fleet."""
 
@@ -129,7 +126,6 @@ def _smallest(mask: int, islands: tuple[int, ...], count: int) -> int:
     )
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Pack(Ranker):
     """Best fit: the host with the fewest free devices that still suffice; sharers join the fullest device.
 
