@@ -1,0 +1,61 @@
+"""Two drivers of one worker under one supervisor: each has its members, its boot word and its fence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moorage.worker.drivers.process import ProcessDriver
+from moorage.worker.drivers.supervisor_link import owner_of
+from moorage.worker.run import SUPERVISOR_FOLDER, start
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.client import Supervised
+from tests.worker.scripted_leader import ScriptedLeader
+from tests.worker.test_agent_process import body, is_alive, name_of, pid_of, place, state_folder
+
+
+class Site(ProcessDriver):
+    """As a site would change the driver of processes."""
+
+    name = "site"
+
+
+async def test_each_has_its_own_members_and_all_of_both_are_lost_with_the_supervisor(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        drivers = ("process", "tests.worker.test_two_supervised_drivers:Site", "noop")
+        settings = WorkerSettings(state, "w1", unique, simulate="4xH100", drivers=drivers, leases=False)
+        worker = await start(settings, nats_url)
+        try:
+            (agent,) = worker.agents
+            await leader.joined("w1")
+            assert owner_of("w1", "site") == "w1@site"
+            boots = {name: driver.boot for name, driver in agent.drivers.items()}
+            assert boots["process"] == boots["site"] != boots["noop"] == ""
+            assert agent.boot == f"{agent.facts.boot}.{boots['process']}"
+            plain, site, noop = (name_of(job, fence=at) for at, job in enumerate(("plain", "site", "noop"), 10))
+            paths = [tmp_path / "plain", tmp_path / "site"]
+            words = [f"echo $$ > {path}; exec sleep 600" for path in paths]
+            await leader.want(
+                "w1",
+                place(plain, body(words[0]), (0,)),
+                place(site, body(words[1], run={"driver": "site"}), (1,)),
+                place(noop, body("", run={"driver": "noop", "argv": ["hang"]}), (2,)),
+            )
+            for name in (plain, site, noop):
+                await leader.heard("w1", "started", name)
+            pids = [await pid_of(path) for path in paths]
+            supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
+            listed = await supervised.list()
+            assert {event.key.partition("|")[0] for event in listed.running} == {"w1", "w1@site"}
+            supervised.kill()
+            for name in (plain, site):
+                assert (await leader.heard("w1", "exited", name)).detail == "lost"
+            await leader.joined("w1", joins=2)
+            assert not any(map(is_alive, pids))
+            seat = leader.seat("w1")
+            assert [held.job for held in seat.joins[-1].holding] == ["noop"], "it never needed the supervisor"
+            assert "exited" not in seat.kinds(noop)
+            assert seat.joins[-1].boot == agent.boot != seat.joins[0].boot
+        finally:
+            await worker.stop()
