@@ -25,6 +25,8 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.worker.leases.client": ("borrow", "BorrowedLease", "LeaseRefused"),
     "moorage.worker.settings": ("WorkerSettings",),
     "moorage.worker.drivers.base": ("Driver", "Assignment"),
+    "moorage.worker.drivers.kit": ("Kit",),
+    "moorage.schemas.capabilities": ("Capabilities",),
     "moorage.scheduler.core.rank.ranker": ("Ranker", "Choice"),
 }
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
@@ -52,9 +54,11 @@ TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch"}
 CONSTRUCTED: Final = frozenset({"AsyncClient", "EmbeddedWorker", "SimFleet", "SimulatedClock"})
 #: what other parts of moorage call, and no user does
 INTERNAL: Final[dict[str, frozenset[str]]] = {
-    "AsyncClient": frozenset({"again", "crowded", "expect", "feed", "link", "subscribe", "subscribe_ahead", "act"}),
+    "AsyncClient": frozenset(
+        {"again", "crowded", "expect", "feed", "link", "meet_driver", "subscribe", "subscribe_ahead", "act"}
+    ),
     "Job": frozenset({"ended", "known_result", "learn", "saw"}),
-    "Watch": frozenset({"refresh"}),
+    "Watch": frozenset({"can", "refresh"}),
 }
 HEAD: Final = """# Python
 

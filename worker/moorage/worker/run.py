@@ -20,7 +20,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.worker.agent import Agent
 from moorage.worker.collector import leave_what_stays
-from moorage.worker.drivers.base import Kit
+from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.fleet_host import FleetHost

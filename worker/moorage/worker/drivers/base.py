@@ -11,7 +11,7 @@ and for a member that has just ended: then there is nothing to do, since `Ended`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -32,11 +32,10 @@ from moorage.worker.member_messages import (
     StartFailed,
     Stuck,
 )
-from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from moorage.worker.drivers.supervisor_link import SupervisorLink
+    from moorage.worker.drivers.kit import Kit
 
 #: exit status of a command that cannot be started, as sh(1) gives it
 CODE_CANNOT_START: Final = 126
@@ -110,21 +109,6 @@ class Living(msgspec.Struct, frozen=True):
     phase: str
     code: int = 0
     reason: str = ""
-
-
-class Kit(NamedTuple):
-    """What a worker has for the driver that is made for it. `own` are the settings that the driver declares.
-
-    `supervisor` is the link to the process that starts, watches and fences members outside the agent.
-    """
-
-    worker: str
-    settings: WorkerSettings
-    policy: Policy
-    supervisor: SupervisorLink
-    devices: int
-    simulated: bool
-    own: Any = None
 
 
 class Driver:

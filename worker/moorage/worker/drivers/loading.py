@@ -18,7 +18,8 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.own_class import is_own, own_class
 from moorage.schemas.settings import OF_DRIVERS, SettingsFile, made, settle, told, unknown_variables
 from moorage.worker.drivers import BUILT_IN
-from moorage.worker.drivers.base import Driver, Kit
+from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.kit import Kit
 
 GROUP: Final = "moorage.drivers"
 

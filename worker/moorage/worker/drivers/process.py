@@ -21,9 +21,9 @@ from moorage.worker.drivers.base import (
     CODE_NOT_FOUND,
     Assignment,
     Driver,
-    Kit,
     Living,
 )
+from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.environment import SharingUnavailable, check_sharing, process_environment
