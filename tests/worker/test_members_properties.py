@@ -105,7 +105,7 @@ class World(RuleBasedStateMachine):
         self.no = 0
         self.ledger: list[Fact] = []
         self.to_leader: list[object] = []
-        self.to_worker: list[object] = []
+        self.to_worker: list[Event | tuple[str, Event]] = []
         self.said: list[Wanted] = []
         self.wanted: dict[MemberName, Place] = {}
         self.ended: set[MemberName] = set()
@@ -341,7 +341,7 @@ class World(RuleBasedStateMachine):
         at = data.draw(st.integers(0, len(self.to_worker) - 1))
         self.worker_takes(self.to_worker[at] if again else self.to_worker.pop(at))
 
-    def worker_takes(self, message: object) -> None:
+    def worker_takes(self, message: Event | tuple[str, Event]) -> None:
         if isinstance(message, tuple):  # the reply subject names the session that was asked in
             session, message = message
             if session != self.members.session.session:

@@ -327,7 +327,7 @@ class Agent:
                 return _decode_wanted(item.data)
             if isinstance(item, _Answer):
                 answer = _decode_answer[item.verb](item.payload)
-                return AnswerRefused(item.verb, item.number, answer) if type(answer) is Problem else answer
+                return AnswerRefused(item.verb, item.number, answer) if isinstance(answer, Problem) else answer
         except Refused as refused:
             self.dropped[f"undecodable: {refused.code}"] += 1
             return None
