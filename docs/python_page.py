@@ -54,9 +54,7 @@ TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch"}
 CONSTRUCTED: Final = frozenset({"AsyncClient", "EmbeddedWorker", "SimFleet", "SimulatedClock"})
 #: what other parts of moorage call, and no user does
 INTERNAL: Final[dict[str, frozenset[str]]] = {
-    "AsyncClient": frozenset(
-        {"again", "crowded", "expect", "feed", "link", "meet_driver", "subscribe", "subscribe_ahead", "act"}
-    ),
+    "AsyncClient": frozenset({"again", "crowded", "expect", "feed", "link", "subscribe", "subscribe_ahead", "act"}),
     "Job": frozenset({"ended", "known_result", "learn", "saw"}),
     "Watch": frozenset({"can", "refresh"}),
 }

@@ -24,6 +24,7 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 async def test_the_command_runs_a_worker_with_it_and_jobs_on_it(
     node: Node, unique: str, package: Path, tmp_path: Path
 ) -> None:

@@ -46,14 +46,15 @@ IMPORTED: Final[dict[str, set[str]]] = {
 
 def said(file: Path) -> Iterator[str]:
     """The names of drivers that are string constants of a file."""
-    for node in ast.walk(parsed(file)):
+    text = file.read_text()
+    for node in ast.walk(parsed(file)) if any(f'"{name}"' in text for name in NAMES) else ():
         if isinstance(node, ast.Constant) and node.value in NAMES:
             yield str(node.value)
 
 
 def imported(file: Path) -> Iterator[str]:
     """The drivers whose modules a file imports."""
-    for node in ast.walk(parsed(file)):
+    for node in ast.walk(parsed(file)) if "moorage.worker.drivers." in file.read_text() else ():
         module = node.module if isinstance(node, ast.ImportFrom) else None
         folder, _, name = (module or "").rpartition(".")
         if folder == "moorage.worker.drivers" and name in NAMES:

@@ -55,6 +55,12 @@ def test_it_is_found_as_module_and_class_and_by_an_entry_point(tmp_path: Path, m
         find(["parrot", WORD], NO_FILE, {}, simulated=False)
 
 
+def test_one_line_makes_it_a_driver_that_comes_with_moorage(monkeypatch: Any) -> None:
+    monkeypatch.setitem(BUILT_IN, "parrot", WORD)
+    (parrot,) = find(["parrot"], NO_FILE, {}, simulated=False)
+    assert (parrot.kind, parrot.foreign) == (Parrot, False)
+
+
 def test_an_entry_point_has_the_name_of_its_driver(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     offer(tmp_path, WORD, "polly")
@@ -122,6 +128,7 @@ def test_the_drivers_of_moorage_declare_what_those_could_that_told_nothing() -> 
     assert {name for name in UP_TO_0_2 if name in BUILT_IN} == set(BUILT_IN)
 
 
+@pytest.mark.slow
 async def test_sdk_and_scheduler_know_of_it_what_it_declares(nats_server: Server, unique: str, tmp_path: Path) -> None:
     file = file_of(tmp_path, '[driver.parrot]\nbetween = ", "\n')
     settings = WorkerSettings(tmp_path, "aviary", unique, simulate="2xT4", drivers=(WORD, "noop"), leases=False)
@@ -150,7 +157,7 @@ async def use(client: AsyncClient) -> None:
     assert "parrot" not in client.drivers
     ran = await client.run(["hello"], driver="parrot", driver_config={"parrot": {"times": 3}}, timeout="30s")
     assert (ran.stdout, ran.stderr, ran.lost_bytes) == ("hello, hello, hello\n", "", 0)
-    assert client.drivers["parrot"].keeps_output, "the first job of it that ran told what it can do"
+    assert client.drivers.can("parrot").keeps_output, "the first job of it that ran told what it can do"
     assert (await client.job(ran.job).show())["capabilities"]["ends_streams"]
     async with asyncio.timeout(30):
         assert "".join([piece.text async for piece in client.job(ran.job).logs()]) == "hello, hello, hello\n"

@@ -1,14 +1,24 @@
-"""Two drivers of one worker under one supervisor: each has its members, its boot word and its fence."""
+"""Two drivers of one worker: each has its members, its boot word and its fence, under one supervisor or under two."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
+import pytest
+
+from moorage.schemas.capabilities import Capabilities
+from moorage.worker.drivers.base import CODE_LOST
+from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.drivers.supervisor_link import owner_of
+from moorage.worker.member_messages import Ended, Replaced
 from moorage.worker.run import SUPERVISOR_FOLDER, start
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised
+from tests.live.stack import QUICK, Caller, caller, stack
+from tests.servers import Server
+from tests.waiting import until
 from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import body, is_alive, name_of, pid_of, place, state_folder
 
@@ -19,6 +29,7 @@ class Site(ProcessDriver):
     name = "site"
 
 
+@pytest.mark.slow
 async def test_each_has_its_own_members_and_all_of_both_are_lost_with_the_supervisor(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
@@ -59,3 +70,61 @@ async def test_each_has_its_own_members_and_all_of_both_are_lost_with_the_superv
             assert seat.joins[-1].boot == agent.boot != seat.joins[0].boot
         finally:
             await worker.stop()
+
+
+class Engine(NoopDriver):
+    """Its members run in an engine that the supervisor does not start, and that a test lets die."""
+
+    name = "engine"
+    capabilities = Capabilities(uses_devices=False, fence="supervisor")
+    boot = "engine-1"
+    fences: ClassVar[list[float]] = []
+
+    def set_fence(self, deadline_s: float, grace_s: float) -> None:
+        self.fences.append(deadline_s)
+
+    def dies(self) -> None:
+        lost, self._running = list(self._running), {}
+        self.boot = "engine-2"
+        self.report(Replaced(self.name))
+        self.report(Ended([(name, CODE_LOST, "lost") for name in lost]))
+
+
+@pytest.mark.slow
+async def test_an_engine_that_dies_takes_its_own_jobs_and_the_scheduler_keeps_the_others(
+    nats_server: Server, unique: str
+) -> None:
+    drivers = ("process", "tests.worker.test_two_supervised_drivers:Engine")
+    async with stack(nats_server, unique) as made, caller(made) as acme, state_folder() as state:
+        await made.scheduler(config=QUICK)
+        settings = WorkerSettings(state, "w1", unique, simulate="4xH100", drivers=drivers, leases=False)
+        worker = await start(settings, made.url)
+        try:
+            (agent,) = worker.agents
+            await acme.leader()
+            await acme.workers_up("w1")
+            await acme.submit("plain", "sleep", "600")
+            await acme.api("submit", {"job": "boxed", "run": {"driver": "engine", "argv": ["hang"]}})
+            for job in ("plain", "boxed"):
+                await acme.reaches(job, "RUNNING")
+            engine, boot = agent.drivers["engine"], agent.boot
+            assert isinstance(engine, Engine)
+            assert boot.startswith(f"{agent.facts.boot}.engine-1+")
+            assert engine.fences, "what ends its members hears when the lease is over"
+            engine.dies()
+            again = await until(lambda: retried(acme, "boxed"), what="the lost job runs again")
+            assert [each["why"] for each in again["changes"] if "why" in each] == ["lost with its host's supervisor"]
+            assert agent.boot != boot
+            plain = await acme.show("plain")
+            assert (plain["state"], plain["attempt"]) == ("RUNNING", 1), "its supervisor lives"
+            for job in ("plain", "boxed"):
+                await acme.api("cancel", {"job": job})
+                await acme.reaches(job, "CANCELLED")
+            await acme.all_free()
+        finally:
+            await worker.stop()
+
+
+async def retried(caller: Caller, job: str) -> dict[str, Any] | None:
+    shown = await caller.show(job)
+    return shown if (shown["state"], shown["attempt"]) == ("RUNNING", 2) else None

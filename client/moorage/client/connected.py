@@ -18,9 +18,9 @@ from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import Asking, decode_answer
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
+from moorage.client.known_drivers import KnownDrivers
 from moorage.client.request_builder import RequestBuilder
 from moorage.client.tenant import find_tenant
-from moorage.schemas.capabilities import UP_TO_0_2, Capabilities, driver_of, told_capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer
@@ -79,8 +79,7 @@ class Connected:
         self.watches: set[_Follower] = set()
         #: for who waits for what may come: as answers are awaited, so that one timer serves all
         self.waits = Answers("")
-        #: what each driver can do that this client has met, by name
-        self.drivers: dict[str, Capabilities] = dict(UP_TO_0_2)
+        self.drivers = KnownDrivers()
         self.endless: set[asyncio.Event] = set()  # set at the end, for who waits for nothing else
         self._feed: Feed | None = None
         self._requests = RequestBuilder()
@@ -93,12 +92,6 @@ class Connected:
         self._loop: asyncio.AbstractEventLoop | None = None  # where it is open
         self._connection: Link | None = None
         self._mux: Mux | None = None
-
-    def meet_driver(self, shown: Mapping[str, Any]) -> None:
-        """Keep what an answer to `show` tells of the driver of its job."""
-        can = told_capabilities(shown)
-        if can is not None:
-            self.drivers[driver_of(shown)] = can
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._asking.where or 'not connected'} tenant {self.tenant}>"

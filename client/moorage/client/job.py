@@ -17,7 +17,7 @@ from moorage.client.errors import JobFailed, NotFound
 from moorage.client.steps import Step, step_of
 from moorage.client.stored_output import Joiner, Piece, newest_attempts, tail_of
 from moorage.client.watch import Watch, behind, too_late
-from moorage.schemas.capabilities import UNTOLD, driver_of
+from moorage.schemas.capabilities import driver_of
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import Accepted, Change, Event
 from moorage.schemas.gpu import format_token
@@ -195,7 +195,7 @@ class Job:
             await feed.stand()
         began_s = asyncio.get_running_loop().time()
         driver = self._request.workload.driver
-        can = self._client.drivers.get(driver, UNTOLD)
+        can = self._client.drivers.can(driver)
         listens = can.returns_value or not can.keeps_output
         if beginning is not None and beginning.is_whole and not listens and not feed.is_refused:
             outcome = Outcome(self.id)
@@ -261,7 +261,7 @@ class Job:
         if driver not in self._client.drivers:
             with contextlib.suppress(NotFound):
                 await self.show()
-        if self._client.drivers.get(driver, UNTOLD).returns_value:
+        if self._client.drivers.can(driver).returns_value:
             from moorage.client.handlers import Heard, value_of
 
             replicas = shown["request"].get("replicas", 1) if request is None else request.replicas
@@ -280,7 +280,7 @@ class Job:
         """The whole job: request, replicas, the last transitions; of one long over from its history, as long as that
         is kept (`kept_until_ms`, at the latest). Raises `NotFound`."""
         data = await self._client.read("show", {"job": self.id})
-        self._client.meet_driver(data)
+        self._client.drivers.meet(data)
         self.learn(data)
         return data
 

@@ -21,7 +21,7 @@ from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, tim
 from moorage.client.feed import Feed, check_permitted
 from moorage.client.stored_output import STREAMS, Joiner, Piece, newest_attempts
 from moorage.client.waiting import Waiting
-from moorage.schemas.capabilities import UNTOLD, Capabilities, driver_of
+from moorage.schemas.capabilities import Capabilities, driver_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Output, StreamName
@@ -171,7 +171,7 @@ class Watch:
     @property
     def can(self) -> Capabilities:
         """What this driver can do, as far as it is known."""
-        return self._client.drivers.get(self.driver, UNTOLD)
+        return self._client.drivers.can(self.driver)
 
     # -- what comes in: only enqueued
 
@@ -330,7 +330,7 @@ class Watch:
 
     def _meets_driver(self, changes: list[Change]) -> bool:
         """Whether a driver that this client has not met yet has begun to write: `show` tells what it can do."""
-        known = not self._output or self.driver in ("", *self._client.drivers)
+        known = not self._output or not self.driver or self.driver in self._client.drivers
         return not known and any(change.state == RUNNING for change in changes)
 
     async def _show(self, *, first: bool = False) -> list[Event]:
@@ -350,7 +350,7 @@ class Watch:
             await asyncio.sleep(RETRY_S)
             return []
         data = self.shown = answer.data
-        self._client.meet_driver(data)
+        self._client.drivers.meet(data)
         told = data.get("own_subject", False) or data.get("request", {}).get("events") != "tenant"
         if not told and self._feed is None:
             # a scheduler of an older release sends its events in the tenant's frames only: listen there, and ask again

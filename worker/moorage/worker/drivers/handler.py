@@ -112,9 +112,7 @@ class HandlerDriver(Driver):
 
     name = DRIVER
     #: the service keeps its context on the device from one call to the next, so the device's memory proves nothing
-    capabilities = Capabilities(
-        needs_argv=True, ends_streams=True, returns_value=True, uses_devices=False, config=[INPUT_KEY]
-    )
+    capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False, config=[INPUT_KEY])
     members_max = RUNNING_MAX
 
     def __init__(
