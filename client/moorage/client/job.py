@@ -258,7 +258,7 @@ class Job:
         assert self._result is not None
         request = self._request
         driver = driver_of(shown) if request is None else request.workload.driver
-        if driver not in self._client.drivers:
+        if driver and driver not in self._client.drivers:
             with contextlib.suppress(NotFound):
                 await self.show()
         if self._client.drivers.can(driver).returns_value:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -73,13 +72,7 @@ def find(
 
 
 def _found(word: str, file: SettingsFile, env: Mapping[str, str] | None) -> Found:
-    place = BUILT_IN.get(word, word if is_own(word) else "")
-    for point in () if place else entry_points(group=GROUP, name=word):
-        place = point.value
-    if not place:
-        known = [*BUILT_IN, *sorted(entry_points(group=GROUP).names)]
-        allowed = f"{', '.join(known)}, module:Class of your own"
-        raise refuse("failed-precondition", f"no driver {word}", field="$.drivers", allowed=allowed)
+    place = BUILT_IN.get(word) or (word if is_own(word) else _entry_point(word))
     foreign = word not in BUILT_IN
     try:
         kind = own_class(place, Driver)
@@ -88,6 +81,18 @@ def _found(word: str, file: SettingsFile, env: Mapping[str, str] | None) -> Foun
     except ValueError as error:
         raise refuse("failed-precondition", str(error), field="$.drivers", found=word) from None
     return Found(kind, _own_settings(kind, file, env), foreign)
+
+
+def _entry_point(name: str) -> str:
+    """Return the `module:Class` that an installed package offers under this name. Raises Refused where none does."""
+    from importlib.metadata import entry_points  # it reads what every installed package says of itself
+
+    offered = entry_points(group=GROUP)
+    for point in offered:
+        if point.name == name:
+            return point.value
+    allowed = ", ".join([*BUILT_IN, *sorted(offered.names), "module:Class of your own"])
+    raise refuse("failed-precondition", f"no driver {name}", field="$.drivers", allowed=allowed)
 
 
 def _check(word: str, kind: type[Driver]) -> None:
