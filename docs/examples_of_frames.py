@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.schemas import frames, gpu, job, operate
+from moorage.schemas.capabilities import UP_TO_0_2, Capabilities
 from moorage.schemas.errors import Problem
 from moorage.schemas.job import STATES
 from moorage.schemas.release import RELEASE
@@ -26,6 +27,7 @@ _HELLO = frames.Hello(
     release="0.1.0",
     hostname="node-7",
     drivers=["process"],
+    capabilities={"process": UP_TO_0_2["process"]},
     labels={"zone": "a"},
     cpu_milli=64000,
     memory_mib=515000,
@@ -193,6 +195,7 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
 #: parts of frames that have no example of their own: as objects, and as arrays
 PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
     frames.Change,
+    Capabilities,
     frames.Device,
     frames.SlotLoad,
     frames.HistoryWorker,

@@ -25,6 +25,8 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.worker.leases.client": ("borrow", "BorrowedLease", "LeaseRefused"),
     "moorage.worker.settings": ("WorkerSettings",),
     "moorage.worker.drivers.base": ("Driver", "Assignment"),
+    "moorage.worker.drivers.kit": ("Kit",),
+    "moorage.schemas.capabilities": ("Capabilities",),
     "moorage.scheduler.core.rank.ranker": ("Ranker", "Choice"),
 }
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
@@ -54,7 +56,7 @@ CONSTRUCTED: Final = frozenset({"AsyncClient", "EmbeddedWorker", "SimFleet", "Si
 INTERNAL: Final[dict[str, frozenset[str]]] = {
     "AsyncClient": frozenset({"again", "crowded", "expect", "feed", "link", "subscribe", "subscribe_ahead", "act"}),
     "Job": frozenset({"ended", "known_result", "learn", "saw"}),
-    "Watch": frozenset({"refresh"}),
+    "Watch": frozenset({"can", "refresh"}),
 }
 HEAD: Final = """# Python
 

@@ -12,9 +12,12 @@ import pytest
 
 from moorage.client import AsyncClient, Event, NotFound, TimedOut
 from moorage.client.feed import CROWD
+from moorage.client.request_builder import build_request
+from moorage.client.stored_output import Piece
 from moorage.client.watch import Watch
+from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import Accepted, Answer
+from moorage.schemas.frames import Accepted, Answer, Output
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.waiting import until
 
@@ -32,6 +35,9 @@ class Following:
             item = await anext(self._items)
         assert isinstance(item, Event)
         return item.state, [each.rev for each in item.changes]
+
+    def rest(self) -> AsyncIterator[Any]:
+        return self._items
 
     async def ends(self) -> None:
         async with asyncio.timeout(30):
@@ -346,3 +352,32 @@ async def test_what_is_run_has_no_subject_of_its_own_unless_it_says_so(nats_url:
         await scheduler.say_to_tenant(*(scheduler.event(f"j{number}", "SUCCEEDED", *story) for number in range(CROWD)))
         for result in await asyncio.gather(*running, chosen):
             assert (result.state, len(result.changes)) == ("SUCCEEDED", 2)
+
+
+#: of a driver that no client knows before it is told
+OWN = {"request": {"run": {"argv": ["x"], "driver": "parrot"}}}
+
+
+@pytest.mark.parametrize("told", [{"ends_streams": True}, None])
+async def test_the_end_of_the_output_is_waited_for_where_the_driver_tells_that_it_comes(
+    nats_url: str, unique: str, told: dict[str, Any] | None
+) -> None:
+    """Of a job that is submitted here nothing is asked, but what a driver can do that this client meets."""
+    can = {} if told is None else {"capabilities": told}
+    submitted = build_request({"run": OWN["request"]["run"], "events": "job"}, None, "j", {})
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will_show(shown("j", "RUNNING", change(1), **OWN, **can))
+        for _ in range(2):  # the second time the driver is known
+            async with Watch(client, "j", output=True, request=submitted) as watch:
+                following = Following(watch)
+                await scheduler.say("j", "RUNNING", change(1))
+                assert await following.revisions() == ("RUNNING", [1])
+                assert watch.can.ends_streams == (told is not None)
+                await scheduler.say("j", "SUCCEEDED", change(2, "SUCCEEDED"))
+                assert await following.revisions() == ("SUCCEEDED", [2])
+                for stream in ("out", "err"):
+                    frame = Output(1, stream, 0, "late", end=True, next=4)
+                    await scheduler.say_raw(client.subjects.log(unique, "j", 0), encode(frame))
+                heard = [item.text async for item in following.rest() if isinstance(item, Piece)]
+                assert told is None or heard == ["late", "late"]
+        assert [verb for verb, _ in scheduler.asked] == ["show"] * (1 if told is not None else 2)

@@ -162,7 +162,7 @@ def test_an_unknown_key_and_an_unknown_section_are_refused_with_the_nearest(tmp_
     with pytest.raises(Refused, match="no section for 'worke'") as refused:
         read_file(file_with(tmp_path, "[worke]\n"))
     assert refused.value.problem.next == "the nearest is worker"
-    assert refused.value.problem.allowed == "[scheduler], [worker], [up], [client]"
+    assert refused.value.problem.allowed == "[scheduler], [worker], [up], [client], [driver.NAME]"
     with pytest.raises(Refused, match="must be a table"):
         read_file(file_with(tmp_path, "worker = 3\n"))
 

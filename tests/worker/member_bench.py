@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from moorage.schemas.capabilities import UP_TO_0_2
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Fact, FactAck, Joined, Place, Start, Wanted
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import (
     Claims,
     Command,
+    Event,
     MemberName,
     Restored,
     SendFacts,
     Started,
-    Traits,
     TryClaim,
     TurnOver,
 )
@@ -44,7 +45,7 @@ class Bench:
     """A state machine with a pool that grants what is not in `refuse`, and a journal of what left it."""
 
     def __init__(self, *, tombstones_max: int = 100, join_n: int = 0) -> None:
-        drivers = {"process": Traits(), "noop": Traits(uses_devices=False, remembers=False)}
+        drivers = {name: UP_TO_0_2[name] for name in ("process", "noop")}
         self.members = Members("w1", drivers, join_n=join_n, tombstones_max=tombstones_max, free_wait_s=10)
         self.now = 100.0
         self.refuse: dict[MemberName, str] = {}
@@ -52,7 +53,7 @@ class Bench:
         self.session = ""
         self.reign = 1
 
-    def do(self, event: object) -> list[Command]:
+    def do(self, event: Event) -> list[Command]:
         commands = list(self.members.handle(event, self.now))
         for command in list(commands):
             if isinstance(command, TryClaim):
@@ -63,7 +64,7 @@ class Bench:
         self.log += commands
         return commands
 
-    def do_quietly(self, event: object) -> list[Command]:
+    def do_quietly(self, event: Event) -> list[Command]:
         return self.members.handle(event, self.now)
 
     def join(self, session: str = "S1", *, reign: int = 1, ledger: str = "L") -> list[Command]:

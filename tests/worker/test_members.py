@@ -12,6 +12,7 @@ from moorage.worker.fact_outbox import END_WAIT_S, FACTS_WAITING_MAX, START_WAIT
 from moorage.worker.member_messages import (
     Ended,
     EndMember,
+    Event,
     Forget,
     Log,
     MemberName,
@@ -465,6 +466,6 @@ def test_forgotten_ends_are_still_over() -> None:
         NotFree([(name_of(), (0,))]),
     ],
 )
-def test_what_a_driver_says_of_an_unknown_member_changes_nothing(bench: Bench, late: object) -> None:
+def test_what_a_driver_says_of_an_unknown_member_changes_nothing(bench: Bench, late: Event) -> None:
     assert bench.do(late) == []
     assert bench.kinds() == []

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from moorage.schemas.capabilities import UP_TO_0_2
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import (
@@ -37,6 +38,7 @@ from moorage.worker.member_messages import (
     Command,
     Ended,
     EndMember,
+    Event,
     FactsAnswered,
     Forget,
     Member,
@@ -57,7 +59,6 @@ from moorage.worker.member_messages import (
     StartFailed,
     StartMembers,
     Tick,
-    Traits,
     TryClaim,
     TurnOver,
 )
@@ -104,7 +105,7 @@ class World(RuleBasedStateMachine):
         self.no = 0
         self.ledger: list[Fact] = []
         self.to_leader: list[object] = []
-        self.to_worker: list[object] = []
+        self.to_worker: list[Event | tuple[str, Event]] = []
         self.said: list[Wanted] = []
         self.wanted: dict[MemberName, Place] = {}
         self.ended: set[MemberName] = set()
@@ -120,7 +121,9 @@ class World(RuleBasedStateMachine):
         self.quarantined: dict[int, set[MemberName]] = {}
         self.probing: list[Member] = []
         state = self.journal.state
-        self.members = Members("w1", {"process": Traits()}, join_n=state.join_n, ledger=state.ledger, tombstones_max=8)
+        self.members = Members(
+            "w1", {"process": UP_TO_0_2["process"]}, join_n=state.join_n, ledger=state.ledger, tombstones_max=8
+        )
         held: list[tuple[Member, str, int, str]] = []
         withdrawn: list[MemberName] = []
         for name, place in state.places.items():
@@ -146,7 +149,7 @@ class World(RuleBasedStateMachine):
         self.handle(Restored(held, state.unanswered, withdrawn))
         self.handle(TurnOver())
 
-    def handle(self, event: object) -> None:
+    def handle(self, event: Event) -> None:
         self.do(self.members.handle(event, self.now))
         self.members.validate()
         self.pool.validate()
@@ -338,7 +341,7 @@ class World(RuleBasedStateMachine):
         at = data.draw(st.integers(0, len(self.to_worker) - 1))
         self.worker_takes(self.to_worker[at] if again else self.to_worker.pop(at))
 
-    def worker_takes(self, message: object) -> None:
+    def worker_takes(self, message: Event | tuple[str, Event]) -> None:
         if isinstance(message, tuple):  # the reply subject names the session that was asked in
             session, message = message
             if session != self.members.session.session:

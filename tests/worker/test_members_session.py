@@ -19,6 +19,7 @@ from moorage.worker.member_messages import (
     Member,
     MemberName,
     Release,
+    Replaced,
     Restored,
     SayHello,
     SeenFree,
@@ -30,7 +31,6 @@ from moorage.worker.member_messages import (
     Started,
     StraysOver,
     Stuck,
-    SupervisorReplaced,
     Tick,
     TurnOver,
 )
@@ -338,7 +338,7 @@ def test_a_stray_keeps_the_worker_out_until_it_is_gone() -> None:
 
 def test_a_dead_supervisor_takes_its_jobs_and_the_session(bench: Bench) -> None:
     name = bench.run()
-    assert not of(SendJoin, bench.do(SupervisorReplaced()))
+    assert not of(SendJoin, bench.do(Replaced("process")))
     (join,) = of(SendJoin, bench.do(Ended([(name, -9, "lost")])))
     assert [(f.kind, f.code, f.detail) for f in join.facts] == [("exited", -9, "lost")]
 
@@ -346,14 +346,14 @@ def test_a_dead_supervisor_takes_its_jobs_and_the_session(bench: Bench) -> None:
 def test_a_rank_that_waits_for_its_gang_does_not_keep_the_worker_out_when_the_supervisor_dies(bench: Bench) -> None:
     name = name_of("gang")
     bench.want(place(name, hold=True))
-    (join,) = of(SendJoin, bench.do(SupervisorReplaced()))
+    (join,) = of(SendJoin, bench.do(Replaced("process")))
     assert ("withdrawn", "supervisor-died") in [(f.kind, f.detail) for f in join.facts]
     assert join.holding == []
 
 
 def test_an_unproven_member_does_not_keep_the_worker_out(bench: Bench) -> None:
     name = bench.run()
-    bench.do(SupervisorReplaced())
+    bench.do(Replaced("process"))
     (join,) = of(SendJoin, bench.do(Stuck([name])))
     assert [(f.kind, f.detail) for f in join.facts] == [("quarantined", "0")]
     assert [h.phase for h in join.holding] == ["ending"]
@@ -362,7 +362,7 @@ def test_an_unproven_member_does_not_keep_the_worker_out(bench: Bench) -> None:
 def both_lost_with_their_supervisor(bench: Bench) -> tuple[MemberName, MemberName]:
     """The next attempts of two jobs, in a new session, after the supervisor died under both."""
     one, two = bench.run(name_of("one"), slots=(0,)), bench.run(name_of("two"), slots=(1,))
-    bench.do(SupervisorReplaced())
+    bench.do(Replaced("process"))
     bench.do(Ended([(one, -9, "lost"), (two, -9, "lost")]))
     bench.do(SeenFree([one, two]))
     bench.join("S2")
@@ -403,7 +403,7 @@ def test_the_ranks_of_one_gang_are_no_suspects_of_each_other(bench: Bench) -> No
     bench.want(*(place(name, (name[2],), hold=True) for name in ranks))
     bench.want(*(Start(*name, "10.0.0.7", 29501, 2) for name in ranks))
     bench.do(Started(ranks))
-    bench.do(SupervisorReplaced())
+    bench.do(Replaced("process"))
     bench.do(Ended([(name, -9, "lost") for name in ranks]))
     bench.do(SeenFree(ranks))
     bench.join("S2")
@@ -422,3 +422,48 @@ def test_a_worker_that_leaves_ends_all_tells_it_and_says_goodbye(bench: Bench) -
     assert bench.kinds() == ["exited", "freed"]
     assert of(SendGoodbye, bench.do(TurnOver()))
     assert bench.members.session.phase == "left"
+
+
+def with_another_driver(bench: Bench) -> tuple[MemberName, MemberName]:
+    """A member of the driver process and one of noop, both running."""
+    noop = body(run={"driver": "noop", "argv": ["hang"]})
+    return bench.run(name_of("process")), bench.run(name_of("other", fence=11), slots=(), request=noop)
+
+
+def test_a_dead_supervisor_takes_the_jobs_of_its_driver_alone(bench: Bench) -> None:
+    name, other = with_another_driver(bench)
+    bench.want(place(name_of("gang", fence=12), (1,), hold=True))
+    bench.do(Replaced("process"))
+    (join,) = of(SendJoin, bench.do(Ended([(name, -9, "lost")])))
+    assert [held.job for held in join.holding if held.phase == "running"] == ["other"]
+    assert ("withdrawn", "gang") in [(fact.kind, fact.job) for fact in join.facts]
+    bench.join("S2")
+    assert other in bench.members.held
+    assert not bench.members.table._with_supervisor, "no end of another driver's member tells of the supervisor"
+
+
+def test_the_replaced_engine_of_another_driver_leaves_the_jobs_of_the_supervisor(bench: Bench) -> None:
+    name, other = with_another_driver(bench)
+    bench.do(Replaced("noop"))
+    (join,) = of(SendJoin, bench.do(Ended([(other, -9, "lost")])))
+    assert [held.job for held in join.holding] == ["process"]
+    assert name in bench.members.held
+
+
+def test_what_a_new_session_is_to_take_over_ends_with_the_old_lease(bench: Bench) -> None:
+    name, other = with_another_driver(bench)
+    bench.do(Replaced("process"))
+    bench.do(Ended([(name, -9, "lost")]))
+    assert bench.members.next_deadline_s() < bench.now + LEASE_S
+    bench.now += LEASE_S
+    (end,) = of(EndMember, bench.do(Tick()))
+    assert (end.member.name, end.why) == (other, "fence")
+
+
+def test_all_must_be_over_where_the_session_was_over_before_the_supervisor_died(bench: Bench) -> None:
+    name, other = with_another_driver(bench)
+    bench.now += LEASE_S
+    bench.do(Tick())
+    bench.do(Replaced("process"))
+    assert not of(SendJoin, bench.do(Ended([(name, -9, "lost")])))
+    assert of(SendJoin, bench.do(Ended([(other, -15, "fence")])))

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.journal import JournalUnwritable
-from moorage.worker.member_messages import Ended, MemberName, Started, Traits
+from moorage.worker.member_messages import Ended, MemberName, Started
 from moorage.worker.proctree import boottime_s
 from moorage.worker.run import SUPERVISOR_FOLDER, start
 from moorage.worker.supervisor.client import Supervised
@@ -38,7 +39,7 @@ class Keeps(Driver):
     """Runs nothing; its agent has a journal, as with any driver whose members may outlive it."""
 
     name = "keeps"
-    traits = Traits(uses_devices=False)
+    capabilities = Capabilities(uses_devices=False, outlives_agent=True)
     closed = False
 
     def start(self, assignments: list[Assignment]) -> None:

@@ -108,7 +108,7 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
     from moorage.client.request_builder import build_request
 
     fields = fields_of(flags)
-    if not command and flags.driver != "noop":
+    if not command and needs_argv(flags.driver):
         raise rejected(
             "invalid-argument",
             "no command to run",
@@ -124,6 +124,13 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
     import msgspec
 
     return build_request(request, msgspec.structs.replace(request.gpu, scheduling=scheduling))
+
+
+def needs_argv(driver: str | None) -> bool:
+    """Return whether a job of this driver is known to need a command; of another one its worker decides."""
+    from moorage.schemas.capabilities import DRIVER_DEFAULT, UNTOLD, UP_TO_0_2
+
+    return UP_TO_0_2.get(driver or DRIVER_DEFAULT, UNTOLD).needs_argv
 
 
 def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Request:

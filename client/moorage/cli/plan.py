@@ -10,7 +10,7 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import say, tell, tell_error
 from moorage.cli.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW
 from moorage.cli.explain import explained_rows, fix_lines, starts
-from moorage.cli.job_flags import NO_FLAGS, JobFlags, request_of
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, needs_argv, request_of
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, waits
 from moorage.client.errors import rejected
@@ -57,7 +57,7 @@ def plan(
     """
 
     def act() -> int:
-        unnamed = () if flags.driver == "noop" else _ANYTHING
+        unnamed = _ANYTHING if needs_argv(flags.driver) else ()
         request = request_of(flags, command or unnamed) if command or flags != NO_FLAGS else None
         quotas, shares = quotas_of(quota or ()), shares_of(share or ())
         return with_client(options, lambda client: _plan(client, request, drain or (), add, quotas, shares, options))

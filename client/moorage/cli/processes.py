@@ -116,7 +116,7 @@ def worker(
             stop, loop = asyncio.Event(), asyncio.get_running_loop()
             for number in ENDING:
                 loop.add_signal_handler(number, stop.set)
-            await run(held, context, stop)
+            await run(held, context, stop, file)
 
         begin_log(held.log_level)
         log = logging.getLogger("moorage.worker")

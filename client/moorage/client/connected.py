@@ -18,6 +18,7 @@ from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import Asking, decode_answer
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
+from moorage.client.known_drivers import KnownDrivers
 from moorage.client.request_builder import RequestBuilder
 from moorage.client.tenant import find_tenant
 from moorage.schemas.codec import encode
@@ -78,6 +79,7 @@ class Connected:
         self.watches: set[_Follower] = set()
         #: for who waits for what may come: as answers are awaited, so that one timer serves all
         self.waits = Answers("")
+        self.drivers = KnownDrivers()
         self.endless: set[asyncio.Event] = set()  # set at the end, for who waits for nothing else
         self._feed: Feed | None = None
         self._requests = RequestBuilder()

@@ -17,13 +17,12 @@ from moorage.client.fields import FIELDS
 from moorage.client.keywords import check_keywords
 from moorage.client.request_builder import body_of, build_request
 from moorage.client.stored_output import Piece
-from moorage.client.watch import HANDLER
 from moorage.schemas.codec import REQUEST_BYTES_MAX
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.worker.handler_context import CONFIG_KEY, HANDLER_NAME, INPUT_KEY
+from moorage.worker.handler_context import DRIVER, HANDLER_NAME, INPUT_KEY
 from moorage.worker.handler_results import ResultStore, decode_inline, decode_result, result_object
 
 if TYPE_CHECKING:
@@ -71,11 +70,11 @@ def handler_request(
     named = dict(fields)
     config = dict(named.pop("driver_config", {}))
     if input is not None:
-        config[CONFIG_KEY] = {INPUT_KEY: _plain(input)}
+        config[DRIVER] = {INPUT_KEY: _plain(input)}
     body = {
-        "run": {"driver": HANDLER, "argv": [name]},
+        "run": {"driver": DRIVER, "argv": [name]},
         "driver_config": config,
-        "requires": {**named.pop("requires", {}), f"{HANDLER}.{name}": ["1"]},
+        "requires": {**named.pop("requires", {}), f"{DRIVER}.{name}": ["1"]},
     }
     request = build_request(body, gpu, key, named)
     if (size := len(body_of(request))) > REQUEST_BYTES_MAX:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -12,10 +13,11 @@ import msgspec
 
 from moorage.client import watch as watching
 from moorage.client.durations import Duration, age, seconds
-from moorage.client.errors import JobFailed
+from moorage.client.errors import JobFailed, NotFound
 from moorage.client.steps import Step, step_of
 from moorage.client.stored_output import Joiner, Piece, newest_attempts, tail_of
-from moorage.client.watch import HANDLER, Watch, behind, driver_of, too_late
+from moorage.client.watch import Watch, behind, too_late
+from moorage.schemas.capabilities import driver_of
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import Accepted, Change, Event
 from moorage.schemas.gpu import format_token
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 #: the end of the output that a failure carries
 TAIL_LINES: Final = 20
 TAIL_CHARS_MAX: Final = 16 * 1024
-#: drivers whose output can be asked for once the job is over
-KEEP_OUTPUT: Final = ("process", "noop")
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -195,15 +195,17 @@ class Job:
             await feed.stand()
         began_s = asyncio.get_running_loop().time()
         driver = self._request.workload.driver
-        if beginning is not None and beginning.is_whole and driver in KEEP_OUTPUT and not feed.is_refused:
+        can = self._client.drivers.can(driver)
+        listens = can.returns_value or not can.keeps_output
+        if beginning is not None and beginning.is_whole and not listens and not feed.is_refused:
             outcome = Outcome(self.id)
             if await self._heard_to_its_end(beginning, timeout_s) and outcome.take_all(beginning.events):
                 return await self._over(outcome, {}, None)
-        # output that its worker keeps is only asked for, by those that failed
+        # output that its worker keeps is asked for only where the job failed
         watch = Watch(
             self._client,
             self.id,
-            output=driver not in KEEP_OUTPUT,
+            output=listens,
             beginning=beginning,
             driver=driver,
             ahead=True,
@@ -234,7 +236,7 @@ class Job:
                 outcome.take(item)
                 if isinstance(item, Event):
                     self.saw(item)
-                elif watch.driver == HANDLER:
+                elif watch.can.returns_value:
                     if heard is None:
                         from moorage.client.handlers import Heard
 
@@ -255,7 +257,11 @@ class Job:
         """`shown` is what `show` said of a job whose request is not known here."""
         assert self._result is not None
         request = self._request
-        if (driver_of(shown) if request is None else request.workload.driver) == HANDLER:
+        driver = driver_of(shown) if request is None else request.workload.driver
+        if driver and driver not in self._client.drivers:
+            with contextlib.suppress(NotFound):
+                await self.show()
+        if self._client.drivers.can(driver).returns_value:
             from moorage.client.handlers import Heard, value_of
 
             replicas = shown["request"].get("replicas", 1) if request is None else request.replicas
@@ -274,6 +280,7 @@ class Job:
         """The whole job: request, replicas, the last transitions; of one long over from its history, as long as that
         is kept (`kept_until_ms`, at the latest). Raises `NotFound`."""
         data = await self._client.read("show", {"job": self.id})
+        self._client.drivers.meet(data)
         self.learn(data)
         return data
 

@@ -15,11 +15,12 @@ from typing import Final
 import msgspec
 
 from moorage.schemas import frames
+from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import Request
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
-from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Traits
+from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed
 from moorage.worker.output_pages import page_of
 
 #: characters in one frame of output
@@ -83,8 +84,8 @@ class ScriptedDriver(Driver):
     A script that raises ends its member with code 1 and the traceback on stderr, as a Python program would.
     """
 
-    name = "process"
-    traits = Traits(uses_devices=False, remembers=False)
+    name = DRIVER_DEFAULT
+    capabilities = Capabilities(needs_argv=True, keeps_output=True, ends_streams=True, uses_devices=False)
 
     def __init__(self, worker: str, script: Script) -> None:
         super().__init__()

@@ -21,6 +21,7 @@ from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, tim
 from moorage.client.feed import Feed, check_permitted
 from moorage.client.stored_output import STREAMS, Joiner, Piece, newest_attempts
 from moorage.client.waiting import Waiting
+from moorage.schemas.capabilities import Capabilities, driver_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Output, StreamName
@@ -46,9 +47,6 @@ OUTPUT_GRACE_S: Final = 1.0
 KEPT_GRACE_S: Final = 0.2
 #: argument of `show` for a watch that listens to the tenant's frames: it does not turn on the job's own subject
 BY_FRAMES: Final = {"events": "tenant"}
-HANDLER: Final = "handler"
-#: drivers that mark the end of each stream
-_ENDS_ITS_STREAMS: Final = ("process", HANDLER)
 
 _decode_event: Final[Decoder[Event]] = Decoder(Event, from_leader=True)
 _decode_output: Final[Decoder[Output]] = Decoder(Output, from_leader=True)
@@ -169,6 +167,11 @@ class Watch:
     def driver(self) -> str:
         """The driver that runs the job; "" before `show` was asked, and if its request is no longer known."""
         return self._driver or driver_of(self.shown)
+
+    @property
+    def can(self) -> Capabilities:
+        """What this driver can do, as far as it is known."""
+        return self._client.drivers.can(self.driver)
 
     # -- what comes in: only enqueued
 
@@ -321,9 +324,14 @@ class Watch:
         if event.rev <= self.rev:
             return []
         fresh = behind(self.rev, event.changes)
-        if len(fresh) != event.rev - self.rev:
+        if len(fresh) != event.rev - self.rev or self._meets_driver(fresh):
             return await self._show()
         return [self._take(msgspec.structs.replace(event, changes=fresh))]
+
+    def _meets_driver(self, changes: list[Change]) -> bool:
+        """Whether a driver that this client has not met yet has begun to write: `show` tells what it can do."""
+        known = not self._output or not self.driver or self.driver in self._client.drivers
+        return not known and any(change.state == RUNNING for change in changes)
 
     async def _show(self, *, first: bool = False) -> list[Event]:
         """Ask for the job. Only the first time does a missing scheduler raise; later it is waited for."""
@@ -342,6 +350,7 @@ class Watch:
             await asyncio.sleep(RETRY_S)
             return []
         data = self.shown = answer.data
+        self._client.drivers.meet(data)
         told = data.get("own_subject", False) or data.get("request", {}).get("events") != "tenant"
         if not told and self._feed is None:
             # a scheduler of an older release sends its events in the tenant's frames only: listen there, and ask again
@@ -386,7 +395,7 @@ class Watch:
 
     def _take(self, event: Event) -> Event:
         self.rev, self.state, self._ledger = event.rev, event.state, event.ledger
-        if self._output and self.driver in _ENDS_ITS_STREAMS:
+        if self._output and self.can.ends_streams:
             for change in event.changes:
                 if change.state == RUNNING:
                     both = {(change.replica, change.attempt, name) for name in STREAMS}
@@ -400,12 +409,6 @@ def too_late(job: str, state: str, timeout_s: float) -> TimedOut:
         job=job,
         next_step=f"moorage explain {job}",
     )
-
-
-def driver_of(shown: dict[str, Any]) -> str:
-    """The driver in the answer of `show`; "" if the job's request is not known."""
-    run = shown.get("request", {}).get("run")
-    return "" if run is None else run.get("driver", "process")
 
 
 def behind(rev: int, changes: list[Change]) -> list[Change]:

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_job, is_secret
 from moorage.schemas.trouble import Trouble, quoted
@@ -72,7 +73,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     SIGTERM, and has `grace_s` to save what there is.
     """
 
-    driver: str = "process"  # what runs it; workers say in hello which drivers they have
+    driver: str = DRIVER_DEFAULT  # what runs it; workers say in hello which drivers they have
     argv: list[str] = []  # the program and its words; no shell reads them
     env: dict[str, str | Secret] = {}  # variables; a secret is named and never sent
     cwd: str | None = None  # the folder of the worker it starts in, absolute; null is /
@@ -93,8 +94,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
 
 def check_command(driver: str, argv: list[str]) -> None:
     """Raises ValueError for what a workload of that driver cannot have as its `argv`."""
-    if driver == "process" and not argv:
-        raise ValueError("argv must name a command for the driver process, found none")
+    if driver == DRIVER_DEFAULT and not argv:  # what other drivers need, their workers say
+        raise ValueError(f"argv must name a command for the driver {driver}, found none")
     if len(argv) > ARGV_MAX:
         raise ValueError(f"argv must have at most {ARGV_MAX} words, found {len(argv)}")
     for word in argv:

@@ -2,8 +2,9 @@
 
 A section of the settings file is a msgspec struct whose fields are annotated with `setting(...)`; nothing else lists
 keys. From the declaration come the keys of the TOML file, the environment's names (`MOORAGE_<SECTION>_<KEY>`), the
-flags, the checks and the reference page. Durations and sizes are numbers of the unit that the key declares, or text
-with a unit: `20`, `"20s"`, `"1h30m"`, `10737418240`, `"10GiB"`.
+flags, the checks and the reference page. A driver of a worker may declare a section of its own: `[driver.<its name>]`.
+Durations and sizes are numbers of the unit that the key declares, or text with a unit: `20`, `"20s"`, `"1h30m"`,
+`10737418240`, `"10GiB"`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from moorage.schemas.units import DURATION_S, duration_s, size_bytes
 
 #: the tables of a settings file, one a service
 SECTIONS: Final = ("scheduler", "worker", "up", "client")
+#: the table that holds the sections of drivers, one each
+OF_DRIVERS: Final = "driver"
 FILE_BYTES_MAX: Final = 256 * 1024
 DEFAULT: Final = "default"
 
@@ -107,6 +110,12 @@ class SettingsFile(NamedTuple):
     path: Path
     tables: Mapping[str, Any]
 
+    def table(self, section: str) -> Mapping[str, Any]:
+        """Return the keys of a section, as they stand there; none where the file lacks it."""
+        whole, _, driver = section.partition(".")
+        table: Mapping[str, Any] = self.tables.get(whole, {})
+        return table.get(driver, {}) if driver else table
+
 
 NO_FILE: Final = SettingsFile(Path(), {})
 
@@ -135,10 +144,15 @@ def declared(section: str, struct: type[msgspec.Struct]) -> dict[str, Setting]:
             meta.ge,
             meta.le,
             default,
-            "--" + (extra.get("flag") or key.replace("_", "-")),
-            extra.get("env") or f"MOORAGE_{section.upper()}_{key.upper()}",
+            "" if section.startswith(f"{OF_DRIVERS}.") else "--" + (extra.get("flag") or key.replace("_", "-")),
+            extra.get("env") or f"{variables_of(section)}{key.upper()}",
         )
     return found
+
+
+def variables_of(section: str) -> str:
+    """Return how the variables of a section begin."""
+    return f"MOORAGE_{re.sub(r'[^A-Z0-9]', '_', section.upper())}_"
 
 
 # ------------------------------------------------------------------------------------------------------------ file
@@ -164,15 +178,22 @@ def read_file(path: Path | None) -> SettingsFile:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise _refuse(f"{path} is no TOML: {error}", next="mend that line") from None
     for name, table in tables.items():
-        if name not in SECTIONS:
+        if name not in (*SECTIONS, OF_DRIVERS):
             raise _refuse(
                 f"{path} has no section for {name!r}",
                 found=name,
-                allowed=", ".join(f"[{section}]" for section in SECTIONS),
+                allowed=", ".join(f"[{section}]" for section in (*SECTIONS, f"{OF_DRIVERS}.NAME")),
                 next=_nearest(name, SECTIONS) or "put the key under the section of its service",
             )
         if not isinstance(table, dict):
             raise _refuse(f"{name} in {path} must be a table", found=repr(table), next=f"write [{name}]")
+    for name, table in tables.get(OF_DRIVERS, {}).items():
+        if not isinstance(table, dict):
+            raise _refuse(
+                f"{OF_DRIVERS}.{name} in {path} must be a table",
+                found=repr(table),
+                next=f"name the driver: [{OF_DRIVERS}.NAME]",
+            )
     return SettingsFile(path, tables)
 
 
@@ -210,13 +231,16 @@ def settle(
     """
     env = os.environ if env is None else env
     keys = declared(section, struct)
-    table = file.tables.get(section, {})
+    table = file.table(section)
     for name in table:
         if name not in keys:
+            listed = section in SECTIONS  # in what the command can list
             raise _refuse(
                 f"[{section}] has no key {name!r}, in {file.path}",
                 found=name,
-                next=_nearest(name, keys) or f"moorage doctor --example lists the keys of [{section}]",
+                allowed="" if listed else ", ".join(keys) or "no key",
+                next=_nearest(name, keys)
+                or (f"moorage doctor --example lists the keys of [{section}]" if listed else "take it out"),
             )
     found: dict[str, Found] = {}
     for key, one in keys.items():
@@ -254,7 +278,8 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
         )
         together = "" if len(blamed) == 1 else "these settings do not go together: "
         ways = [
-            one.source if one.source.startswith("--") else f"{one.setting.key} ({one.setting.flag})" for one in blamed
+            one.source if one.source.startswith("--") else f"{one.setting.key} ({one.setting.flag or one.setting.env})"
+            for one in blamed
         ]
         fix = f"give {' or '.join(ways)} another value" if ways else "moorage doctor --settings"
         raise _refuse(f"{together}{error}{f' ({where})' if where else ''}", next=fix) from None
@@ -281,7 +306,7 @@ def unknown_variables(section: str, found: Mapping[str, Found], env: Mapping[str
     """
     env = os.environ if env is None else env
     known = {one.setting.env for one in found.values()}
-    return sorted(name for name in env if name.startswith(f"MOORAGE_{section.upper()}_") and name not in known)
+    return sorted(name for name in env if name.startswith(variables_of(section)) and name not in known)
 
 
 def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:

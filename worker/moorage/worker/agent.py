@@ -44,6 +44,7 @@ from moorage.worker.member_messages import (
     Draining,
     Ended,
     EndMember,
+    Event,
     FactsAnswered,
     Forget,
     GiveUp,
@@ -54,6 +55,7 @@ from moorage.worker.member_messages import (
     ProbeFree,
     Quarantine,
     Release,
+    Replaced,
     Restored,
     SaidWell,
     SayHello,
@@ -67,7 +69,6 @@ from moorage.worker.member_messages import (
     StartMembers,
     StraysOver,
     Stuck,
-    SupervisorReplaced,
     Tick,
     TryClaim,
     TurnOver,
@@ -94,7 +95,7 @@ _TURN_OVER: Final = TurnOver()
 
 _decode_wanted: Final = Decoder[Wanted](Wanted)
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
-_decode_answer: Final[dict[str, Callable[[bytes], object]]] = {
+_decode_answer: Final[dict[str, Callable[[bytes], Event | Problem]]] = {
     "join": Decoder[Joined | Problem](Joined | Problem),
     "renew": Decoder[Renewed | Problem](Renewed | Problem),
     "fact": Decoder[FactAck | Problem](FactAck | Problem),
@@ -128,11 +129,6 @@ class Host(Protocol):
         """A member is on its way, which other processes take part in."""
 
 
-def _is_custom(driver: Driver) -> bool:
-    """Whether the driver is the user's own."""
-    return not type(driver).__module__.startswith("moorage.")
-
-
 class Agent:
     """The agent of one worker id. Call `open`; from then on the host gives it turns, until `close`."""
 
@@ -160,7 +156,7 @@ class Agent:
         self.pool = GpuPool(self.devices, sharers_max=settings.sharers_max, lent=settings.lent_slots)
         self.members = Members(
             worker,
-            {driver.name: driver.traits for driver in drivers},
+            {driver.name: driver.capabilities for driver in drivers},
             join_n=journal.state.join_n,
             ledger=journal.state.ledger,
             free_wait_s=settings.free_wait_s,
@@ -185,7 +181,7 @@ class Agent:
         )
         self.dropped: Counter[str] = Counter()
         self.scheduled_s = NEVER_S  # for the host: the time of its timer for this agent
-        self.queue: deque[object] = deque()
+        self.queue: deque[Event | Delivery | _Answer] = deque()
         self.left = asyncio.Event()
         self.where = ""  # the server's address without secrets, for the log
         #: called when an operator begins to drain this worker, and when that is taken back
@@ -301,7 +297,7 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------------ what comes in
 
-    def enqueue(self, event: object) -> None:
+    def enqueue(self, event: Event | Delivery | _Answer) -> None:
         self.queue.append(event)
         self.host.wake(self)
 
@@ -324,14 +320,14 @@ class Agent:
         else:
             self.enqueue(_Answer(cast(AnswerVerb, verb), int(number), delivery.data))
 
-    def _event_of(self, item: object) -> object | None:
+    def _event_of(self, item: Event | Delivery | _Answer) -> Event | None:
         """Decode an item of the queue; None for what is no valid frame."""
         try:
-            if type(item) is Delivery:
+            if isinstance(item, Delivery):
                 return _decode_wanted(item.data)
-            if type(item) is _Answer:
+            if isinstance(item, _Answer):
                 answer = _decode_answer[item.verb](item.payload)
-                return AnswerRefused(item.verb, item.number, answer) if type(answer) is Problem else answer
+                return AnswerRefused(item.verb, item.number, answer) if isinstance(answer, Problem) else answer
         except Refused as refused:
             self.dropped[f"undecodable: {refused.code}"] += 1
             return None
@@ -352,7 +348,7 @@ class Agent:
                 continue
             if self._strays and type(event) is Ended:
                 self._forget_strays(event)
-            if type(event) is SupervisorReplaced:
+            if type(event) is Replaced:
                 self.reporter.say_hello()
             self._execute(handle(event, now))
 
@@ -424,7 +420,7 @@ class Agent:
             if member.driver in room:
                 room[member.driver] -= 1
             granted.append((member, self.claims.address(member) if member.place.hold else ""))
-            if self.drivers[member.driver].traits.remembers:
+            if self.drivers[member.driver].capabilities.outlives_agent:
                 places.append(member.place)
         if places:
             self.journal.placed(places)
@@ -443,6 +439,9 @@ class Agent:
         """Have the driver check the request. Raises `Refused`; the message says whether another worker may run it."""
         driver = self.drivers[member.driver]
         try:
+            if driver.capabilities.needs_argv and not member.request.workload.argv:
+                raise refuse("invalid-argument", f"the driver {driver.name} needs argv", field="$.run.argv")
+            driver.read_config(member.request)
             driver.check(member.request)
         except Refused as no:
             if no.problem.fault != "caller":
@@ -474,11 +473,17 @@ class Agent:
 
     def _start_members(self, command: StartMembers) -> None:
         driver = self.drivers[command.driver]
-        if driver.traits.remembers:
+        if driver.capabilities.outlives_agent:
             self.journal.flush()  # a driver that outlives us must not know of members that the journal lacks
         devices, now = self.devices, self.host.now()
-        assignments = [
-            Assignment(
+        assignments: list[Assignment] = []
+        for member in command.members:
+            try:
+                config = driver.read_config(member.request)
+            except Exception as error:  # an earlier agent took the member: its driver may have been another release
+                self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(f"start-failed: {error}"))]))
+                continue
+            assignment = Assignment(
                 member.name,
                 member.request,
                 [devices[slot] for slot in member.slots],
@@ -486,11 +491,11 @@ class Agent:
                 member.start,
                 member.place.traceparent,
                 None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
+                config,
             )
-            for member in command.members
-        ]
-        # a user's driver gets them one by one: if it raises, it is clear whose start failed
-        for part in [[each] for each in assignments] if _is_custom(driver) else [assignments]:
+            assignments.append(assignment)
+        # a foreign driver gets them one by one: if it raises, it is clear whose start failed
+        for part in [[each] for each in assignments] if driver.is_foreign else [assignments]:
             if broke := self._call_driver(driver, partial(driver.start, part)):
                 failed = [(each.name, CODE_CANNOT_START, f"start-failed: {broke}") for each in part]
                 self.enqueue(StartFailed(failed))
@@ -523,7 +528,7 @@ class Agent:
             self._call_driver(driver, partial(driver.set_fence, command.deadline_s, command.grace_s))
 
     def _call_driver(self, driver: Driver, step: Callable[[], None]) -> str:
-        """Call a driver. If a user's driver raises, returns what in one line; else "".
+        """Call a driver. If a foreign driver raises, returns what in one line; else "".
 
         A job that such a driver cannot deal with must not end the worker, and with it all other jobs. In a driver of
         ours an exception is a defect, and is raised.
@@ -531,7 +536,7 @@ class Agent:
         try:
             step()
         except Exception as error:
-            if isinstance(error, MoorageError) or not _is_custom(driver):
+            if isinstance(error, MoorageError) or not driver.is_foreign:
                 raise
             return self._log_broken(driver, error)
         return ""

@@ -16,8 +16,8 @@ from moorage.worker.proctree import boottime_s
 
 HANDLER_NAME: Final = re.compile(r"[a-z0-9_.-]{1,48}")
 PROGRESS_TEXT_CHARS_MAX: Final = 200
-#: the driver's part of a request's `driver_config`, and the one key that it may have
-CONFIG_KEY: Final = "handler"
+#: the name of the driver, and the one key that its part of a request's `driver_config` may have
+DRIVER: Final = "handler"
 INPUT_KEY: Final = "input"
 
 
@@ -57,7 +57,7 @@ class HandlerContext:
         self.tenant, self.job, self.replica, self.attempt, self.fence = name
         self.request: Final = request
         self.arguments: Final = tuple(request.workload.argv[1:])
-        self.input: Final[Any] = request.driver_config.get(CONFIG_KEY, {}).get(INPUT_KEY)
+        self.input: Final[Any] = request.driver_config.get(DRIVER, {}).get(INPUT_KEY)
         self.devices: Final = devices
         self.mode: Final = mode
         self.environment: Final = environment

@@ -42,6 +42,7 @@ class LeaseSession:
         "join_retry_s",
         "join_sent_s",
         "joins_unanswered",
+        "kept_until_s",
         "lease_s",
         "ledger",
         "phase",
@@ -68,11 +69,12 @@ class LeaseSession:
         self.join_at_s = NEVER_S
         self.join_retry_s = JOIN_RETRY_S_FIRST
         self.join_refused_s = 0.0
+        self.kept_until_s = NEVER_S
         self.joins_unanswered = 0
 
     @property
     def over_at_s(self) -> float:
-        return self.base_s + self.lease_s if self.phase == "live" else NEVER_S
+        return self.base_s + self.lease_s if self.phase == "live" else self.kept_until_s
 
     def accepts_claims(self, now: float) -> bool:
         """New claims only in the first half of the lease: a leader that cannot answer may not rule any more."""
@@ -118,6 +120,7 @@ class LeaseSession:
         self.renew_n = 0
         self.sent_s = {}
         self.renew_at_s = 0.0
+        self.kept_until_s = NEVER_S
         self.join_at_s = NEVER_S
         self.join_refused_s = 0.0
 
@@ -141,8 +144,12 @@ class LeaseSession:
             del self.sent_s[older]
         self.base_s = max(self.base_s, sent_s)
 
-    def lost(self) -> None:
-        """The session is over here; what it held must be cleared before the next join."""
+    def lost(self, *, keeps: bool = False) -> None:
+        """The session is over here; what it held must be cleared before the next join.
+
+        With `keeps` the next join takes over what runs on, which may run until the lease of this session is over.
+        """
+        self.kept_until_s = self.over_at_s if keeps else NEVER_S
         self.phase = "clearing"
         self.session = ""
         self.renew_at_s = NEVER_S

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import Fact, FactFrame, Held, Place, Start
+from moorage.schemas.frames import Fact, FactAck, FactFrame, Held, Joined, Place, Renewed, RollCall, Start, Wanted
 from moorage.schemas.job import Request
 
 #: (tenant, job, replica, attempt, fence): the name of a member everywhere
@@ -39,17 +39,6 @@ HELD_PHASE: Final[dict[MemberPhase, str]] = {
     "ending": "ending",
     "exited": "exited",
 }
-
-
-class Traits(msgspec.Struct, frozen=True):
-    """What the state machine must know of a driver.
-
-    `uses_devices`: the GPU's memory must be seen free after the end. `remembers`: it keeps ended members until told
-    to forget them, so that an agent that dies between an end and its fact can ask again.
-    """
-
-    uses_devices: bool = True
-    remembers: bool = True
 
 
 class Member:
@@ -152,8 +141,13 @@ class Stuck(msgspec.Struct, frozen=True):
     names: list[MemberName]
 
 
-class SupervisorReplaced(msgspec.Struct, frozen=True):
-    """The supervisor died and another one took its place: what ran is over, or reported as stuck; boot is new."""
+class Replaced(msgspec.Struct, frozen=True):
+    """What runs a driver's members (a supervisor, an engine) died and another one took its place.
+
+    What ran of this driver is over, or is reported as stuck. The driver's `boot` is new.
+    """
+
+    driver: str
 
 
 class SeenFree(msgspec.Struct, frozen=True):
@@ -215,6 +209,33 @@ class Restored(msgspec.Struct, frozen=True):
 
 class StraysOver(msgspec.Struct, frozen=True):
     """What ran here unknown to the journal is proven gone."""
+
+
+#: all that the state machine takes: frames of the leader, what drivers and the pool report, and the agent's own words
+Event = (
+    Wanted
+    | FactAck
+    | Renewed
+    | Joined
+    | RollCall
+    | AnswerRefused
+    | Claims
+    | Started
+    | Ended
+    | StartFailed
+    | NotStarted
+    | Stuck
+    | Replaced
+    | SeenFree
+    | NotFree
+    | Restored
+    | StraysOver
+    | SaidWell
+    | HealthChanged
+    | Tick
+    | TurnOver
+    | Leave
+)
 
 
 # ----------------------------------------------------------------------------------------------------- commands

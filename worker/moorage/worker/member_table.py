@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import SUSPECT_S, End, Fact, FactKind, Held, Place, Start
 from moorage.schemas.request_cache import RequestCache
@@ -41,7 +42,6 @@ from moorage.worker.member_messages import (
     StartFailed,
     StartMembers,
     Stuck,
-    Traits,
     TryClaim,
 )
 from moorage.worker.tombstones import TOMBSTONES_MAX, Tombstones
@@ -83,7 +83,7 @@ class MemberTable:
 
     def __init__(
         self,
-        drivers: Mapping[str, Traits],
+        drivers: Mapping[str, Capabilities],
         on_member_over: Callable[[], None],
         *,
         free_wait_s: float = FREE_WAIT_S,
@@ -181,10 +181,13 @@ class MemberTable:
                 return other
         return None
 
-    def supervisor_died(self) -> None:
-        """Suspect what ran until now, once its end is reported as lost: one of these may have killed the supervisor."""
-        self._with_supervisor = {
-            name for name, member in self.held.items() if member.phase not in ("claimed", "exited")
+    def supervisor_died(self, driver: str) -> None:
+        """Suspect the driver's members that ran until now, once their ends are reported as lost: one of them may have
+        killed the supervisor."""
+        self._with_supervisor |= {
+            name
+            for name, member in self.held.items()
+            if member.driver == driver and member.phase not in ("claimed", "exited")
         }
 
     def _judge(self, name: MemberName, reason: str) -> None:
@@ -241,10 +244,11 @@ class MemberTable:
             if member.phase == "claimed" or not (keep and member.keep):
                 self._end_member(member, min(member.grace_s, grace_s_max), why)
 
-    def end_claimed(self, why: str) -> None:
-        """End the members that hold devices and were not started yet."""
-        for member in [member for member in self.held.values() if member.phase == "claimed"]:
-            self._end_member(member, 0.0, why)
+    def end_claimed(self, driver: str, why: str) -> None:
+        """End the driver's members that hold devices and were not started yet."""
+        for member in list(self.held.values()):
+            if member.driver == driver and member.phase == "claimed":
+                self._end_member(member, 0.0, why)
 
     def _end_member(self, member: Member, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         if member.phase == "claimed":
@@ -409,7 +413,7 @@ class MemberTable:
             self.tombstones.remember(member.name, kind, code, detail)
         else:
             self.tombstones.report(member.name, kind, code, detail)
-        if kind != "withdrawn" and self.drivers[member.driver].remembers:
+        if kind != "withdrawn" and self.drivers[member.driver].outlives_agent:
             self._to_forget.append((self.outbox.next_no, member))
         self._on_member_over()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem, in_a_line
 from moorage.schemas.frames import VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
 from moorage.worker.inventory.base import FREE_WAIT_S
@@ -20,6 +21,7 @@ from moorage.worker.member_messages import (
     Command,
     Draining,
     Ended,
+    Event,
     FactsAnswered,
     GiveUp,
     HealthChanged,
@@ -27,6 +29,7 @@ from moorage.worker.member_messages import (
     Log,
     NotFree,
     NotStarted,
+    Replaced,
     Restored,
     SaidWell,
     SayHello,
@@ -41,9 +44,7 @@ from moorage.worker.member_messages import (
     StartFailed,
     StraysOver,
     Stuck,
-    SupervisorReplaced,
     Tick,
-    Traits,
     TurnOver,
     Well,
 )
@@ -60,7 +61,7 @@ class Members:
     def __init__(
         self,
         worker: str,
-        drivers: Mapping[str, Traits],
+        drivers: Mapping[str, Capabilities],
         *,
         join_n: int,
         ledger: str = "",
@@ -78,11 +79,13 @@ class Members:
         self._join_facts: list[Fact] = []
         self._join_holding: list[Held] = []
         self._leaving = False
+        #: the drivers whose members must be over before the next join, which takes over the others; None: all
+        self._to_clear: frozenset[str] | None = None
         self._refused_code = ""
         self._refused_since_s = 0.0
         self._commands: list[Command] = []
         self._now = 0.0
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Wanted: self._on_wanted,
             Claims: self.table.on_claims,
             Started: self.table.on_started,
@@ -90,7 +93,7 @@ class Members:
             StartFailed: self.table.on_ended,
             NotStarted: self.table.on_not_started,
             Stuck: self.table.on_stuck,
-            SupervisorReplaced: self._on_supervisor_replaced,
+            Replaced: self._on_replaced,
             SeenFree: self.table.on_seen_free,
             NotFree: self.table.on_not_free,
             FactAck: self._on_fact_ack,
@@ -109,8 +112,8 @@ class Members:
 
     # ------------------------------------------------------------------------------------------------- entry point
 
-    def handle(self, event: object, now: float) -> list[Command]:
-        """Take one event at `now` (CLOCK_BOOTTIME seconds); returns what to do. Raises KeyError for an unknown type."""
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event at `now` (CLOCK_BOOTTIME seconds); returns what to do."""
         self._now = now
         commands = self._commands = self.table.begin(now)
         if now >= self.session.over_at_s:  # comes first: after a long stop, what was received is stale (H29)
@@ -230,8 +233,9 @@ class Members:
             # the ledger lacks a frame that was acknowledged, as one that was restored from a backup does: begin a new
             # session with what is held here
             self._log("warning", code, "the ledger lacks reports that it had acknowledged: joining anew with what runs")
-            session.lost()
-            self._join_if_clear(adopt=True)
+            session.lost(keeps=True)
+            self._to_clear = frozenset()
+            self._join_if_clear()
         elif code != "not-leading":
             self._log("error", code, f"the leader refused a {event.verb} frame: {in_a_line(event.problem)}")
         return None
@@ -294,17 +298,18 @@ class Members:
         """End everything that may not outlive a partition; the next join follows once it is proven to be gone."""
         grace_s = self.session.grace_s
         self.session.lost()
+        self._to_clear = None
         self._log("warning", "session-over", why)
         self.table.end_all(grace_s, "fence", keep=True)
         self._join_if_clear()
 
-    def _join_if_clear(self, *, adopt: bool = False) -> None:
+    def _join_if_clear(self) -> None:
         if self.session.phase != "clearing" or self._leaving:
             return
-        if not adopt:
-            for member in self.held.values():
-                if not (member.keep or member.stuck or member.phase == "exited"):
-                    return
+        for member in self.held.values():
+            must_end = self._to_clear is None or member.driver in self._to_clear
+            if must_end and not (member.keep or member.stuck or member.phase == "exited"):
+                return
         if self.session.may_join(self._now):
             self._join()
 
@@ -325,18 +330,23 @@ class Members:
         if not event.strays:
             self._on_strays_over(StraysOver())
 
-    def _on_supervisor_replaced(self, event: SupervisorReplaced) -> None:
-        """The supervisor died, and with it what ran: its ends are reported by the new one, then a new session begins.
+    def _on_replaced(self, event: Replaced) -> None:
+        """A supervisor died, and with it what ran: its ends are reported by the new one, then a new session begins.
 
-        Members that were not started yet were unknown to the supervisor, so they are ended here.
+        Members of the driver that were not started yet were unknown to the supervisor, so they are ended here. Those
+        of other drivers run on, and the new session takes them over.
         """
-        if self.session.phase != "left":
-            self.session.lost()
-            self.table.supervisor_died()
-            self.table.end_claimed("supervisor-died")
-            self._log(
-                "error", "supervisor-died", "the supervisor died, its jobs with it; joining anew once all is clear"
-            )
+        session, driver = self.session, event.driver
+        if session.phase != "left":
+            if session.phase != "clearing":
+                self._to_clear = frozenset()
+            if self._to_clear is not None:
+                self._to_clear |= {driver}
+            session.lost(keeps=self._to_clear is not None)
+            self.table.supervisor_died(driver)
+            self.table.end_claimed(driver, "supervisor-died")
+            text = f"the supervisor of the driver {driver} died, its jobs with it; joining anew once all is clear"
+            self._log("error", "supervisor-died", text)
             self._join_if_clear()
 
     def _on_health_changed(self, event: HealthChanged) -> None:
@@ -346,7 +356,8 @@ class Members:
     def _on_strays_over(self, event: StraysOver) -> None:
         if self.session.phase == "restoring":
             self.session.phase = "clearing"
-            self._join_if_clear(adopt=True)
+            self._to_clear = frozenset()
+            self._join_if_clear()
 
     def _on_tick(self, event: Tick) -> None:
         now, session = self._now, self.session

@@ -73,9 +73,9 @@ class Reporter:
 
     @property
     def boot(self) -> str:
-        """The machine's boot and the start of what its members depend on: a supervisor, else this agent."""
-        started = next((driver.boot for driver in self.drivers.values() if driver.boot), self._started)
-        return f"{self.facts.boot}.{started}"
+        """The machine's boot and the starts of what the drivers' members depend on; without any, that of this agent."""
+        boots = dict.fromkeys(driver.boot for _, driver in sorted(self.drivers.items()) if driver.boot)
+        return f"{self.facts.boot}.{'+'.join(boots) or self._started}"
 
     @property
     def due_s(self) -> float:
@@ -109,6 +109,7 @@ class Reporter:
             address=settings.address or "",
             simulated=self.inventory.simulated,
             lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
+            capabilities={name: driver.can() for name, driver in self.drivers.items()},
             keeps={key: value for driver in self.drivers.values() for key, value in driver.keeps(settings).items()},
         )
 

@@ -17,14 +17,12 @@ from moorage.bus.connection import Connection, State
 from moorage.bus.contexts import Context
 from moorage.bus.cpu_latency import CpuLatency
 from moorage.schemas.errors import refuse
-from moorage.schemas.own_class import is_own, own_class
+from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.worker.agent import Agent
 from moorage.worker.collector import leave_what_stays
-from moorage.worker.descriptors import trouble_with_descriptors
-from moorage.worker.drivers.base import Driver
-from moorage.worker.drivers.noop import NoopDriver
-from moorage.worker.drivers.process import ProcessDriver
-from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.loading import Found, find
+from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, folder_machine, host_facts
@@ -48,7 +46,6 @@ HEALTH_FILE: Final = "devices.health"
 LEAVE_S_MAX: Final = 5.0
 #: a process with more workers does not tell the join of each
 JOINS_TOLD_MAX: Final = 64
-DRIVERS: Final = ("process", "noop")
 
 log = logging.getLogger("moorage.worker")
 
@@ -98,24 +95,26 @@ class Worker:
         await self.connection.close()
 
 
-async def start(settings: WorkerSettings, target: Context | str | None) -> Worker:
+async def start(settings: WorkerSettings, target: Context | str | None, file: SettingsFile = NO_FILE) -> Worker:
     """Connect and open everything.
 
-    `target` is a NATS context as `bus.contexts.resolve` takes it. Raises MoorageError: what the connection, the
-    journal and the supervisor raise, and failed-precondition for settings that do not go together.
+    `target` is a NATS context as `bus.contexts.resolve` takes it; `file` has the settings of drivers. Raises
+    MoorageError: what the connection, the journal and the supervisor raise, failed-precondition for settings that do
+    not go together, bad-settings for those of a driver.
     """
     with used_as_state(settings.state_dir):
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = host_facts(settings.state_dir)
     hosts = simulated_of(settings)
-    _check(settings, hosts)
+    Policy.of(settings).check_host()
+    drivers = find(settings.drivers, file, simulated=hosts is not None)
     if settings.secrets_dir is not None and (trouble := trouble_with_secrets(settings.secrets_dir)):
         log.warning("secrets: %s; a job that needs it fails", trouble)
     if settings.secrets_dir is not None and Policy.of(settings).leaves_secrets_open:
         log.warning("secrets: every tenant may name every one of them here: secrets_for says which are whose")
 
     async with contextlib.AsyncExitStack() as opened:  # closes what was opened, if the start fails
-        worker = await _start(settings, target, facts, hosts, opened)
+        worker = await _start(settings, target, facts, hosts, drivers, opened)
         opened.pop_all()
     return worker
 
@@ -125,6 +124,7 @@ async def _start(
     target: Context | str | None,
     facts: HostFacts,
     hosts: list[SimulatedHost] | None,
+    drivers: list[Found],
     opened: contextlib.AsyncExitStack,
 ) -> Worker:
     """`start` with settings that were checked. What has to be closed again goes into `opened`, step by step."""
@@ -150,7 +150,7 @@ async def _start(
     bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
     where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds, on_broken=host.broke)
-    await _put_agents(worker, settings, facts, hosts, link)
+    await _put_agents(worker, settings, facts, hosts, drivers, link)
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
     for agent in worker.agents:
         agent.where = where
@@ -160,10 +160,12 @@ async def _start(
     return worker
 
 
-async def run(settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event) -> None:
+async def run(
+    settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event, file: SettingsFile = NO_FILE
+) -> None:
     """`start`, then serve until `stop` is set. Raises what an agent that broke raised, and Refused with
     worker-id-in-use where another worker has the id of the only one, and keeps it."""
-    worker = await start(settings, target)
+    worker = await start(settings, target, file)
     if len(worker.agents) == 1:
         worker.agents[0].on_given_up = worker.host.give_up
     leave_what_stays()
@@ -206,43 +208,20 @@ def facts_of_simulated(host: SimulatedHost, worker: str, facts: HostFacts) -> Ho
     return HostFacts(worker, worker, f"{facts.machine}-{worker}", facts.boot, host.cpu_milli, host.memory_mib)
 
 
-def _check(settings: WorkerSettings, hosts: list[SimulatedHost] | None) -> None:
-    Policy.of(settings).check_host()
-    for name in settings.drivers:
-        if is_own(name):
-            _own_driver(name)
-        elif name not in DRIVERS:
-            allowed = f"{', '.join(DRIVERS)}, module:Class of your own"
-            raise refuse("failed-precondition", f"no driver {name}", field="$.drivers", allowed=allowed)
-    if "noop" in settings.drivers and hosts is None:
-        raise refuse(
-            "failed-precondition",
-            "the driver noop runs nothing: only simulated workers offer it",
-            field="$.drivers",
-            next="add simulate, or take noop out",
-        )
-
-
-def _own_driver(word: str) -> type[Driver]:
-    """The class of a driver of the user's own, whose name no other has. Raises Refused."""
-    try:
-        found = own_class(word, Driver)
-        if found.name in ("", *DRIVERS):
-            raise ValueError(f"{word}: its name {found.name!r} is taken or empty; give the class another `name`")
-    except ValueError as error:
-        raise refuse("failed-precondition", str(error), field="$.drivers", found=word) from None
-    return found
-
-
 async def _put_agents(
-    worker: Worker, settings: WorkerSettings, facts: HostFacts, hosts: list[SimulatedHost] | None, link: SupervisorLink
+    worker: Worker,
+    settings: WorkerSettings,
+    facts: HostFacts,
+    hosts: list[SimulatedHost] | None,
+    drivers: list[Found],
+    link: SupervisorLink,
 ) -> None:
     """One by one into `worker.agents`, so that those made before one that fails can be closed. Raises Refused."""
     if hosts is None:
         name = settings.worker or facts.worker
         machine = await open_machine()
         try:
-            worker.agents.append(_agent(worker.host, name, settings, facts, machine, link))
+            worker.agents.append(_agent(worker.host, name, settings, facts, machine, drivers, link))
         except BaseException:
             machine.close()
             raise
@@ -252,33 +231,22 @@ async def _put_agents(
         name = settings.worker if settings.worker and len(hosts) == 1 else simulated.name
         inventory = SimulatedInventory(simulated, faults, name)
         simulated_facts = facts_of_simulated(simulated, name, facts)
-        worker.agents.append(_agent(worker.host, name, settings, simulated_facts, inventory, link))
+        worker.agents.append(_agent(worker.host, name, settings, simulated_facts, inventory, drivers, link))
 
 
 def _agent(
-    host: FleetHost, name: str, settings: WorkerSettings, facts: HostFacts, inventory: Inventory, link: SupervisorLink
+    host: FleetHost,
+    name: str,
+    settings: WorkerSettings,
+    facts: HostFacts,
+    inventory: Inventory,
+    found: list[Found],
+    link: SupervisorLink,
 ) -> Agent:
-    drivers: list[Driver] = []
-    if "process" in settings.drivers:
-        if trouble := trouble_with_descriptors(len(inventory.devices()), settings.modes_offered, settings.sharers_max):
-            log.warning("%s: %s", name, trouble)
-        drivers.append(
-            ProcessDriver(
-                link,
-                name,
-                secrets_dir=settings.secrets_dir,
-                interface=settings.interface,
-                simulated=inventory.simulated,
-                stream_output=settings.stream_output,
-                output_cap_bytes=settings.output_cap_bytes,
-                policy=Policy.of(settings),
-            )
-        )
-    if "noop" in settings.drivers:
-        drivers.append(NoopDriver())
-    drivers += [_own_driver(word)() for word in settings.drivers if is_own(word)]
+    kit = Kit(name, settings, Policy.of(settings), link, len(inventory.devices()), inventory.simulated)
+    drivers = [each.make(kit) for each in found]
     journal: MemoryJournal
-    if not any(driver.traits.remembers for driver in drivers):
+    if not any(driver.capabilities.outlives_agent for driver in drivers):
         journal = MemoryJournal.of_this_start()
     else:
         path = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.journal" if inventory.simulated else JOURNAL_NAME)
@@ -313,14 +281,15 @@ async def _lender(agent: Agent) -> LeaseServer | None:
     return lender
 
 
-def _is_known(name: str, agents: list[Agent], state: Path) -> bool:
-    """Whether jobs of a worker are an agent's affair: one of these, or another that lives on this state folder."""
+def _is_known(owner: str, agents: list[Agent], state: Path) -> bool:
+    """Whether members of an owner are an agent's affair: one of these, or another that lives on this state folder."""
     ours = [agent.journal.path for agent in agents if isinstance(agent.journal, Journal)]
-    if any(agent.worker == name and ProcessDriver.name in agent.drivers for agent in agents):
+    if any(owner == owner_of(agent.worker, driver) for agent in agents for driver in agent.drivers):
         return True
+    name = owner.partition("@")[0]
     paths = (state / JOURNAL_NAME, state / WORKERS_FOLDER / f"{name}.journal")
     return any(path not in ours and is_in_use(path) for path in paths)
 
 
 def _can_outlive(agent: Agent) -> bool:
-    return any(driver.traits.remembers for driver in agent.drivers.values())
+    return any(driver.capabilities.outlives_agent for driver in agent.drivers.values())

@@ -15,6 +15,7 @@ from moorage.schemas.names import LABEL_KEY, WORKER, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
 from moorage.worker.device_health import PROBATION_S
+from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
 from moorage.worker.inventory.base import FREE_WAIT_S
 from moorage.worker.policy import check_rules
 
@@ -63,8 +64,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     drivers: Annotated[
         tuple[str, ...],
-        setting("Ways to run a job: process, on simulated workers noop, or module:Class of your own."),
-    ] = ("process",)
+        setting("Ways to run a job: process, on simulated workers noop, one of an installed package, or module:Class."),
+    ] = OFFERED
     load_s: Annotated[float, setting("Seconds between load frames.", unit="s", ge=0.2, le=60)] = LOAD_S_DEFAULT
     free_wait_s: Annotated[
         float,
@@ -189,7 +190,7 @@ def worker_settings(
     simulate = found["simulate"].value
     defaults: dict[str, Any] = {"state_dir": folder / (found["id"].value or ("simulated" if simulate else "here"))}
     if simulate:
-        defaults |= {"modes": MODES_SIMULATED, "drivers": ("process", "noop")}
+        defaults |= {"modes": MODES_SIMULATED, "drivers": OFFERED_SIMULATED}
     found = settle(SECTION, WorkerSettings, flags=flags, env=env, file=file, defaults=defaults)
     return made(WorkerSettings, found), found
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from moorage.worker.member_messages import Log
+from moorage.worker.member_messages import Event, Log
 
 
 class Shell(Protocol):
@@ -20,7 +20,7 @@ class Shell(Protocol):
     def post(self, subject: str, payload: bytes, reply: str = "") -> None:
         """Queue a message for the write at the end of this turn of the loop."""
 
-    def enqueue(self, event: object) -> None:
+    def enqueue(self, event: Event) -> None:
         """Take an event in the next turn, soon."""
 
     def wake(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames.version import VERSION
 
 
@@ -55,6 +56,8 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     keeps: dict[str, float] = {}
     #: drivers by tenant that it lets its jobs have, `*` for all others; empty: any. Told with a join, never in public
     drivers_for: dict[str, list[str]] = {}
+    #: what each of `drivers` can do, by its name; one of a release before 0.3 tells nothing
+    capabilities: dict[str, Capabilities] = {}
 
 
 class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -1,1 +1,19 @@
-"""The ways in which a worker can run a job; each is one file that implements `base.Driver`."""
+"""The ways in which a worker can run a job; each is one file that implements `base.Driver`, and one line here.
+
+A driver of another package has its line in that package's own `pyproject.toml`: see `loading.GROUP`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.schemas.capabilities import DRIVER_DEFAULT
+
+#: the drivers that come with moorage and that a worker may offer, by name
+BUILT_IN: Final = {
+    DRIVER_DEFAULT: "moorage.worker.drivers.process:ProcessDriver",
+    "noop": "moorage.worker.drivers.noop:NoopDriver",
+}
+#: what a worker offers whose settings name no driver, and a simulated one
+OFFERED: Final = (DRIVER_DEFAULT,)
+OFFERED_SIMULATED: Final = (DRIVER_DEFAULT, "noop")

@@ -1,20 +1,21 @@
 """What a driver is: how a worker runs a member, ends it, and proves that it is over.
 
-A new driver derives from `Driver` in a file of its own, sets `name`, implements `start` and `end`, and reports what
-happens: `Started` and later `Ended` (nothing of the member is left, which is proven), or `StartFailed` (nothing ever
-ran), or `NotStarted` (nothing ever ran because of this host: the job is tried again), or `Stuck` (the member cannot be
-ended, or its end cannot be proven). Methods are called from the event loop and must not block: they begin what takes
-time, and report it later. `end` may be called twice for one member, the second time with less grace, and for a member
-that has just ended: then there is nothing to do, since `Ended` is on its way.
+A new driver derives from `Driver` in a file of its own, sets `name` and `capabilities`, implements `start` and `end`,
+and reports what happens: `Started` and later `Ended` (nothing of the member is left, which is proven), or `StartFailed`
+(nothing ever ran), or `NotStarted` (nothing ever ran because of this host: the job is tried again), or `Stuck` (the
+member cannot be ended, or its end cannot be proven). Methods are called from the event loop and must not block: they
+begin what takes time, and report it later. `end` may be called twice for one member, the second time with less grace,
+and for a member that has just ended: then there is nothing to do, since `Ended` is on its way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device, LogPage, ReadLog, Start
 from moorage.schemas.gpu import Sharing
@@ -25,14 +26,16 @@ from moorage.worker.member_messages import (
     MemberName,
     NotFree,
     NotStarted,
+    Replaced,
     SeenFree,
     Started,
     StartFailed,
     Stuck,
-    SupervisorReplaced,
-    Traits,
 )
 from moorage.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from moorage.worker.drivers.kit import Kit
 
 #: exit status of a command that cannot be started, as sh(1) gives it
 CODE_CANNOT_START: Final = 126
@@ -40,7 +43,7 @@ CODE_NOT_FOUND: Final = 127
 #: minus SIGKILL: how the end of a member is told whose status nobody could read
 CODE_LOST: Final = -9
 
-DriverEvent = Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | SupervisorReplaced
+DriverEvent = Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | Replaced
 Report = Callable[[DriverEvent], None]
 #: subject after the prefix is the agent's affair: a driver says whose output it is, and gives the frame's payload
 Publish = Callable[[MemberName, bytes], None]
@@ -50,7 +53,8 @@ class Assignment(msgspec.Struct, frozen=True):
     """A member with all that a driver needs to run it. `devices` are those of its lease, in the lease's order.
 
     `start` is the gang's START, None outside a gang. `mode` is exclusive, mps, time-slice or none. `ends_in_s` is when
-    the job's deadline comes, in seconds from now; None without one.
+    the job's deadline comes, in seconds from now; None without one. `config` is the job's `driver_config` for this
+    driver, as its `Driver.config` declares it; as it was sent where it declares none.
     """
 
     name: MemberName
@@ -60,6 +64,7 @@ class Assignment(msgspec.Struct, frozen=True):
     start: Start | None = None
     traceparent: str = ""
     ends_in_s: float | None = None
+    config: Any = None
 
     @property
     def run(self) -> Run:
@@ -110,11 +115,33 @@ class Driver:
     """Base of all drivers; see the module's text."""
 
     name: str = ""
-    traits: Traits = Traits()
+    capabilities: Capabilities = Capabilities()
+    #: declares the driver's own settings: a struct whose fields are annotated with `schemas.settings.setting`. Their
+    #: values are found in the section `[driver.<name>]` and in `MOORAGE_DRIVER_<NAME>_<KEY>`
+    settings: type[msgspec.Struct] | None = None
+    #: declares what the driver reads of `driver_config.<name>`: other keys are refused, and a key without a default
+    #: has to be there
+    config: type[msgspec.Struct] | None = None
+    #: set where it is loaded: it does not come with moorage, so what it raises must not end the worker
+    is_foreign: bool = False
     #: members that it holds at once, claimed ones counted; a placement beyond it is refused. None: no bound of its own
     members_max: int | None = None
-    #: names the world in which this driver's members live: another word means that all of before are over
+    #: names the world in which this driver's members live: another word means that all of before are over. With a new
+    #: word the driver reports `Replaced(self.name)`, and the members of other drivers run on
     boot: str = ""
+
+    @classmethod
+    def from_kit(cls, kit: Kit) -> Driver:
+        """Return a driver for the worker of this kit; one that declares settings gets them as its argument."""
+        return cls() if cls.settings is None else cls(kit.own)  # type: ignore[call-arg]
+
+    @classmethod
+    def can(cls) -> Capabilities:
+        """Return what hello tells of it: its capabilities, with the keys of its `config`."""
+        if cls.config is None:
+            return cls.capabilities
+        keys = [field.encode_name for field in msgspec.structs.fields(cls.config)]
+        return msgspec.structs.replace(cls.capabilities, config=keys)
 
     def __init__(self) -> None:
         self.report: Report = _unattached
@@ -131,6 +158,30 @@ class Driver:
 
     async def close(self) -> None:
         """Release what the driver holds; what runs goes on if the driver's members can outlive the agent."""
+
+    def read_config(self, request: Request) -> Any:
+        """Return the request's `driver_config` for this driver, as `config` declares it, or as it was sent.
+
+        Raises Refused with invalid-argument for what it does not declare.
+        """
+        said = request.driver_config.get(self.name)
+        if self.config is None:
+            return said
+        place, keys = f"driver_config.{self.name}", self.can().config or []
+        if not isinstance(said, dict | None):
+            raise refuse("invalid-argument", f"{place} must be an object", field=f"$.{place}", found=said)
+        for key in said or ():
+            if key not in keys:
+                raise refuse(
+                    "invalid-argument",
+                    f"the driver {self.name} reads no {place}.{key[:80]} (it reads: {', '.join(keys) or 'nothing'})",
+                    field=f"$.{place}.{key[:80]}",
+                    allowed=", ".join(keys),
+                )
+        try:
+            return msgspec.convert(said or {}, self.config)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise refuse("invalid-argument", f"{place}: {error}", field=f"$.{place}", found=said) from None
 
     def check(self, request: Request) -> None:
         """Raise `Refused` for a request that this driver could never run here.
@@ -177,8 +228,14 @@ class Driver:
         )
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
-        """Unless told a later one before, end all members but those that outlive a partition at this moment
-        (CLOCK_BOOTTIME seconds), each within `grace_s`: outside the agent, if this driver's members are (H29)."""
+        """Have all members but those that outlive a partition end at this moment (CLOCK_BOOTTIME seconds), each within
+        `grace_s`, unless a later moment is set before (H29).
+
+        It is called with each renewal. A driver whose `fence` is `agent` need do nothing: once the lease is over the
+        agent calls `end` for each member. One whose members live on without the agent hands the moment to what ends
+        them then: the supervisor (`Kit.supervisor.set_fence`), which fences what it has started, or a watchdog of its
+        own.
+        """
 
 
 def _unattached(*_: object) -> None:

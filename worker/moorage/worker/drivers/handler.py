@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from moorage.schemas import frames
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError, problem, refuse
 from moorage.schemas.job import Request, Run
@@ -30,10 +31,10 @@ from moorage.schemas.printable import carried
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.drivers.handler_call import Exited, Handler, at_once, contained, in_thread, words_of
 from moorage.worker.environment import SharingUnavailable, lay_over
-from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancelled, HandlerContext
+from moorage.worker.handler_context import DRIVER, INPUT_KEY, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
 from moorage.worker.lease_session import NEVER_S
-from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck, Traits
+from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
@@ -53,7 +54,7 @@ STORE_S_MAX: Final = 30.0
 CODE_FAILED: Final = 1
 #: minus SIGTERM, as a process asked to end would tell it
 CODE_ENDED: Final = -15
-LABEL_PREFIX: Final = "handler."
+LABEL_PREFIX: Final = f"{DRIVER}."
 
 log = logging.getLogger("moorage.worker")
 
@@ -109,9 +110,9 @@ class HandlerDriver(Driver):
     Without `threads` a plain function is called in the event loop, where nothing can ask it to stop: for virtual time.
     """
 
-    name = "handler"
+    name = DRIVER
     #: the service keeps its context on the device from one call to the next, so the device's memory proves nothing
-    traits = Traits(uses_devices=False, remembers=False)
+    capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False, config=[INPUT_KEY])
     members_max = RUNNING_MAX
 
     def __init__(
@@ -227,12 +228,12 @@ class HandlerDriver(Driver):
 
     @staticmethod
     def _check_startable(request: Request) -> None:
-        run, config = request.workload, request.driver_config.get(CONFIG_KEY, {})
+        run, config = request.workload, request.driver_config.get(DRIVER, {})
         if not isinstance(config, dict) or config.keys() - {INPUT_KEY}:
             raise refuse(
                 "invalid-argument",
-                f"driver_config.{CONFIG_KEY} has one field, {INPUT_KEY}",
-                field=f"$.driver_config.{CONFIG_KEY}",
+                f"driver_config.{DRIVER} has one field, {INPUT_KEY}",
+                field=f"$.driver_config.{DRIVER}",
                 found=config,
             )
         for field in ("cwd", "user"):

@@ -15,11 +15,12 @@ import asyncio
 import math
 from typing import Final
 
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import DURATION_S_MAX, Request
 from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver
-from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Traits
+from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed
 
 #: minus SIGTERM and minus SIGKILL, as a real process would end by the two words
 CODE_ENDED: Final = -15
@@ -36,7 +37,7 @@ class NoopDriver(Driver):
     """Only simulated workers offer it. Its members touch no device and die with the agent."""
 
     name = "noop"
-    traits = Traits(uses_devices=False, remembers=False)
+    capabilities = Capabilities(keeps_output=True, uses_devices=False, simulated_only=True)
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
+from moorage.worker.descriptors import trouble_with_descriptors
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
     CODE_LOST,
@@ -21,17 +23,18 @@ from moorage.worker.drivers.base import (
     Driver,
     Living,
 )
+from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
-from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.environment import SharingUnavailable, check_sharing, process_environment
 from moorage.worker.member_messages import (
     Ended,
     MemberName,
     NotStarted,
+    Replaced,
     Started,
     StartFailed,
     Stuck,
-    SupervisorReplaced,
 )
 from moorage.worker.output_pages import read_page
 from moorage.worker.policy import Policy
@@ -59,6 +62,25 @@ class ProcessDriver(Driver):
     """`link` may be shared by several workers of one process. `simulated` checks no MPS directory and no file."""
 
     name = "process"
+    capabilities = Capabilities(
+        needs_argv=True, keeps_output=True, ends_streams=True, outlives_agent=True, fence="supervisor"
+    )
+
+    @classmethod
+    def from_kit(cls, kit: Kit) -> ProcessDriver:
+        settings = kit.settings
+        if trouble := trouble_with_descriptors(kit.devices, settings.modes_offered, settings.sharers_max):
+            log.warning("%s: %s", kit.worker, trouble)
+        return cls(
+            kit.supervisor,
+            kit.worker,
+            secrets_dir=settings.secrets_dir,
+            interface=settings.interface,
+            simulated=kit.simulated,
+            stream_output=settings.stream_output,
+            output_cap_bytes=settings.output_cap_bytes,
+            policy=kit.policy,
+        )
 
     def __init__(
         self,
@@ -75,6 +97,7 @@ class ProcessDriver(Driver):
         super().__init__()
         self._link = link
         self._worker = worker
+        self._owner = owner_of(worker, self.name)
         self._secrets_dir = secrets_dir
         self._interface = interface
         self._simulated = simulated
@@ -90,7 +113,7 @@ class ProcessDriver(Driver):
         self._output = OutputFrames()
 
     async def open(self) -> list[Living]:
-        listed = await self._link.open(self._worker, self)
+        listed = await self._link.open(self._owner, self)
         self.boot = self._link.boot
         living: list[Living] = []
         for key, state, event in listed:
@@ -103,7 +126,7 @@ class ProcessDriver(Driver):
         return living
 
     async def close(self) -> None:
-        await self._link.close(self._worker)
+        await self._link.close(self._owner)
 
     def check(self, request: Request) -> None:
         if not self._simulated and request.gpu is not None:
@@ -141,7 +164,7 @@ class ProcessDriver(Driver):
         self._link.forget([self._key(name) for name in names])
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
-        self._link.set_fence(self._worker, deadline_s, grace_s)
+        self._link.set_fence(self._owner, deadline_s, grace_s)
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         bounds = self._link.keeper.bounds
@@ -209,7 +232,7 @@ class ProcessDriver(Driver):
 
     def on_replaced(self) -> None:
         self.boot = self._link.boot
-        self.report(SupervisorReplaced())
+        self.report(Replaced(self.name))
 
     def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
         missing = set(self._known)
@@ -231,7 +254,7 @@ class ProcessDriver(Driver):
 
     def _key(self, name: MemberName) -> str:
         tenant, job, replica, attempt, fence = name
-        return f"{self._worker}|{tenant}/{job}/{replica}/{attempt}/{fence}"
+        return f"{self._owner}|{tenant}/{job}/{replica}/{attempt}/{fence}"
 
     def _start_member(self, assignment: Assignment) -> StartMember:
         """Raises SharingUnavailable, SecretRefused, and Refused for what the policy does not permit."""

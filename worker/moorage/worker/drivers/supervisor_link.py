@@ -1,4 +1,4 @@
-"""The agent process's one connection to its supervisor, shared by the process drivers of all its workers.
+"""The agent process's one connection to its supervisor, shared by all drivers of all its workers that use it.
 
 It reconnects by itself. A supervisor that closed the socket and lives is the same world; another one means that all
 jobs of the first are dead: it tells which are proven so. One that fell silent is killed, and its jobs with it, since
@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.errors import MoorageError, problem, refuse
 from moorage.worker.output_keeper import OutputBounds, OutputKeeper
 from moorage.worker.supervisor.client import (
@@ -61,7 +62,7 @@ class SupervisorMissing(MoorageError):
 
 
 class Listener(Protocol):
-    """A worker's process driver. Keys are without the worker's prefix."""
+    """A driver of a worker. Keys are without the prefix of their owner."""
 
     def on_event(self, key: str, event: Event) -> None: ...
 
@@ -72,13 +73,18 @@ class Listener(Protocol):
         """Another supervisor is there; `on_listed` follows."""
 
     def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
-        """What it holds of this worker: (key, waiting | running | ended | unproven, the event that said so)."""
+        """What it holds of this owner: (key, waiting | running | ended | unproven, the event that said so)."""
 
     def on_start_refused(self, keys: Sequence[str], why: str) -> None: ...
 
 
+def owner_of(worker: str, driver: str) -> str:
+    """Return the name under which a driver of a worker has its members and its fence at the supervisor."""
+    return worker if driver == DRIVER_DEFAULT else f"{worker}@{driver}"
+
+
 class SupervisorLink:
-    """`open` it once or more; every `open` needs its `close`."""
+    """`open` it once or more; every `open` needs its `close`. An owner is a driver of a worker: see `owner_of`."""
 
     def __init__(
         self,
@@ -103,8 +109,8 @@ class SupervisorLink:
         self._sweeps: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
 
-    async def open(self, worker: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
-        """Connect, or start a supervisor; what it holds of this worker. Raises SupervisorMissing."""
+    async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
+        """Connect, or start a supervisor; what it holds of this owner. Raises SupervisorMissing."""
         async with self._opening:
             if self._supervised is None:
                 self._supervised = await self._connect()
@@ -115,11 +121,11 @@ class SupervisorLink:
                 self._pump.add_done_callback(self._over)
                 self._sweeps.add_done_callback(self._over)
             listed = await self._supervised.list()
-            self._listeners[worker] = listener
-            return _of_worker(worker, listed)
+            self._listeners[owner] = listener
+            return _of_owner(owner, listed)
 
     async def end_others(self, spared: Callable[[str], bool]) -> None:
-        """End what an agent with other settings left running here, but for workers that are spared.
+        """End what an agent with other settings left running here, but for owners that are spared.
 
         Call it before any worker of this process joins: nobody would tell what becomes of those jobs, nor end them at
         their lease's end. Raises SupervisorMissing, and Refused where one of them cannot be ended.
@@ -134,7 +140,7 @@ class SupervisorLink:
             if not others:
                 return
             if left := others - ended:
-                log.error("%d jobs run for workers that this process has not: ending them before joining", len(left))
+                log.error("%d jobs run for a worker or driver that is not here: ending them before joining", len(left))
                 await supervised.end([EndMember(key=key, grace_s=0.0, why="stray") for key in left])
                 async with asyncio.timeout(END_S_MAX):
                     while left:
@@ -152,10 +158,10 @@ class SupervisorLink:
         finally:
             supervised.close()
 
-    async def close(self, worker: str) -> None:
+    async def close(self, owner: str) -> None:
         """Let go; the supervisor and what it runs live on. One that runs nothing ends."""
-        self._listeners.pop(worker, None)
-        self._fences.pop(worker, None)
+        self._listeners.pop(owner, None)
+        self._fences.pop(owner, None)
         if self._listeners:
             return
         if self._unanswered:
@@ -201,9 +207,9 @@ class SupervisorLink:
         if self._supervised is not None:
             self._begin(partial(self._supervised.begin_forget, keys, keep_output=True))
 
-    def set_fence(self, worker: str, deadline_s: float, grace_s: float) -> None:
-        """The earliest deadline of all workers holds: with more than one here, one's partition is everybody's."""
-        self._fences[worker] = (deadline_s, grace_s)
+    def set_fence(self, owner: str, deadline_s: float, grace_s: float) -> None:
+        """The earliest deadline of all owners holds: with more than one here, one's partition is everybody's."""
+        self._fences[owner] = (deadline_s, grace_s)
         fence = min(self._fences.values())
         if fence != self._fence and self._supervised is not None:
             self._fence = fence
@@ -239,11 +245,11 @@ class SupervisorLink:
     def _start_refused(self, members: Sequence[StartMember], why: str) -> None:
         keys: dict[str, list[str]] = {}
         for member in members:
-            worker, _, key = member.key.partition("|")
-            keys.setdefault(worker, []).append(key)
-        for worker, of_worker in keys.items():
-            if worker in self._listeners:
-                self._listeners[worker].on_start_refused(of_worker, why)
+            owner, _, key = member.key.partition("|")
+            keys.setdefault(owner, []).append(key)
+        for owner, of_owner in keys.items():
+            if owner in self._listeners:
+                self._listeners[owner].on_start_refused(of_owner, why)
 
     def _begin(self, ask: Callable[[], asyncio.Future[Answer]]) -> None:
         """Ask now, in the order of the calls; what is answered matters to nobody but the log."""
@@ -292,10 +298,10 @@ class SupervisorLink:
                 self.keeper.over(event.key)
             elif isinstance(event, Started):
                 self.keeper.started(event.key)
-            worker, _, key = event.key.partition("|")
-            listener = self._listeners.get(worker)
+            owner, _, key = event.key.partition("|")
+            listener = self._listeners.get(owner)
             if listener is not None:
-                heard[worker] = listener
+                heard[owner] = listener
                 listener.on_event(key, event)
         for listener in heard.values():
             listener.on_events_over()
@@ -322,10 +328,10 @@ class SupervisorLink:
             self._begin(partial(supervised.begin_fence, *self._fence))
         # what was asked for meanwhile is in no list, so its listeners tell it lost: it must not start after that
         self._pending.clear()
-        for worker, listener in list(self._listeners.items()):
+        for owner, listener in list(self._listeners.items()):
             if replaced:
                 listener.on_replaced()
-            listener.on_listed(_of_worker(worker, listed))
+            listener.on_listed(_of_owner(owner, listed))
 
 
 def _boot_of(supervised: Supervised) -> str:
@@ -334,8 +340,8 @@ def _boot_of(supervised: Supervised) -> str:
     return f"{identity.start_ticks}.{identity.pid}"
 
 
-def _of_worker(worker: str, listed: Listed) -> list[tuple[str, str, Event | None]]:
-    prefix = f"{worker}|"
+def _of_owner(owner: str, listed: Listed) -> list[tuple[str, str, Event | None]]:
+    prefix = f"{owner}|"
     every: list[tuple[str, str, Event | None]] = [
         *((key, "waiting", None) for key in listed.waiting),
         *((event.key, "running", event) for event in listed.running),

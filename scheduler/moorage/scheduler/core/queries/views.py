@@ -56,6 +56,7 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict
         "own_subject": follow or engine.own_subject(job),
         "accepted_ledger": job.ledger,
         "request": msgspec.to_builtins(request),
+        **_capabilities(engine, request),
         "replica_states": [_replica(engine, replica) for replica in job.replicas],
         "changes": _newest(engine, job),
         **(
@@ -104,7 +105,19 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
         "gpu": format_token(request.effective_gpu, request.replicas),
         "priority": request.priority,
         "request": msgspec.to_builtins(request),
+        **_capabilities(engine, request),
     }
+
+
+def _capabilities(engine: Engine, request: Request) -> dict[str, Any]:
+    """Return what a request's driver can do, as workers that offer it tell it; a part of an answer, empty if untold."""
+    driver = request.workload.driver
+    for cls in engine.fleet.classes.values():
+        host = next(iter(cls.hosts.values()), None) if driver in cls.drivers else None
+        told = host.worker.hello.get("capabilities", {}).get(driver) if host is not None else None
+        if told is not None:
+            return {"capabilities": told}
+    return {}
 
 
 def request_in(found: Found) -> Request | None:
@@ -391,6 +404,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "memory_free_mib": host.memory_free if host is not None else 0,
         "labels": worker.hello.get("labels", {}),
         "drivers": worker.hello.get("drivers", []),
+        "capabilities": worker.hello.get("capabilities", {}),
         "release": worker.hello.get("release", ""),
         "heard_ms_ago": mono_ms - host.last_ms if host is not None and host.heard else None,
         "quarantined": slots_of(worker.quarantined),

@@ -1,0 +1,59 @@
+"""What a driver can do, as its worker's hello tells it: the one thing by which others tell drivers apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+#: the driver of a job that names none
+DRIVER_DEFAULT: Final = "process"
+#: what may stand in `Capabilities.fence`
+FENCES: Final = ("agent", "supervisor", "none")
+
+
+class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a driver can do. A capability that a worker does not tell has the value that stands here.
+
+    `fence` says what ends the driver's members when the worker's lease runs out: `agent`, `supervisor` (also if the
+    agent is dead), or `none`.
+    """
+
+    needs_argv: bool = False  # a job without `argv` is refused
+    keeps_output: bool = False  # output can be asked for after it was written, also when the job is over
+    ends_streams: bool = False  # the last frame of each stream of output says that it is the last
+    returns_value: bool = False  # a job may leave a value in its tenant's bucket of results
+    uses_devices: bool = True  # the memory of a member's GPUs must be seen free before they are used again
+    outlives_agent: bool = False  # members run on without the agent, and their ends are kept until it has told them
+    simulated_only: bool = False  # nothing really runs: only simulated workers may offer it
+    fence: str = "agent"
+    #: the keys that it reads of `driver_config.<its name>`: others are refused; null: it checks its block by itself
+    config: list[str] | None = None
+
+
+#: a driver of which nothing is known
+UNTOLD: Final = Capabilities()
+
+#: the drivers of the releases up to 0.2, whose workers tell no capabilities
+UP_TO_0_2: Final[Mapping[str, Capabilities]] = {
+    DRIVER_DEFAULT: Capabilities(
+        needs_argv=True, keeps_output=True, ends_streams=True, outlives_agent=True, fence="supervisor"
+    ),
+    "noop": Capabilities(keeps_output=True, uses_devices=False, simulated_only=True),
+    "handler": Capabilities(ends_streams=True, returns_value=True, uses_devices=False, config=["input"]),
+}
+
+
+def driver_of(shown: Mapping[str, Any]) -> str:
+    """Return the driver in an answer to `show`; "" where the job's request is not known."""
+    run = shown.get("request", {}).get("run")
+    return "" if run is None else str(run.get("driver", DRIVER_DEFAULT))
+
+
+def told_capabilities(shown: Mapping[str, Any]) -> Capabilities | None:
+    """Return what an answer to `show` tells of the job's driver; None where it tells nothing that can be read."""
+    try:
+        return msgspec.convert(shown["capabilities"], Capabilities) if "capabilities" in shown else None
+    except msgspec.ValidationError:
+        return None

@@ -1,0 +1,86 @@
+"""No room knows a driver by its name: what a driver can do stands in its capabilities, and its code in its own file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from moorage.schemas.capabilities import UP_TO_0_2
+from moorage.worker.drivers import BUILT_IN
+from tests.tidy.test_tidy import ROOMS, ROOT, parsed, sources
+
+NAMES: Final = {*UP_TO_0_2, *BUILT_IN}
+#: the drivers' own files: all of these may say the name of theirs
+OWN: Final = {
+    "worker/moorage/worker/drivers/process.py": "process",
+    "worker/moorage/worker/drivers/noop.py": "noop",
+    "worker/moorage/worker/drivers/handler.py": "handler",
+    "worker/moorage/worker/handler_context.py": "handler",
+}
+#: where else the name of a driver stands, and why. Take away from it; add nothing to it
+SAID: Final[dict[str, set[str]]] = {
+    # the one table of the default driver, and of those whose workers tell no capabilities
+    "schemas/moorage/schemas/capabilities.py": {"process", "noop", "handler"},
+    # the one table of those that come with moorage
+    "worker/moorage/worker/drivers/__init__.py": {"noop"},
+    # hosts and jobs of published traces, for `moorage simulate`
+    "scheduler/moorage/scheduler/simulate/world.py": {"process", "noop", "handler"},
+    "scheduler/moorage/scheduler/simulate/trace.py": {"noop"},
+    "scheduler/moorage/scheduler/simulate/openb_jobs.py": {"noop"},
+    "scheduler/moorage/scheduler/simulate/philly.py": {"noop"},
+    # the same words, of no driver: attributes and a field of a file
+    "bus/moorage/bus/direct.py": {"handler"},
+    "bus/moorage/bus/simulated.py": {"handler"},
+    "bus/moorage/bus/simulated_processes.py": {"process"},
+    "bus/moorage/bus/subscription.py": {"handler"},
+}
+#: where the module of a driver is imported outside the drivers' folder: a service's own functions are one driver's
+#: whole purpose, and a simulated fleet has each of those that run nothing
+IMPORTED: Final[dict[str, set[str]]] = {
+    "worker/moorage/worker/embed.py": {"handler"},
+    "client/moorage/client/sim_fleet.py": {"handler", "noop"},
+}
+
+
+def said(file: Path) -> Iterator[str]:
+    """The names of drivers that are string constants of a file."""
+    text = file.read_text()
+    for node in ast.walk(parsed(file)) if any(f'"{name}"' in text for name in NAMES) else ():
+        if isinstance(node, ast.Constant) and node.value in NAMES:
+            yield str(node.value)
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The drivers whose modules a file imports."""
+    for node in ast.walk(parsed(file)) if "moorage.worker.drivers." in file.read_text() else ():
+        module = node.module if isinstance(node, ast.ImportFrom) else None
+        folder, _, name = (module or "").rpartition(".")
+        if folder == "moorage.worker.drivers" and name in NAMES:
+            yield name
+
+
+def files() -> Iterator[tuple[str, Path]]:
+    for room in ROOMS:
+        for file in sources(room):
+            name = str(file.relative_to(ROOT))
+            if name not in OWN:
+                yield name, file
+
+
+def test_no_file_but_its_own_says_the_name_of_a_driver() -> None:
+    assert {name: set(said(file)) for name, file in files() if set(said(file))} == SAID
+    for name, driver in OWN.items():
+        assert set(said(ROOT / name)) <= {driver}, name
+
+
+def test_no_file_but_these_imports_a_driver() -> None:
+    found = {name: set(imported(file)) for name, file in files()}
+    assert {name: drivers for name, drivers in found.items() if drivers} == IMPORTED
+
+
+def test_a_driver_is_one_file_and_one_line() -> None:
+    """What names noop beside its own file: its line among the drivers, and what older workers tell of it."""
+    naming = [name for name, file in files() if "noop" in said(file) and "simulate" not in name]
+    assert sorted(naming) == ["schemas/moorage/schemas/capabilities.py", "worker/moorage/worker/drivers/__init__.py"]

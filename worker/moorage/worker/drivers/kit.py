@@ -1,0 +1,24 @@
+"""What a worker has for the drivers that it makes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.policy import Policy
+from moorage.worker.settings import WorkerSettings
+
+
+class Kit(NamedTuple):
+    """What a worker has for the driver that is made for it. `own` are the settings that the driver declares.
+
+    `supervisor` is the link to the process that starts, watches and fences members outside the agent.
+    """
+
+    worker: str
+    settings: WorkerSettings
+    policy: Policy
+    supervisor: SupervisorLink
+    devices: int
+    simulated: bool
+    own: Any = None

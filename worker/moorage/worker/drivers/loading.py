@@ -1,0 +1,123 @@
+"""Find the drivers that a worker's settings name, read the settings of each, and make them.
+
+A word of the setting `drivers` is the name of a driver that comes with moorage, or of one that an installed package
+offers as an entry point of the group `moorage.drivers`, or `module:Class`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from moorage.schemas.capabilities import FENCES, UP_TO_0_2
+from moorage.schemas.errors import refuse
+from moorage.schemas.own_class import is_own, own_class
+from moorage.schemas.settings import OF_DRIVERS, SettingsFile, made, settle, told, unknown_variables
+from moorage.worker.drivers import BUILT_IN
+from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.kit import Kit
+
+GROUP: Final = "moorage.drivers"
+
+log = logging.getLogger("moorage.worker")
+
+
+class Found(NamedTuple):
+    """A driver's class and its settings. `foreign`: it does not come with moorage."""
+
+    kind: type[Driver]
+    own: Any
+    foreign: bool
+
+    def make(self, kit: Kit) -> Driver:
+        """Return a driver for the worker of this kit."""
+        driver = self.kind.from_kit(kit._replace(own=self.own))
+        driver.is_foreign = self.foreign
+        return driver
+
+
+def find(
+    words: Sequence[str], file: SettingsFile, env: Mapping[str, str] | None = None, *, simulated: bool
+) -> list[Found]:
+    """Return the drivers of these words, with their settings from the environment and the file.
+
+    Raises Refused: failed-precondition for a word that names no driver, bad-settings for what a driver cannot have.
+    """
+    found = [_found(word, file, env) for word in dict.fromkeys(words)]
+    names = [each.kind.name for each in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise refuse("failed-precondition", f"two drivers have the name {name}", field="$.drivers", found=name)
+    for name in file.table(OF_DRIVERS):
+        if name not in names:
+            raise refuse(
+                "bad-settings",
+                f"[{OF_DRIVERS}.{name}] in {file.path} is of no driver of this worker",
+                found=name,
+                allowed=", ".join(names),
+                next=f"add {name} to drivers of [worker], or take that section out",
+            )
+    for each in found:
+        if each.kind.capabilities.simulated_only and not simulated:
+            raise refuse(
+                "failed-precondition",
+                f"the driver {each.kind.name} runs nothing: only simulated workers offer it",
+                field="$.drivers",
+                next=f"add simulate, or take {each.kind.name} out",
+            )
+    return found
+
+
+def _found(word: str, file: SettingsFile, env: Mapping[str, str] | None) -> Found:
+    place = BUILT_IN.get(word) or (word if is_own(word) else _entry_point(word))
+    foreign = word not in BUILT_IN
+    try:
+        kind = own_class(place, Driver)
+        if foreign:
+            _check(word, kind)
+    except ValueError as error:
+        raise refuse("failed-precondition", str(error), field="$.drivers", found=word) from None
+    return Found(kind, _own_settings(kind, file, env), foreign)
+
+
+def _entry_point(name: str) -> str:
+    """Return the `module:Class` that an installed package offers under this name. Raises Refused where none does."""
+    from importlib.metadata import entry_points  # it reads what every installed package says of itself
+
+    offered = entry_points(group=GROUP)
+    for point in offered:
+        if point.name == name:
+            return point.value
+    allowed = ", ".join([*BUILT_IN, *sorted(offered.names), "module:Class of your own"])
+    raise refuse("failed-precondition", f"no driver {name}", field="$.drivers", allowed=allowed)
+
+
+def _check(word: str, kind: type[Driver]) -> None:
+    """Raise ValueError for a class that moorage cannot use as a driver."""
+    name, fence = kind.name, kind.capabilities.fence
+    if name in ("", *UP_TO_0_2, *BUILT_IN):
+        raise ValueError(f"{word}: its name {name!r} is taken or empty; give the class another `name`")
+    if not is_own(word) and name != word:
+        raise ValueError(f"{word}: the class has the name {name!r}; call the entry point so")
+    if fence not in FENCES:
+        raise ValueError(f"{word}: its fence must be one of {', '.join(FENCES)}, found {fence!r}")
+
+
+def _own_settings(kind: type[Driver], file: SettingsFile, env: Mapping[str, str] | None) -> msgspec.Struct | None:
+    """Return the settings that a driver declares, each from its variable, its section or its default."""
+    section = f"{OF_DRIVERS}.{kind.name}"
+    declared = kind.settings or _NoSettings
+    found = settle(section, declared, env=env, file=file)
+    for name in unknown_variables(section, found, env):
+        log.warning("%s is no setting of the driver %s: it does nothing", name, kind.name)
+    if kind.settings is None:
+        return None
+    log.info("settings of the driver %s: %s", kind.name, told(found) or "defaults")
+    return made(kind.settings, found)
+
+
+class _NoSettings(msgspec.Struct):
+    pass
