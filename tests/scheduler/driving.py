@@ -18,13 +18,15 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order, Submit, WorkerOrder
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queueing.queue import entry
-from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Record, decode_record, encode_record
+from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX
 from moorage.scheduler.core.state import Job, Member, Replica, State
 from moorage.schemas.codec import Decoder, decode_request, is_json
 from moorage.schemas.frames import (
@@ -89,7 +91,7 @@ class Driving:
             0,
             max(self.now, state.time_ms),
             state.digest,
-            acts=[[Act.EPOCH, state.ledger_id or "ledger-1", "me", 0.0]],
+            acts=[acts.Epoch(state.ledger_id or "ledger-1", "me", 0.0)],
         )
         self.store(encode_record(epoch))
         fold(state, epoch, len(self.records))

@@ -7,7 +7,8 @@ import msgspec
 from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.records import SAID_CHARS_MAX, actor, by_tenant, decode_record
+from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.records import SAID_CHARS_MAX, actor, by_tenant
 from moorage.scheduler.core.state import State
 from moorage.scheduler.intake import cancel_of
 from tests.scheduler.driving import Driving

@@ -13,7 +13,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
-from moorage.scheduler.core.records import decode_record
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.state import State
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld

@@ -36,8 +36,9 @@ from moorage.scheduler.core.events import (
     WorkerOrder,
 )
 from moorage.scheduler.core.ledger import snapshot
+from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-from moorage.scheduler.core.records import STEP_WIDTH, Op, Record, decode_record
+from moorage.scheduler.core.records import STEP_WIDTH, Op
 from moorage.scheduler.core.state import Job, State
 from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Refused

@@ -12,14 +12,13 @@ from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
 from moorage.scheduler.core.ids_in_bodies import written_id
+from moorage.scheduler.core.ledger.acts import AnyAct, Gone, Level, Tombstone, encode_act
+from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.records import (
-    ID_IN_BODY,
-    LEVEL_OF,
+    ID_IN_BODY_LEVEL,
     RECORD_BYTES_MAX,
     STEP_WIDTH,
-    Act,
     Op,
-    Record,
     ending,
     packed,
 )
@@ -141,7 +140,7 @@ class Draft:
         self.steps: list[int] = []
         self.facts: list[int] = []
         self.notes: list[str] = []
-        self.acts: list[list[Any]] = []
+        self.acts: list[AnyAct] = []
         self.evidence: list[int] = []
         self.actors: list[int] = []
         self.bytes = 0
@@ -179,9 +178,9 @@ class Draft:
 
     # ------------------------------------------------------------------------- what will be, once folded
 
-    def level_allows(self, act: str) -> bool:
-        """Whether the ledger's feature level allows this act (or NOTICE) in a record."""
-        return self.state.level >= LEVEL_OF.get(act, 1)
+    def level_allows(self, level: int) -> bool:
+        """Whether a record may hold what needs this feature level."""
+        return self.state.level >= level
 
     def state_of(self, replica: Replica) -> int:
         return self._state.get(replica, replica.state)
@@ -313,10 +312,14 @@ class Draft:
         self.steps += (op, num, index, a, b, c)
         self.bytes += STEP_BYTES
 
+    def add(self, act: AnyAct) -> None:
+        self.acts.append(act)
+        self.bytes += len(encode_act(act))
+
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
         """Accept a new job; returns the number that fold will give it."""
         accepts, size = self.accepts, len(body)
-        written = written_id(name, body) if self.level_allows(ID_IN_BODY) else name
+        written = written_id(name, body) if self.level_allows(ID_IN_BODY_LEVEL) else name
         if accepts and accepts[-1][0] == tenant:
             accepts[-1][1].extend((written, body, replicas, traceparent))
         else:  # fold counts the jobs in this order: one tenant's may stand in parts
@@ -334,14 +337,13 @@ class Draft:
 
     def end_session(self, worker_num: int, why: str) -> None:
         """GONE: facts of the old session are folded, but its frame numbers must not count for the next session."""
-        self.acts.append([Act.GONE, worker_num, why])
+        self.add(Gone(worker_num, why))
         self.left.add(worker_num)
         facts = self.facts
         self.facts = [x for at in range(0, len(facts), 2) if facts[at] != worker_num for x in facts[at : at + 2]]
 
     def tombstone(self, tenant: str, job: str, sequence: int) -> None:
-        self.acts.append([Act.TOMBSTONE, tenant, job, sequence])
-        self.bytes += 128
+        self.add(Tombstone(tenant, job, sequence))
         self.tombstones.setdefault(tenant, set()).add(job)
 
     def complete_runs(self, members: list[Member]) -> bool:
@@ -547,8 +549,8 @@ class Draft:
     def record(self, leader: int, rid: int) -> Record:
         state = self.state
         self.settle()
-        level = max([state.level, *(act[1] for act in self.acts if act[0] == Act.LEVEL)])
-        early = [act[0] for act in self.acts if LEVEL_OF.get(act[0], 1) > level]
+        level = max([state.level, *(act.level for act in self.acts if isinstance(act, Level))])
+        early = [act.tag for act in self.acts if level < act.LEVEL]
         if early:  # a defect of ours: followers of an older release would stop at such a record
             raise AssertionError(f"{early} may not stand in a record of feature level {level}")
         return Record(

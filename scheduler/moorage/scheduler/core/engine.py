@@ -36,9 +36,11 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
+from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
 from moorage.scheduler.core.lifecycle.retention import Retention
@@ -57,7 +59,7 @@ from moorage.scheduler.core.queueing.request_reader import RequestReader
 from moorage.scheduler.core.queueing.soonest import Soonest
 from moorage.scheduler.core.queueing.waited import Waited
 from moorage.scheduler.core.rank.ranker import Ranker, maker_of
-from moorage.scheduler.core.records import Act, Op, encode_record
+from moorage.scheduler.core.records import Op
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import Job, State, Worker
 from moorage.schemas.codec import encode
@@ -330,10 +332,9 @@ class Engine:
             self._name_snapshot(draft, event)
         elif isinstance(event, PartKept):
             if event.num in self.state.jobs:
-                draft.acts.append([Act.PART, event.num, event.seq, event.first, event.last])
-                draft.bytes += 64
+                draft.add(acts.Part(event.num, event.seq, event.first, event.last))
         elif isinstance(event, Resign):
-            draft.acts.append([Act.RESIGN])
+            draft.add(acts.Resign())
         else:
             flight.asks.append(event)
 
@@ -344,14 +345,14 @@ class Engine:
     def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
         """Name the newest snapshot and repeat the one before, so that recovery finds both in one record."""
         if self.state.snapshot is not None:
-            draft.acts.append([Act.SNAPSHOT, *self.state.snapshot])
-        draft.acts.append([Act.SNAPSHOT, event.name, event.seq, event.digest])
+            draft.add(acts.Snapshot(*self.state.snapshot))
+        draft.add(acts.Snapshot(event.name, event.seq, event.digest))
 
     @property
     def names_snapshot(self) -> bool:
         """Whether the record in flight names a snapshot."""
         flight = self._in_flight
-        return flight is not None and any(act[0] == Act.SNAPSHOT for act in flight.draft.acts)
+        return flight is not None and any(isinstance(act, acts.Snapshot) for act in flight.draft.acts)
 
     def prepare_early(self) -> None:
         """Prepare what `early` returns. Called while the append is under way, when the leader would only wait."""
@@ -419,8 +420,7 @@ class Engine:
 
     @staticmethod
     def _read_through(draft: Draft, event: QueueRead) -> None:
-        draft.acts.append([Act.CURSOR, event.tenant, event.which, event.through])
-        draft.bytes += 64
+        draft.add(acts.Cursor(event.tenant, event.which, event.through))
 
     def _take_submits(self, flight: InFlight) -> None:
         submits, taken, draft = self._pending.submits, self._pending.taken_submits, flight.draft

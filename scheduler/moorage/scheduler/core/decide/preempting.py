@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger.acts import Preempt
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queueing.preemption import VOID_MS, Choice, Preemption, Right
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line
-from moorage.scheduler.core.records import Act, Count
+from moorage.scheduler.core.records import Count
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLING, ENDING, Job, Member, State
 
@@ -27,7 +28,6 @@ FOLLOWED_MAX: Final = 10_000
 _NOBODY: Final[frozenset[int]] = frozenset()
 _LEAVING: Final = frozenset((ENDING, CANCELLING))
 #: the draft's bytes of one preemption, beside its steps
-_ACT_BYTES: Final = 256
 
 
 def leaving_for(state: State, job: Job) -> Iterator[Member]:
@@ -102,8 +102,7 @@ class Preempting:
                 if draft.time_ms - since_ms < VOID_MS:
                     self._void[num] = since_ms
                     continue
-            draft.acts.append([Act.PREEMPT, num, [], []])
-            draft.bytes += 64
+            draft.add(Preempt(num, [], []))
 
     def seek(
         self,
@@ -117,7 +116,7 @@ class Preempting:
         not use up the searches. Nobody is found a host that another was found just now. A record in which an operator
         changes a priority seeks no victims, since the old priorities are still in the state; the next record does.
         """
-        if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Act.PREEMPT):
+        if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Preempt.LEVEL):
             return
         if draft.priorities or not self.knows_fleet():
             return
@@ -194,8 +193,7 @@ class Preempting:
 
     def _end(self, draft: Draft, right: Right, found: Choice) -> None:
         victims = sorted({victim.job.num for victim in found.victims})
-        draft.acts.append([Act.PREEMPT, right.job.num, sorted(found.hosts), victims])
-        draft.bytes += _ACT_BYTES
+        draft.add(Preempt(right.job.num, sorted(found.hosts), victims))
         for victim in found.victims:
             why = self._why(right, victim.job, victim.priority)
             self.lifecycle.leave(draft, victim.members[0], why, Count.NONE)  # with its gang, told to save itself

@@ -12,14 +12,14 @@ from zlib import crc32
 from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
+from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.steps import FoldingSteps
-from moorage.scheduler.core.records import FORMAT, Record
+from moorage.scheduler.core.records import FORMAT
 from moorage.scheduler.core.state import State, new_job
 
 
 def fold(state: State, record: Record, seq: int) -> Folded:
     """Apply one record. Raises `FoldError` when it cannot follow; the state is then to be thrown away."""
-    out = Folded()
     if record.format not in (FORMAT - 1, FORMAT):
         other = "a newer" if record.format > FORMAT else "an older"
         raise FoldError(
@@ -28,14 +28,15 @@ def fold(state: State, record: Record, seq: int) -> Folded:
         )
     if record.epoch < state.epoch:
         state.seq = seq  # a stale leader's record: counted, never applied
-        return out
+        return Folded()
     if record.digest != state.digest:
         raise FoldError(f"record {seq} follows state {record.digest:x}, but this state is {state.digest:x}")
+    folding = _Folding(state, seq, record.time, record.epoch, record.format, record.notes)
     try:
-        _Folding(state, record, seq, out).run()
+        folding.run(record)
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise FoldError(f"record {seq} says what cannot be: {error!r}") from error
-    return out
+    return folding.out
 
 
 class _Folding(FoldingSteps):
@@ -43,13 +44,13 @@ class _Folding(FoldingSteps):
 
     __slots__ = ()
 
-    def run(self) -> None:
-        state, record = self.state, self.record
+    def run(self, record: Record) -> None:
+        state = self.state
         state.time_ms = record.time
         if state.half_life_ms and fairshare.advance(state):
             self.rows.update(dict.fromkeys(state.tenants.values()))
         for act in record.acts:
-            self._act(act)
+            act.fold(self)
         if record.epoch != state.epoch:
             raise FoldError(f"record {self.seq} is of epoch {record.epoch}, which no epoch record before it began")
         if record.accepts:
@@ -61,7 +62,7 @@ class _Folding(FoldingSteps):
                 worker.no = facts[at + 1]
                 self.rows[worker] = None
         if record.steps:
-            self._steps(record.steps)
+            self._steps(record.steps, record.actors)
         self._renew_digest()
         state.seq = self.seq
 

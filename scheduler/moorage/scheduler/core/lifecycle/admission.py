@@ -16,9 +16,10 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
 from moorage.scheduler.core.finished import job_key, request_digest
 from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.ledger.acts import Untomb
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
-from moorage.scheduler.core.records import Act, by_tenant
+from moorage.scheduler.core.records import by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
 from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, identity, same_request
@@ -243,8 +244,7 @@ class Admission:
         """Whether its cancel came first; the tombstone of that cancel is removed then."""
         tenant, just_now = self.state.tenants.get(event.tenant), draft.tombstones.get(event.tenant, _NONE)
         if event.name in just_now or (tenant is not None and event.name in tenant.tombstones):
-            draft.acts.append([Act.UNTOMB, event.tenant, event.name])
-            draft.bytes += 128
+            draft.add(Untomb(event.tenant, event.name))
             just_now.discard(event.name)
             return True
         return False
@@ -420,8 +420,7 @@ class Admission:
                 continue
             for job, at in islice(tenant.tombstones.items(), FORGET_MAX):
                 if at <= 0 and -at < before:
-                    draft.acts.append([Act.UNTOMB, tenant.name, job])
-                    draft.bytes += 128
+                    draft.add(Untomb(tenant.name, job))
                 elif at <= 0:
                     break
             if draft.full:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.finished import request_digest
-from moorage.scheduler.core.records import Act
+from moorage.scheduler.core.ledger.acts import Compact, Expire
 from moorage.scheduler.core.state import Job, State
 from moorage.schemas.request_cache import RequestCache
 
@@ -79,8 +79,7 @@ class Retention:
             if num == self._through:
                 break
         if flat:
-            draft.acts.append([Act.COMPACT, flat, kept])
-            draft.bytes += len(kept) * 30
+            draft.add(Compact(flat, kept))
         return len(kept)
 
     def forget(self, draft: Draft, added: int) -> None:
@@ -92,4 +91,4 @@ class Retention:
         old = finished.older_than(draft.time_ms - self._rows_ms, most)
         old = max(old, min(len(finished) + added - self._config.finished_rows, most))
         if old > 0:
-            draft.acts.append([Act.EXPIRE, old])
+            draft.add(Expire(old))

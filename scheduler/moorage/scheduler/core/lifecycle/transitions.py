@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.draft import STEP_BYTES, Draft
+from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.ledger.acts import Avoid
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
-from moorage.scheduler.core.records import KEPT_WHILE_ENDING, NOTICE, NOTICE_S_MAX, Act, Count, GangPhase, Op
+from moorage.scheduler.core.records import KEPT_WHILE_ENDING_LEVEL, NOTICE_LEVEL, NOTICE_S_MAX, Count, GangPhase, Op
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
     AT_EXITED,
@@ -184,11 +185,10 @@ class Lifecycle:
     @staticmethod
     def _never_there(draft: Draft, job: Job, member: Member) -> None:
         """Keep the job from this worker, whose rules or driver refuse it: another try there would end the same way."""
-        if not draft.level_allows(Act.AVOID):
+        if not draft.level_allows(Avoid.LEVEL):
             return  # an older ledger has no way to say it: the job may be tried there again, after a backoff
         worker = member.worker
-        draft.acts.append([Act.AVOID, job.num, worker.num, every_slot(worker)])
-        draft.bytes += STEP_BYTES
+        draft.add(Avoid(job.num, worker.num, every_slot(worker)))
         draft.avoided[job] = None
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
@@ -412,7 +412,7 @@ class Lifecycle:
         run = self.request_of(job).workload
         if notice_s is None:
             notice_s = math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
-        notice_s = min(notice_s, NOTICE_S_MAX) if draft.level_allows(NOTICE) else 0
+        notice_s = min(notice_s, NOTICE_S_MAX) if draft.level_allows(NOTICE_LEVEL) else 0
         after = self._next_after(job.replicas[0] if job.gang else replica, count)
         if draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, after, count)
@@ -488,7 +488,7 @@ class Lifecycle:
         if self.request_of(replica.job).on_partition != "keep" or draft.gang_of(replica.job)[0] != GangPhase.NONE:
             return False
         if state == ENDING:
-            return self._after_ending(draft, replica) == QUEUED and draft.level_allows(KEPT_WHILE_ENDING)
+            return self._after_ending(draft, replica) == QUEUED and draft.level_allows(KEPT_WHILE_ENDING_LEVEL)
         return state in _ON_WORKER
 
     def _lost(self, draft: Draft, replica: Replica, to: int, why: str) -> None:

@@ -16,14 +16,14 @@ from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Act, Count
+from moorage.scheduler.core.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Count
 from moorage.scheduler.core.state import Member, State, Window, Worker
 from moorage.schemas.operate import Drain, DrainAct
 
 #: a job without a time limit is placed on no worker that it would have to leave sooner than this
 SETTLE_MS: Final = 10 * 60 * 1000
-ACT_BYTES: Final = 300
 
 
 class Windows:
@@ -113,9 +113,8 @@ class Windows:
 
     def flag(self, draft: Draft, worker: Worker, flag: str, by: str) -> None:
         """open, cordoned or draining, from the draft's record on."""
-        draft.acts.append([Act.FLAG, worker.num, flag, by])
+        draft.add(acts.Flag(worker.num, flag, by))
         draft.flags[worker.num] = flag
-        draft.bytes += ACT_BYTES
         host = self.fleet.hosts.get(worker.num)
         if host is not None:
             host.closed = flag != "open"  # from this record on
@@ -124,8 +123,7 @@ class Windows:
     @staticmethod
     def _write(draft: Draft, worker: Worker, window: Window | None) -> None:
         draft.windows[worker.num] = window
-        draft.acts.append([Act.WINDOW, worker.num, *(window if window is not None else (0, 0, 0, "", ""))])
-        draft.bytes += ACT_BYTES
+        draft.add(acts.Window(worker.num, *(window or ())))
 
 
 def window_of(act: DrainAct, now_ms: int, by: str) -> Window | None:

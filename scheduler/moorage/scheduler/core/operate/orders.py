@@ -15,9 +15,10 @@ from moorage.scheduler.core.decide.plan import Planner
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, LEVEL_OF, Act, actor
+from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, actor
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, StandingOrder, State, Tenant
 from moorage.schemas.errors import Problem, problem
@@ -42,9 +43,8 @@ def _given(value: int | UnsetType | None, before: int) -> int:
     return before if isinstance(value, UnsetType) else value or 0
 
 
-def level_problem(what: str, act: str, level: int) -> Problem:
-    """An order whose `act` schedulers that know this feature level alone could not follow."""
-    needed = LEVEL_OF[act]
+def level_problem(what: str, needed: int, level: int) -> Problem:
+    """Return the refusal of an order that needs a feature level above the ledger's."""
     return problem(
         "failed-precondition",
         f"{what} need feature level {needed}: schedulers of the release before cannot follow a ledger with them",
@@ -122,7 +122,7 @@ class Orders:
         on, name = isinstance(asked, HoldAct), asked.tenant or ""
         changed = draft.is_tenant_held(name) != on
         if changed:
-            self._write(draft, Act.HOLD if on else Act.UNHOLD, name, 0, by=by, why=asked.why)
+            draft.add((acts.Hold if on else acts.Unhold)(name, 0, by, asked.why))
             draft.holds[name] = on
             self._set_apart(name)
         tenant = self._known(name)
@@ -133,7 +133,7 @@ class Orders:
         on = isinstance(asked, HoldAct)
         changed = draft.is_held(job) != on
         if changed:
-            self._write(draft, Act.HOLD if on else Act.UNHOLD, job.tenant, job.num, by=by, why=asked.why)
+            draft.add((acts.Hold if on else acts.Unhold)(job.tenant, job.num, by, asked.why))
             draft.holds[job.num] = on
             priority, shape, items = self._priority(draft, job), self.shape_of(job), self._queued_entries(draft, job)
             if on:
@@ -156,7 +156,7 @@ class Orders:
         before = self._priority(draft, job)
         changed = before != asked.priority
         if changed:
-            self._write(draft, Act.PRIORITY, job.num, asked.priority, by=by, why=asked.why)
+            draft.add(acts.Priority(job.num, asked.priority, by, asked.why))
             if not draft.is_held(job):
                 shape = self.shape_of(job)
                 items = self.queue.remove(before, shape, self._queued_entries(draft, job), job.tenant)
@@ -170,7 +170,7 @@ class Orders:
         gpus, jobs = _given(asked.gpus, before[0]), _given(asked.jobs, before[1])
         changed = (gpus, jobs) != before
         if changed:
-            self._write(draft, Act.LIMIT, name, gpus, jobs, by=by, why=asked.why)
+            draft.add(acts.Limit(name, gpus, jobs, by, asked.why))
             draft.limits[name] = (gpus, jobs)
             self._set_apart(name)
         tenant = self._known(name)
@@ -202,19 +202,19 @@ class Orders:
                 allowed=f"at least {asked.schedulers}, and none that cannot",
                 next="upgrade or stop the others; moorage admin feature-level lists who was heard",
             )
-        self._write(draft, Act.LEVEL, wanted, by=by, why=asked.why)
+        draft.add(acts.Level(wanted, by, asked.why))
         return Done("feature-level", True, level=wanted)
 
     # --------------------------------------------------------------------------------------------------- fair share
 
     def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
-        if not draft.level_allows(Act.SHARE):
-            return level_problem("shares of tenants", Act.SHARE, self.state.level)
+        if not draft.level_allows(acts.Share.LEVEL):
+            return level_problem("shares of tenants", acts.Share.LEVEL, self.state.level)
         name, before = asked.tenant, draft.share_of(asked.tenant)
         weight, gpus = _given(asked.weight, before[0]), _given(asked.gpus, before[1])
         changed = (weight, gpus) != before
         if changed:
-            self._write(draft, Act.SHARE, name, weight, gpus, by=by, why=asked.why)
+            draft.add(acts.Share(name, weight, gpus, by, asked.why))
             draft.shares[name] = (weight, gpus)
             self._take_turns(draft)
         tenant = self._known(name)
@@ -230,8 +230,7 @@ class Orders:
         """Usage counts from this record on, each tenant has lines of its own."""
         if self.state.half_life_ms != self.half_life_ms and not draft.counts:
             draft.counts = True
-            draft.acts.append([Act.HALF_LIFE, self.half_life_ms])
-            draft.bytes += 64
+            draft.add(acts.HalfLife(self.half_life_ms))
         if not self.queue.by_tenant:
             self.queue.part(self._tenant_of)
 
@@ -244,11 +243,6 @@ class Orders:
     def _known(self, name: str) -> Tenant:
         """A tenant as the ledger knows it, which may be not at all."""
         return self.state.tenants.get(name) or Tenant(name)
-
-    @staticmethod
-    def _write(draft: Draft, *act: object, by: str, why: str) -> None:
-        draft.acts.append([*act, by, why])
-        draft.bytes += 128 + len(by.encode()) + len(why.encode())
 
     def _done(self, verb: str, draft: Draft, job: Job, changed: bool, **now: object) -> Done:
         members = sum(draft.held_by(replica) is not None for replica in job.replicas)

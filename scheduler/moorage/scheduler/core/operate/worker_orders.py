@@ -9,10 +9,10 @@ from typing import Any, Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.events import WorkerOrder
+from moorage.scheduler.core.ledger.acts import Window
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
 from moorage.scheduler.core.operate.orders import level_problem
-from moorage.scheduler.core.records import Act
 from moorage.scheduler.core.state import State
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import Done, DrainAct
@@ -39,8 +39,8 @@ class WorkerOrders:
             return Done(event.verb, slots != 0, worker=event.worker, members=members, slots=slots_of(slots))
         if event.verb == "drain":
             act = event.drain or DrainAct(worker=event.worker)
-            if act.has_window and not draft.level_allows(Act.WINDOW):
-                return level_problem("drains with a time", Act.WINDOW, self._state.level)
+            if act.has_window and not draft.level_allows(Window.LEVEL):
+                return level_problem("drains with a time", Window.LEVEL, self._state.level)
             changed = self._windows.drain(draft, worker, act, event.by)
             drain = as_drain(window_of(act, draft.time_ms, event.by))
             return Done(event.verb, changed, worker=event.worker, members=members, drain=drain)
