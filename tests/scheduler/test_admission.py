@@ -10,7 +10,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Batch, QueueRead
-from moorage.scheduler.core.ledger.acts import Act, Tombstone
+from moorage.scheduler.core.ledger.acts import AnyAct, Tombstone
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.admission import is_plain
 from moorage.scheduler.core.queries import views
@@ -20,7 +20,7 @@ from tests.scheduler.driving import Driving
 from tests.schemas.impossible import IMPOSSIBLE
 
 
-def acts(drive: Driving, kind: type[Act]) -> list[Act]:
+def acts(drive: Driving, kind: type[AnyAct]) -> list[AnyAct]:
     return [act for payload in drive.records for act in decode_record(payload).acts if isinstance(act, kind)]
 
 

@@ -32,7 +32,6 @@ from moorage.scheduler.core.events import (
     Resign,
     SnapshotTaken,
     Submit,
-    WorkerOrder,
 )
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
@@ -324,11 +323,9 @@ class Engine:
         self._pending.put_back(later)
         return orders
 
-    def _take_in(self, flight: InFlight, event: WorkerOrder | SnapshotTaken | PartKept | Resign | Ask) -> None:
+    def _take_in(self, flight: InFlight, event: SnapshotTaken | PartKept | Resign | Ask) -> None:
         draft = flight.draft
-        if isinstance(event, WorkerOrder):
-            flight.replies.append((self._worker_orders.act(draft, event), event.reply, event.json))
-        elif isinstance(event, SnapshotTaken):
+        if isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
         elif isinstance(event, PartKept):
             if event.num in self.state.jobs:
@@ -485,7 +482,8 @@ class Engine:
                 self._pending.put_back(orders[at:])
                 return
             self._at = order
-            flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
+            carry_out = self._worker_orders.act if order.worker else self.orders.act
+            flight.replies.append((carry_out(flight.draft, order), order.reply, order.json))
             self._at = TIMERS
             self.timers.due(flight.draft, self.lifecycle, self._indexing.enqueue)
 

@@ -24,6 +24,7 @@ from moorage.scheduler.core.state import (
     PARTS_MAX,
     PRIORITY,
     RELEASED,
+    REV,
     STORY_KEPT,
     StandingOrder,
     Worker,
@@ -31,7 +32,7 @@ from moorage.scheduler.core.state import (
 from moorage.scheduler.core.state import Window as WorkerWindow
 
 
-class Act(msgspec.Struct, array_like=True, gc=False):
+class _Act(msgspec.Struct, array_like=True, gc=False):
     """An act of a record."""
 
     #: the feature level that the ledger must have before a record may hold it: schedulers that know only the level
@@ -53,7 +54,7 @@ class Act(msgspec.Struct, array_like=True, gc=False):
         raise NotImplementedError
 
 
-class Unknown(Act):
+class Unknown(_Act):
     """An act that this release cannot read. It is in no record that this release writes."""
 
     name: str
@@ -71,7 +72,7 @@ class Unknown(Act):
 # ------------------------------------------------------------------------------------------------------------ workers
 
 
-class OfWorker(Act):
+class OfWorker(_Act):
     """An act on a worker that is known."""
 
     worker: int
@@ -81,7 +82,7 @@ class OfWorker(Act):
             raise FoldError(f"act {self.tag} of worker {self.worker}, which is not known")
 
 
-class Known(Act, tag="worker"):
+class Known(_Act, tag="worker"):
     """A worker gets its number, or a known one is on another machine."""
 
     worker: int
@@ -230,7 +231,7 @@ def _forget_ailments(worker: Worker, mask: int) -> None:
 # --------------------------------------------------------------------------------------------------------------- jobs
 
 
-class OfJob(Act):
+class OfJob(_Act):
     """An act on a job that is in memory."""
 
     job: int
@@ -301,10 +302,10 @@ class Part(OfJob, tag="part"):
         job.parts = (*job.parts, (self.seq, self.first, self.last))[-PARTS_MAX:]
         story = job.story
         if story:
-            del story[: max(0, min(len(story) - STORY_KEPT, self.last - story[0][0] + 1))]
+            del story[: max(0, min(len(story) - STORY_KEPT, self.last - story[0][REV] + 1))]
 
 
-class Compact(Act, tag="compact"):
+class Compact(_Act, tag="compact"):
     """The oldest jobs that are over leave memory.
 
     `flat` has for each its number and its request's digest, `kept` where its history stands, 0 for nowhere.
@@ -325,7 +326,7 @@ class Compact(Act, tag="compact"):
         compact(folding, self.flat, self.kept)
 
 
-class Expire(Act, tag="expire"):
+class Expire(_Act, tag="expire"):
     """So many of the oldest rows of finished jobs go."""
 
     rows: int
@@ -346,7 +347,7 @@ class Expire(Act, tag="expire"):
 # ------------------------------------------------------------------------------------------------------------ tenants
 
 
-class OfQueue(Act):
+class OfQueue(_Act):
     """An act on a job, or with job 0 on all that a tenant has waiting."""
 
     IS_DECISION: ClassVar[bool] = True
@@ -380,7 +381,7 @@ class Unhold(OfQueue, tag="unhold"):
         self.put(folding, RELEASED, None)
 
 
-class Limit(Act, tag="limit"):
+class Limit(_Act, tag="limit"):
     """A tenant's bounds; 0 is none."""
 
     IS_DECISION: ClassVar[bool] = True
@@ -396,7 +397,7 @@ class Limit(Act, tag="limit"):
         tenant.limit = StandingOrder(self.by, self.why, folding.time) if self.gpus or self.jobs else None
 
 
-class Share(Act, tag="share"):
+class Share(_Act, tag="share"):
     """A tenant's weight and guaranteed GPUs; 0 is none set."""
 
     LEVEL: ClassVar[int] = 2
@@ -413,7 +414,7 @@ class Share(Act, tag="share"):
         tenant.share = StandingOrder(self.by, self.why, folding.time) if self.weight or self.gpus else None
 
 
-class HalfLife(Act, tag="half-life"):
+class HalfLife(_Act, tag="half-life"):
     """From now on usage is counted, and decays with this half-life."""
 
     LEVEL: ClassVar[int] = 2
@@ -424,7 +425,7 @@ class HalfLife(Act, tag="half-life"):
         folding.rows.update(dict.fromkeys(folding.state.tenants.values()))
 
 
-class Cursor(Act, tag="cursor"):
+class Cursor(_Act, tag="cursor"):
     """A tenant's durable queue was read through a sequence; `which` is submit or cancel."""
 
     tenant: str
@@ -442,7 +443,7 @@ class Cursor(Act, tag="cursor"):
             del tenant.tombstones[name]
 
 
-class Tombstone(Act, tag="tombstone"):
+class Tombstone(_Act, tag="tombstone"):
     """A cancel of a job that is not known yet is remembered; `sequence` is its place in the durable queue, or 0."""
 
     tenant: str
@@ -453,7 +454,7 @@ class Tombstone(Act, tag="tombstone"):
         folding.tenant(self.tenant).tombstones[self.name] = self.sequence or -folding.time
 
 
-class Untomb(Act, tag="untomb"):
+class Untomb(_Act, tag="untomb"):
     """The cancel of a job that is not known is forgotten."""
 
     tenant: str
@@ -466,7 +467,7 @@ class Untomb(Act, tag="untomb"):
 # --------------------------------------------------------------------------------------------------- the ledger itself
 
 
-class Epoch(Act, tag="epoch"):
+class Epoch(_Act, tag="epoch"):
     """A leader's term begins; `digests` names the hash of the digests from here on."""
 
     IS_DECISION: ClassVar[bool] = True
@@ -485,14 +486,14 @@ class Epoch(Act, tag="epoch"):
         state.epoch, state.epoch_seq = folding.epoch, folding.seq
 
 
-class Resign(Act, tag="resign"):
+class Resign(_Act, tag="resign"):
     """The leader stops for good: nobody need wait for its silence."""
 
     def fold(self, folding: Folding) -> None:
         folding.state.leader = ""
 
 
-class Level(Act, tag="level"):
+class Level(_Act, tag="level"):
     """The feature level from this record on."""
 
     IS_DECISION: ClassVar[bool] = True
@@ -504,7 +505,7 @@ class Level(Act, tag="level"):
         folding.state.level = self.level
 
 
-class Snapshot(Act, tag="snapshot"):
+class Snapshot(_Act, tag="snapshot"):
     """A snapshot counts from now on: its name, the sequence that it stands at, the BLAKE2b digest of its bytes."""
 
     name: str
@@ -516,7 +517,7 @@ class Snapshot(Act, tag="snapshot"):
         state.snapshot_before, state.snapshot = state.snapshot, (self.name, self.seq, self.digest)
 
 
-class Behind(Act, tag="behind"):
+class Behind(_Act, tag="behind"):
     """This ledger is an older backup that nobody may lead."""
 
     IS_DECISION: ClassVar[bool] = True
@@ -526,7 +527,7 @@ class Behind(Act, tag="behind"):
         folding.state.behind = self.why
 
 
-class Restored(Act, tag="restored"):
+class Restored(_Act, tag="restored"):
     """This ledger was restored from a backup; `formerly` is the id that it had before."""
 
     IS_DECISION: ClassVar[bool] = True

@@ -6,6 +6,7 @@ from typing import Any
 
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
+from moorage.scheduler.core.state import AT_MS
 from moorage.schemas.job import STATES
 
 
@@ -26,7 +27,7 @@ def compact(folding: Folding, flat: list[Any], kept: list[int]) -> None:
             state.extra_ended -= job.extra
         del tenants[tenant].jobs[name]
         final = replicas[0].state if len(replicas) == 1 else STATES.index(job.state)
-        ended_ms = story[-1][1] if story else folding.time
+        ended_ms = story[-1][AT_MS] if story else folding.time
         rows.append((job.key or job_key(tenant, name), request, ended_ms, final, where))
         digest -= job.row
         for replica in replicas:

@@ -7,7 +7,6 @@ record of an older epoch is a counted no-op (third line of the fence, ledger-rul
 from __future__ import annotations
 
 from typing import Any
-from zlib import crc32
 
 from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.ids_in_bodies import id_of
@@ -67,33 +66,18 @@ class _Folding(FoldingSteps):
         state.seq = self.seq
 
     def _renew_digest(self) -> None:
-        """Each touched row once: the rows' own `digest_row`, written out here where there are thousands of them."""
+        """Put the new digest of each touched row in the place of its old one."""
         state, out = self.state, self.out
         digest, ended, preempting = state.digest, state.ended, bool(state.preempting)
         for replica in self.replicas:
-            new = hash(
-                (
-                    replica.job.num,
-                    replica.index,
-                    replica.state,
-                    replica.attempt,
-                    replica.fence,
-                    replica.retries,
-                    replica.losses,
-                    replica.refusals,
-                    replica.not_before,
-                    replica.after,
-                )
-            )
+            new = replica.digest_row()
             digest += new - replica.row
             replica.row = new
         for job in out.jobs.values():
             if preempting and job.preempts is not None and job.live == 0:
                 job.preempts = None
                 state.preempting.pop(job.num, None)
-            new = hash((job.num, job.rev, job.gang, job.after, job.started, crc32(job.name.encode())))
-            if job.hold is not None or job.priority >= 0 or job.avoid or job.preempts is not None:
-                new = job.digest_row()
+            new = job.digest_row()
             digest += new - job.row
             job.row = new
             # a job is over once all replicas are and every device was seen free: only then may it leave memory
@@ -107,20 +91,7 @@ class _Folding(FoldingSteps):
                 ended.append(job.num)
                 out.ended.append(job)
         for member in self.members:
-            replica = member.replica
-            new = hash(
-                (
-                    replica.job.num,
-                    replica.index,
-                    member.fence,
-                    member.worker.num,
-                    member.mask,
-                    member.mode,
-                    member.phase,
-                )
-            )
-            if member.rate_milli or member.notice_s:
-                new = member.digest_row()
+            new = member.digest_row()
             digest += new - member.row
             member.row = new
         for row in self.rows:

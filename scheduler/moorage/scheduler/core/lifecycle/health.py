@@ -14,7 +14,7 @@ from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Count
-from moorage.scheduler.core.state import Job, State, Worker, every_slot
+from moorage.scheduler.core.state import WHY, Job, State, Worker, every_slot
 from moorage.schemas.frames import ABOUT_THE_JOB, Renew, Unwell
 
 KIND_CHARS_MAX: Final = 16
@@ -43,13 +43,10 @@ class Health:
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # it is said again with the next renewal
         draft.examined.add(worker.num)
-        if worker.num in draft.well:
-            pending = draft.well[worker.num]  # said before it can have taken what an operator says in this record
-        else:
-            pending = worker.well if frame.well_n < worker.well_n else 0  # said before it took the operator's word
-            if worker.well and not pending:
-                draft.add(acts.Well(worker.num, 0, ""))
-                draft.well[worker.num] = 0
+        pending = worker.well if frame.well_n < worker.well_n else 0  # said before it took the operator's word
+        if worker.well and not pending:
+            draft.add(acts.Well(worker.num, 0, ""))
+            draft.well[worker.num] = 0
         devices = len(host.cls.devices)
         shown = {u.slot: _bounded(u) for u in frame.unwell if 0 <= u.slot < devices and not pending >> u.slot & 1}
         failed = 0
@@ -133,7 +130,7 @@ class Health:
             if job is None or job.over or not job.avoid:
                 self._shy_jobs().discard(num)
             elif dict(job.avoid).get(worker.num) == every and any(
-                row[8].startswith(ABOUT_THE_JOB) for row in job.story
+                row[WHY].startswith(ABOUT_THE_JOB) for row in job.story
             ):
                 draft.add(acts.Avoid(job.num, worker.num, 0))
                 draft.avoided[job] = None

@@ -8,7 +8,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.ledger.acts import Compact, Expire
-from moorage.scheduler.core.state import Job, State
+from moorage.scheduler.core.state import AT_MS, Job, State
 from moorage.schemas.request_cache import RequestCache
 
 #: one record compacts at most so many ended jobs (big ones count for several)
@@ -41,7 +41,7 @@ class Retention:
         """
         if not job.over or not job.story:
             return False
-        if draft.time_ms - job.story[-1][1] < self._config.finished_keep_ms:
+        if draft.time_ms - job.story[-1][AT_MS] < self._config.finished_keep_ms:
             return False
         if not self._state.jobs[self._state.ended[0]].kept:
             return False

@@ -19,9 +19,11 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
     AT_EXITED,
     AT_PLACED,
+    ATTEMPT,
     CANCELLED,
     CANCELLING,
     CLAIMED,
+    CODE,
     ENDING,
     EXITED,
     EXPIRED,
@@ -29,9 +31,12 @@ from moorage.scheduler.core.state import (
     LOST_KEPT,
     PLACED,
     QUEUED,
+    REPLICA,
     RUNNING,
+    STATE,
     SUCCEEDED,
     TIMED_OUT,
+    WHY,
     Job,
     Member,
     MemberKey,
@@ -323,7 +328,9 @@ class Lifecycle:
     def _ended_with(draft: Draft, job: Job) -> tuple[dict[int, int], str]:
         """Of a gang whose attempts are over: the code of each rank that has one, and why the first rank failed."""
         attempt, codes, why = job.replicas[0].attempt, dict[int, int](), ""
-        ends = [(row[2], row[7], row[8]) for row in job.story if row[4] == EXITED and row[3] == attempt]
+        ends = [
+            (row[REPLICA], row[CODE], row[WHY]) for row in job.story if row[STATE] == EXITED and row[ATTEMPT] == attempt
+        ]
         ends += [(replica.index, *end) for replica, end in draft.ended.items() if replica.job is job]
         for index, code, detail in ends:
             codes[index] = code

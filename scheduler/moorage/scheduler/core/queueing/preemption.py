@@ -17,7 +17,7 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.queueing.backfill import began_ms
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import CANCELLING, ENDING, PLACED, RUNNING, Job, Member
+from moorage.scheduler.core.state import AT_MS, CANCELLING, ENDING, FENCE, PLACED, REPLICA, RUNNING, STATE, Job, Member
 
 #: hosts whose victims are compared by the work that is lost, where all of them have the lowest priority that there is;
 #: those with most devices open. Hosts with victims of a lower priority are found wherever they are
@@ -200,7 +200,9 @@ class _Begins:
         found = self._of_job.get(job.num)
         if found is None:
             found = self._of_job[job.num] = {
-                (row[2], row[9]): row[1] for row in job.story if row[4] == RUNNING or row[4] == PLACED
+                (row[REPLICA], row[FENCE]): row[AT_MS]
+                for row in job.story
+                if row[STATE] == RUNNING or row[STATE] == PLACED
             }
         return found.get((member.replica.index, member.fence), self._now_ms)
 
