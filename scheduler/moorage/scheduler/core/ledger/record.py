@@ -68,6 +68,7 @@ def decode_record(payload: bytes) -> Record:
 
 def _read(act: list[Any]) -> AnyAct | Unknown:
     try:
-        return msgspec.convert(act, AnyAct)  # type: ignore[arg-type]
+        known: AnyAct = msgspec.convert(act, AnyAct)
+        return known
     except msgspec.ValidationError as error:
         return Unknown(str(act[0]) if act else "", str(error))

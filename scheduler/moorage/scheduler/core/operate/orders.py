@@ -24,7 +24,9 @@ from moorage.scheduler.core.state import QUEUED, Job, StandingOrder, State, Tena
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
 from moorage.schemas.operate import (
+    CordonAct,
     Done,
+    DrainAct,
     FeatureLevelAct,
     Hold,
     HoldAct,
@@ -35,6 +37,7 @@ from moorage.schemas.operate import (
     RequeueAct,
     Share,
     ShareAct,
+    UncordonAct,
 )
 
 
@@ -91,6 +94,7 @@ class Orders:
             return self._share(draft, asked, by)
         if isinstance(asked, HoldAct | ReleaseAct) and asked.job is None:
             return self._hold_tenant(draft, asked, by)
+        assert not isinstance(asked, CordonAct | UncordonAct | DrainAct), "those are for `WorkerOrders`"
         assert asked.tenant is not None
         assert asked.job is not None
         job = self.state.job(asked.tenant, asked.job)
