@@ -118,7 +118,7 @@ class Preempting:
         """
         if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Preempt.LEVEL):
             return
-        if draft.priorities or not self.knows_fleet():
+        if draft.reprioritized or not self.knows_fleet():
             return
         state, searches, lines = draft.state, 0, eligible()
         self._sought_ms = draft.time_ms
@@ -168,7 +168,7 @@ class Preempting:
             found.awaited[job.tenant] += shape.gpus
         if self._asked is None:
             members = (m for worker in draft.state.worker_by_num for m in worker.members.values())
-            self._asked = {m.replica.job.num for m in members if draft.state_of(m.replica) in _LEAVING}
+            self._asked = {m.replica.job.num for m in members if draft.replica(m.replica).state in _LEAVING}
         self._asked |= draft.ends
         for num in list(self._asked):
             gpus = sum(m.mask.bit_count() for m in self._ending_of(draft, jobs.get(num)))
@@ -180,12 +180,13 @@ class Preempting:
 
     @staticmethod
     def _ending_of(draft: Draft, job: Job | None) -> list[Member]:
-        held = [draft.held_by(replica) for replica in job.replicas] if job is not None else []
-        return [m for m in held if m is not None and draft.state_of(m.replica) in _LEAVING]
+        held = [draft.replica(replica).member for replica in job.replicas] if job is not None else []
+        return [m for m in held if m is not None and draft.replica(m.replica).state in _LEAVING]
 
     def _right(self, draft: Draft, job: Job, line: Line, under_way: UnderWay) -> Right | None:
         need = line.shape.gpus
-        own = draft.share_of(job.tenant)[1] - draft.leased_by(job.tenant) - under_way.awaited[job.tenant]
+        tenant = draft.tenant(job.tenant)
+        own = tenant.guaranteed - tenant.gpus - under_way.awaited[job.tenant]
         if self.reclaim and 0 < need <= own:
             return Right(job, line.priority, reclaims=True)
         borrows = self.reclaim and need > 0

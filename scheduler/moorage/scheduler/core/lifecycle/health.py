@@ -36,17 +36,20 @@ class Health:
     def heard(self, draft: Draft, host: Host, frame: Renew) -> None:
         """Write what is new of the worker's devices into the draft, and have what runs on failed ones leave."""
         worker = host.worker
-        if not (frame.unwell or worker.unwell or worker.well) or worker.num in draft.examined:
+        if not (frame.unwell or worker.unwell or worker.well):
             return
         if not draft.level_allows(acts.Health.LEVEL):
             return  # its load frames say that they are sick, as ever
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # it is said again with the next renewal
-        draft.examined.add(worker.num)
+        row = draft.change_worker(worker)
+        if row.examined:
+            return
+        row.examined = True
         pending = worker.well if frame.well_n < worker.well_n else 0  # said before it took the operator's word
         if worker.well and not pending:
             draft.add(acts.Well(worker.num, 0, ""))
-            draft.well[worker.num] = 0
+            row.well = 0
         devices = len(host.cls.devices)
         shown = {u.slot: _bounded(u) for u in frame.unwell if 0 <= u.slot < devices and not pending >> u.slot & 1}
         failed = 0
@@ -58,7 +61,7 @@ class Health:
         for slot in worker.unwell:
             if slot not in shown:
                 draft.add(acts.Health(worker.num, slot, "", "", 0))
-        draft.unwell[worker.num] = sum(1 << slot for slot in shown)
+        row.unwell_mask = sum(1 << slot for slot in shown)
         if failed:
             self._leave(draft, worker, failed, shown)
 
@@ -87,14 +90,14 @@ class Health:
         counts: its load frame has shown it to the operator already. Returns the mask of those that were.
         """
         named = slots or -1
-        unwell = draft.unwell_of(worker)
-        mask = (worker.quarantined | unwell) & named
+        row = draft.change_worker(worker)
+        mask = (worker.quarantined | row.unwell_mask) & named
         self.lifecycle.release(draft, worker, mask)
         draft.add(acts.Unquarantine(worker.num, worker.quarantined & mask, by))
         if mask and draft.level_allows(acts.Well.LEVEL):
-            draft.well[worker.num] = mask | draft.well.get(worker.num, worker.well)
-            draft.add(acts.Well(worker.num, draft.well[worker.num], by))
-            draft.unwell[worker.num] = unwell & ~mask
+            row.well |= mask
+            draft.add(acts.Well(worker.num, row.well, by))
+            row.unwell_mask &= ~mask
         lifted = 0
         for num, kept in self._avoiding(draft, worker).items():
             if kept & named:

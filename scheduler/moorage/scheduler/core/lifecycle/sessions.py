@@ -113,7 +113,7 @@ class Sessions:
                 next="give this worker another id, or cancel the kept jobs",
                 retry_after_s=self.config.lost_ms / 1000,
             )
-        if not worker.session or worker.num in draft.left:
+        if not draft.worker(worker).session:
             # a lost journal may begin again at 1, but not in the same boot: this join came late, or twice
             is_late = frame.n <= worker.n and (frame.boot, frame.machine) == (worker.boot, worker.machine)
             return self._stale(worker, frame) if is_late else None
@@ -238,7 +238,7 @@ class Sessions:
     @staticmethod
     def _is_current(worker: Worker | None, draft: Draft, session: str) -> TypeGuard[Worker]:
         """Whether this is the worker's current session, and nothing in this record has ended it."""
-        return worker is not None and worker.session == session != "" and worker.num not in draft.left
+        return worker is not None and draft.worker(worker).session == session != ""
 
     # ---------------------------------------------------------------------------------------- renewals
 

@@ -40,7 +40,7 @@ class Windows:
         """Write a drain into the draft; False where it is so already. One that begins now closes the worker at once."""
         window = window_of(act, draft.time_ms, by)
         begins_now = window is None or window.from_ms <= draft.time_ms
-        flag, before = draft.flag_of(worker), draft.window_of(worker)
+        flag, before = draft.worker(worker).flag, draft.worker(worker).window
         changed = window is not None or before is not None or flag != "draining"
         if begins_now:
             self.flag(draft, worker, "draining", by)
@@ -52,7 +52,7 @@ class Windows:
 
     def clear(self, draft: Draft, worker: Worker) -> bool:
         """Take a window back; False where there was none."""
-        if draft.window_of(worker) is None:
+        if draft.worker(worker).window is None:
             return False
         self._write(draft, worker, None)
         return True
@@ -64,7 +64,7 @@ class Windows:
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
             # what an operator says in this very record goes first
-            window, flag = draft.window_of(worker), draft.flag_of(worker)
+            window, flag = draft.worker(worker).window, draft.worker(worker).flag
             if window is None or draft.full:
                 continue
             if window.until_ms and now >= window.until_ms:
@@ -114,7 +114,7 @@ class Windows:
     def flag(self, draft: Draft, worker: Worker, flag: str, by: str) -> None:
         """open, cordoned or draining, from the draft's record on."""
         draft.add(acts.Flag(worker.num, flag, by))
-        draft.flags[worker.num] = flag
+        draft.change_worker(worker).flag = flag
         host = self.fleet.hosts.get(worker.num)
         if host is not None:
             host.closed = flag != "open"  # from this record on
@@ -122,7 +122,7 @@ class Windows:
 
     @staticmethod
     def _write(draft: Draft, worker: Worker, window: Window | None) -> None:
-        draft.windows[worker.num] = window
+        draft.change_worker(worker).window = window
         draft.add(acts.Window(worker.num, *(window or ())))
 
 

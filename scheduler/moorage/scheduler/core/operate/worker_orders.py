@@ -45,7 +45,7 @@ class WorkerOrders:
             drain = as_drain(window_of(act, draft.time_ms, by))
             return Done(event.verb, changed, worker=name, members=members, drain=drain)
         flag = "cordoned" if isinstance(act, CordonAct) else "open"
-        changed = draft.flag_of(worker) != flag
+        changed = draft.worker(worker).flag != flag
         self._windows.flag(draft, worker, flag, by)
         if flag == "open":
             changed |= self._windows.clear(draft, worker)
