@@ -291,7 +291,7 @@ class Engine:
     def _gather(self, flight: InFlight) -> list[Order]:
         """Take what was offered apart from submits and cancels, as much as the record has room for.
 
-        Operators' orders are only returned: they must see the queue after the backoffs that end now.
+        Operators' orders on jobs and tenants are only returned: they must see the queue after the pauses that end now.
         """
         draft, rest = flight.draft, self._pending.rest
         folded: dict[int, int] = {}  # the last fact frame by worker number
@@ -315,7 +315,7 @@ class Engine:
                     self._from_worker(flight, event, folded)
                     if len(flight.joined) > len(joined):
                         joined.add(event.worker)
-            elif isinstance(event, Order):
+            elif isinstance(event, Order) and not event.worker:
                 orders.append(event)
             else:
                 self._take_in(flight, event)
@@ -323,9 +323,11 @@ class Engine:
         self._pending.put_back(later)
         return orders
 
-    def _take_in(self, flight: InFlight, event: SnapshotTaken | PartKept | Resign | Ask) -> None:
+    def _take_in(self, flight: InFlight, event: Order | SnapshotTaken | PartKept | Resign | Ask) -> None:
         draft = flight.draft
-        if isinstance(event, SnapshotTaken):
+        if isinstance(event, Order):
+            flight.replies.append((self._worker_orders.act(draft, event), event.reply, event.json))
+        elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
         elif isinstance(event, PartKept):
             if event.num in self.state.jobs:
@@ -482,8 +484,7 @@ class Engine:
                 self._pending.put_back(orders[at:])
                 return
             self._at = order
-            carry_out = self._worker_orders.act if order.worker else self.orders.act
-            flight.replies.append((carry_out(flight.draft, order), order.reply, order.json))
+            flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
             self._at = TIMERS
             self.timers.due(flight.draft, self.lifecycle, self._indexing.enqueue)
 

@@ -46,10 +46,13 @@ class Health:
         if row.examined:
             return
         row.examined = True
-        pending = worker.well if frame.well_n < worker.well_n else 0  # said before it took the operator's word
-        if worker.well and not pending:
-            draft.add(acts.Well(worker.num, 0, ""))
-            row.well = 0
+        if row.well != worker.well:
+            pending = row.well  # said before it can have taken what an operator says in this record
+        else:
+            pending = worker.well if frame.well_n < worker.well_n else 0  # said before it took the operator's word
+            if worker.well and not pending:
+                draft.add(acts.Well(worker.num, 0, ""))
+                row.well = 0
         devices = len(host.cls.devices)
         shown = {u.slot: _bounded(u) for u in frame.unwell if 0 <= u.slot < devices and not pending >> u.slot & 1}
         failed = 0

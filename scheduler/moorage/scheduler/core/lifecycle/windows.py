@@ -63,8 +63,8 @@ class Windows:
         """Close, ask to leave, and open whatever is due by now."""
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
-            # what an operator says in this very record goes first
-            window, flag = draft.worker(worker).window, draft.worker(worker).flag
+            row = draft.worker(worker)  # what an operator orders in this very record goes first
+            window, flag = row.window, row.flag
             if window is None or draft.full:
                 continue
             if window.until_ms and now >= window.until_ms:
