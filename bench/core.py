@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 from moorage.scheduler.core.finished import ROWS_MAX, FinishedTable, job_key
+from moorage.scheduler.core.ledger.acts import AnyAct, Epoch, Known
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.records import FORMAT, Op, Record, decode_record, encode_record, packed
+from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
+from moorage.scheduler.core.records import FORMAT, Op, packed
 from moorage.scheduler.core.state import SUCCEEDED, State
 
 PER_RECORD = 200
@@ -25,9 +27,9 @@ BODY = (
 def records(transitions: int) -> list[bytes]:
     """Records as a leader writes them: jobs accepted and placed, and claimed, started, exited and freed in the next."""
     state, made, number = State(), [], 0
-    acts: list[list[object]] = [["epoch", "bench", "bench", 0.0]]
+    acts: list[AnyAct] = [Epoch("bench", "bench", 0.0)]
     for worker in range(WORKERS):
-        acts.append(["worker", worker, f"w{worker}", "m"])
+        acts.append(Known(worker, f"w{worker}", "m"))
     before: list[tuple[int, int]] = []
     jobs = transitions // 6
     seq = 0

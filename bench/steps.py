@@ -30,8 +30,10 @@ from moorage.scheduler.core import engine as engine_module  # noqa: E402
 from moorage.scheduler.core.config import Config  # noqa: E402
 from moorage.scheduler.core.effects.outputs import WantedFrames  # noqa: E402
 from moorage.scheduler.core.engine import Engine  # noqa: E402
+from moorage.scheduler.core.ledger import acts  # noqa: E402
 from moorage.scheduler.core.ledger.fold import fold  # noqa: E402
-from moorage.scheduler.core.records import FORMAT, Act, Record  # noqa: E402
+from moorage.scheduler.core.ledger.record import Record  # noqa: E402
+from moorage.scheduler.core.records import FORMAT  # noqa: E402
 from moorage.scheduler.core.state import State  # noqa: E402
 from moorage.scheduler.gc_schedule import GcSchedule  # noqa: E402
 from moorage.scheduler.intake import Intake  # noqa: E402
@@ -111,7 +113,7 @@ class Bench:
     def __init__(self, workers: int, gpus: int) -> None:
         self.state = State()
         self.now = 1_000_000
-        epoch = Record(FORMAT, 1, LEADER, 0, self.now, 0, acts=[[Act.EPOCH, "bench", "bench", 0.0]])
+        epoch = Record(FORMAT, 1, LEADER, 0, self.now, 0, acts=[acts.Epoch("bench", "bench", 0.0)])
         fold(self.state, epoch, 1)
         self.engine = Engine(self.state, Config(), SUBJECTS, LEADER, self.now)
         self.intake = Intake(self.engine, SUBJECTS, self._refused, self._refused, self._refused)

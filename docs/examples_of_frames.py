@@ -38,7 +38,7 @@ _SESSION = "5e55105e55105e55105e55105e55105e"
 _CHANGE = frames.Change(2, 1763625600123, 0, 1, "PLACED", "node-7", ["GPU-6f0c"], fence=1729)
 _EVENT = frames.Event("vision", "train-42", 2, "PLACED", 1729, [_CHANGE])
 
-#: what an operator sends to each verb on jobs and tenants
+#: what an operator sends to each verb
 ACTS: Final = (
     ("hold", operate.HoldAct(tenant="vision", job="train-42", by="ana", why="bad data")),
     ("release", operate.ReleaseAct(tenant="vision", job="train-42", by="ana")),
@@ -47,6 +47,9 @@ ACTS: Final = (
     ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
     ("feature-level", operate.FeatureLevelAct(level=2, schedulers=3, by="ana")),
     ("share", operate.ShareAct(tenant="vision", weight=3, gpus=16, by="ana")),
+    ("cordon", operate.CordonAct(worker="node-7", by="ana")),
+    ("uncordon", operate.UncordonAct(worker="node-7", by="ana")),
+    ("drain", operate.DrainAct(worker="node-7", within_s=1800, for_s=7200, by="ana", why="new disks")),
     ("dlq", operate.DlqAct(act="resend", sequence=12, by="ana", why="quota was raised")),
 )
 

@@ -22,7 +22,9 @@ from moorage.bus.simulated import (
     Faults,
     SimulatedBus,
 )
-from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
+from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
+from moorage.scheduler.core.records import FORMAT
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger
 from moorage.scheduler.service import Scheduler
@@ -32,7 +34,7 @@ from tests.waiting import until
 
 
 def epoch_record(state: State, leader: int) -> Record:
-    return Record(FORMAT, state.epoch + 1, leader, 0, 1, state.digest, acts=[[Act.EPOCH, "L", "s", 1.0]])
+    return Record(FORMAT, state.epoch + 1, leader, 0, 1, state.digest, acts=[acts.Epoch("L", "s", 1.0)])
 
 
 @pytest.mark.parametrize("seed", range(20))

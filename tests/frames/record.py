@@ -48,7 +48,7 @@ TERMINAL: Final = ("SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELLED", "EXPIRED", "
 _DIGEST: Final = """
 import sys, json, base64
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.records import decode_record
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.state import State
 state = State()
 for line in open(sys.argv[1]):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.records import decode_record
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.state import State
 from moorage.schemas.release import RELEASE
 from tests.frames.recorded import RELEASES, Recorded, recorded

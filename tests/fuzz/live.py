@@ -99,7 +99,7 @@ class Assault:
         api = [at(subjects.api(TENANT, verb), verb, job.Request if verb == "submit" else frames.LogsAsked)
                for verb in ("submit", "submit", "submit", "cancel", "show", "ls", "explain", "history", "logs", "plan", "x")]  # noqa: E501  # fmt: skip
         admin = [at(subjects.admin(verb), verb, operate.ACTS.get(verb, operate.HoldAct))
-                 for verb in (*operate.ACTS, "drain", "uncordon", "fleet", "audit", "tenants", "dlq", "x")]  # fmt: skip
+                 for verb in (*operate.ACTS, "fleet", "audit", "tenants", "dlq", "x")]  # fmt: skip
         worker = [
             at(subjects.worker(name, verb), verb, kind)
             for name in ("fuzzed", "w0")

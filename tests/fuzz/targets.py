@@ -23,7 +23,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.framing import parse_headers
 from moorage.bus.inbox import MUX_ALL, Answers
 from moorage.bus.transport import Delivery
-from moorage.scheduler.core import records
+from moorage.scheduler.core.ledger import record
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, load
 from moorage.scheduler.core.state import State
@@ -142,7 +142,7 @@ def _files() -> list[Target]:
     ledger = tuple(row[2] for release in RELEASES for row in recorded(release).ledger)
     snapshots = tuple(recorded(release).snapshot[1] for release in RELEASES)
     return [
-        Target("a ledger record", _folds(), (LedgerBroken, FoldError), records.Record, ledger, msgpack_only=True),
+        Target("a ledger record", _folds(), (LedgerBroken, FoldError), record.Record, ledger, msgpack_only=True),
         Target("a snapshot", load, (BadSnapshot,), None, snapshots, msgpack_only=True),
         Target("an agent's journal", _file(_agent_journal), (MoorageError,), journal._Record, (), msgpack_only=True),
         Target(

@@ -23,9 +23,11 @@ from moorage.scheduler import reign, service
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken, Submit
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.ledger.record import Record, encode_record
 from moorage.scheduler.core.ledger.snapshot import dump
-from moorage.scheduler.core.records import FORMAT, Act, Record, encode_record
+from moorage.scheduler.core.records import FORMAT
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.snapshot_follower import Command, take_snapshot
@@ -315,7 +317,7 @@ async def test_a_full_ledger_deposes_nobody_and_forgets_nothing(
 
 
 async def test_junk_is_skipped_counted_and_written_past(nats_server: Server, unique: str) -> None:
-    stale = encode_record(Record(FORMAT, 0, 7, 7, 0, 0, acts=[[Act.GONE, 0, "never"]]))
+    stale = encode_record(Record(FORMAT, 0, 7, 7, 0, 0, acts=[acts.Gone(0, "never")]))
     async with desk(nats_server, unique) as here:
         one = await here.leader()
         await one.lead()

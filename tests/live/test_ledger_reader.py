@@ -16,7 +16,8 @@ from moorage.cli.exit_codes import EXIT_PIPE_CLOSED
 from moorage.client import AsyncClient
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken
-from moorage.scheduler.core.records import Act, decode_record
+from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.ledger import Ledger
 from moorage.scheduler.ledger_reader import CannotShow, LedgerReader, concerns, rows
 from moorage.scheduler.snapshots import Snapshots
@@ -38,11 +39,11 @@ class Written:
 
     async def store(self) -> None:
         for payload in self.drive.records[self.stored :]:
-            acts = {act[0] for act in decode_record(payload).acts}
+            kinds = {type(act) for act in decode_record(payload).acts}
             subject = self.subjects.ledger_record
-            if Act.EPOCH in acts:
+            if acts.Epoch in kinds:
                 subject = self.subjects.ledger_epoch
-            elif Act.SNAPSHOT in acts:
+            elif acts.Snapshot in kinds:
                 subject = self.subjects.ledger_snapshot
             assert isinstance(await self.jetstream.append(subject, payload, {}), Ack)
         self.stored = len(self.drive.records)

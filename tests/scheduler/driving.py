@@ -17,14 +17,16 @@ import msgspec
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order, Submit, WorkerOrder
+from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order, Submit
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queueing.queue import entry
-from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Record, decode_record, encode_record
+from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX
 from moorage.scheduler.core.state import Job, Member, Replica, State
 from moorage.schemas.codec import Decoder, decode_request, is_json
 from moorage.schemas.frames import (
@@ -38,7 +40,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.schemas.job import STATES
-from moorage.schemas.operate import DrainAct, act_of
+from moorage.schemas.operate import act_of
 from moorage.schemas.subjects import Subjects
 from tests.scheduler.honest_worker import Worker, devices
 
@@ -89,7 +91,7 @@ class Driving:
             0,
             max(self.now, state.time_ms),
             state.digest,
-            acts=[[Act.EPOCH, state.ledger_id or "ledger-1", "me", 0.0]],
+            acts=[acts.Epoch(state.ledger_id or "ledger-1", "me", 0.0)],
         )
         self.store(encode_record(epoch))
         fold(state, epoch, len(self.records))
@@ -375,8 +377,8 @@ class Driving:
     def offer_operate(self, verb: str, worker: str, *, slots: Sequence[int] = (), **drain: Any) -> str:
         self._replies += 1
         reply = f"r{self._replies}"
-        act = DrainAct(worker=worker, **drain) if drain else None
-        self.engine.offer(WorkerOrder(verb, worker, "me", reply, True, drain=act, slots=slots))
+        named = {"slots": list(slots)} if slots else {}
+        self.engine.offer(Order(verb, act_of(verb, {"worker": worker, "by": "me", **named, **drain}), reply, True))
         return reply
 
     def order(self, verb: str, **arguments: Any) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.records import FORMAT, STEP_WIDTH, Act, Op, decode_record
+from moorage.scheduler.core.ledger.acts import Preempt
+from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.records import FORMAT, STEP_WIDTH, Op
 from moorage.scheduler.core.state import IS_TERMINAL
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
@@ -324,8 +326,8 @@ class FaultyWorld:
         self._check_orders()
         for payload in self.drive.records[self._read :]:
             for act in decode_record(payload).acts:
-                if act[0] == Act.PREEMPT:
-                    self.preempted.update(act[3])
+                if isinstance(act, Preempt):
+                    self.preempted.update(act.victims)
         self._read = len(self.drive.records)
         assert all(count == 1 for count in self.succeeded.values()), self.succeeded
         for live in state.jobs.values():

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.records import SAID_CHARS_MAX, actor, by_tenant, decode_record
+from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.records import SAID_CHARS_MAX, actor, by_tenant
 from moorage.scheduler.core.state import State
 from moorage.scheduler.intake import cancel_of
 from tests.scheduler.driving import Driving
-from tests.scheduler.test_snapshot import as_first_written
 
 
 def told(state: State, job: str, tenant: str = "t") -> list[tuple[str, str, str]]:
@@ -78,17 +76,6 @@ def test_the_ledger_and_a_snapshot_keep_it() -> None:
         fold(again, decode_record(payload), seq)
     assert told(again, "a") == told(drive.state, "a")
     assert told(snapshots.load(snapshots.dump(drive.state)), "a") == told(drive.state, "a")
-
-
-def test_records_and_snapshots_without_actors_are_read() -> None:
-    drive, again = cancelled(), State()
-    for seq, payload in enumerate(drive.records, 1):
-        fold(again, decode_record(msgspec.msgpack.encode(msgspec.msgpack.decode(payload)[:-1])), seq)
-    assert again.digest == drive.state.digest
-    assert told(again, "a")[-2:] == [("CANCELLING", "", ""), ("CANCELLED", "worker", "")]
-
-    loaded = snapshots.load(as_first_written(snapshots.dump(drive.state)))
-    assert [state for state, _, _ in told(loaded, "a")] == [state for state, _, _ in told(drive.state, "a")]
 
 
 def test_a_name_that_is_said_is_bounded_and_cannot_pass_for_another() -> None:

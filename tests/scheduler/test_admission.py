@@ -10,16 +10,18 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Batch, QueueRead
+from moorage.scheduler.core.ledger.acts import AnyAct, Tombstone
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.admission import is_plain
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, decode_record
+from moorage.scheduler.core.records import RECORD_BYTES_MAX
 from moorage.schemas.errors import Refused
 from tests.scheduler.driving import Driving
 from tests.schemas.impossible import IMPOSSIBLE
 
 
-def acts(drive: Driving, tag: str) -> list[list[Any]]:
-    return [act for payload in drive.records for act in decode_record(payload).acts if act[0] == tag]
+def acts(drive: Driving, kind: type[AnyAct]) -> list[AnyAct]:
+    return [act for payload in drive.records for act in decode_record(payload).acts if isinstance(act, kind)]
 
 
 # ---------------------------------------------------------------------------------------------- once and only once
@@ -710,7 +712,7 @@ def test_events_go_to_the_jobs_own_subject_unless_it_says_tenant(events: str, ms
     drive.offer_submit("j", body=msgspec.msgpack.encode(request) if msgpack else json.dumps(request).encode())
     out = drive.tick()
     assert [event[3] for event in out.events] == [own]
-    assert acts(drive, Act.TOMBSTONE) == []
+    assert acts(drive, Tombstone) == []
 
 
 def test_a_job_that_is_told_by_the_tenants_frames_has_its_own_subject_once_it_is_followed() -> None:

@@ -11,7 +11,7 @@ from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
-from moorage.scheduler.core.records import Record, decode_record
+from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.state import State
 from tests.scheduler.driving import Driving
 

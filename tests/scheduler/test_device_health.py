@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.acts import Health
 from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
-from moorage.scheduler.core.records import Act, decode_record
 from moorage.scheduler.core.state import State
 from moorage.schemas.frames import End, Unwell
 from tests.scheduler.driving import Driving
@@ -246,10 +247,10 @@ def test_one_record_tells_it_once_and_what_is_the_same_writes_nothing() -> None:
     drive = Driving()
     drive.worker("w0", gpus=2)
     say(drive, "w0", PROBATION)
-    acts = len([1 for payload in drive.records for act in decode_record(payload).acts if act[0] == Act.HEALTH])
+    acts = len([1 for payload in drive.records for act in decode_record(payload).acts if isinstance(act, Health)])
     for _ in range(3):
         drive.renew("w0")
-    again = len([1 for payload in drive.records for act in decode_record(payload).acts if act[0] == Act.HEALTH])
+    again = len([1 for payload in drive.records for act in decode_record(payload).acts if isinstance(act, Health)])
     assert (acts, again) == (1, 1)
 
 

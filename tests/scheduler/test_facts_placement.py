@@ -282,11 +282,9 @@ def test_fact_34_closed_workers_take_nothing_new(verb: str) -> None:
 
 
 def test_fact_34_the_operators_word_holds_for_its_own_record() -> None:
-    from moorage.scheduler.core.events import WorkerOrder
-
     drive = Driving()
     drive.worker("w0", 2)
-    drive.engine.offer(WorkerOrder("cordon", "w0", "me", "", True))
+    drive.offer_operate("cordon", "w0")
     drive.submit("j", gpu={})
     assert drive.states("j") == ["QUEUED"]
 

@@ -11,9 +11,10 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.ledger.record import decode_record, encode_record
 from moorage.scheduler.core.lifecycle import transitions
 from moorage.scheduler.core.rank.ranker import Choice, Pack
-from moorage.scheduler.core.records import Op, decode_record, encode_record, packed
+from moorage.scheduler.core.records import Op, packed
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import State
 from moorage.schemas.frames import Fact, FactFrame, FactKind

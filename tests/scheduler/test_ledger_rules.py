@@ -24,7 +24,7 @@ import sys
 import msgspec
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.records import decode_record
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.state import State
 state = State()

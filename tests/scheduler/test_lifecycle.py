@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.transitions import backoff_ms, is_address
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.records import Op, decode_record
+from moorage.scheduler.core.records import Op
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place
 from tests.scheduler.driving import Driving
 from tests.scheduler.honest_worker import HeldMember

@@ -12,10 +12,11 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.effects.story import Packing
 from moorage.scheduler.core.effects.told_story import changes_in, read_frame
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.records import Act, Record, decode_record
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.scheduler.core.state import State
 from moorage.schemas.codec import decode_request
@@ -534,7 +535,7 @@ def test_a_ledger_without_orders_folds_to_the_digests_it_always_had() -> None:
 
 def test_a_record_that_acts_on_no_job_is_refused() -> None:
     drive = Driving()
-    bad = Record(1, 1, 7, 9, drive.now, drive.state.digest, acts=[[Act.PRIORITY, 99, 1, "operator", ""]])
+    bad = Record(1, 1, 7, 9, drive.now, drive.state.digest, acts=[acts.Priority(99, 1, "operator", "")])
     with pytest.raises(Exception, match="acts on job 99"):
         fold(drive.state, bad, 2)
 

@@ -19,9 +19,10 @@ from moorage.scheduler import gc_schedule, intake, question_queue
 from moorage.scheduler.core import draft, engine
 from moorage.scheduler.core.decide import placing, plan
 from moorage.scheduler.core.events import QueueRead
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle import cancels
 from moorage.scheduler.core.queueing.queue import Queue, entry
-from moorage.scheduler.core.records import STEP_WIDTH, Op, decode_record
+from moorage.scheduler.core.records import STEP_WIDTH, Op
 from moorage.scheduler.core.shape import Shapes
 from moorage.scheduler.core.state import EXPIRED, QUEUED, REJECTED
 from moorage.scheduler.foresight import Foresight

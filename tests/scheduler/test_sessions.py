@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from moorage.scheduler.core.config import CLUSTER, Config
+from moorage.scheduler.core.ledger.acts import Gone
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle import sessions
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
-from moorage.scheduler.core.records import Act, decode_record
 from moorage.schemas.codec import is_json
 from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
 from tests.scheduler.driving import H100, Driving
@@ -487,8 +488,8 @@ def test_loss_is_lease_and_grace_and_margin_after_the_last_answer(config: Config
     assert drive.state.workers["w0"].session
     drive.pass_time(1_500, renew=False, step=500)
     assert not drive.state.workers["w0"].session
-    gone = [act for payload in drive.records for act in decode_record(payload).acts if act[0] == Act.GONE]
-    assert gone == [[Act.GONE, 0, "lost"]]
+    gone = [act for payload in drive.records for act in decode_record(payload).acts if isinstance(act, Gone)]
+    assert gone == [Gone(0, "lost")]
 
 
 def test_a_new_leader_counts_from_its_own_beginning() -> None:

@@ -13,7 +13,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
-from moorage.scheduler.core.records import decode_record
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.state import State
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld
@@ -37,7 +37,7 @@ def busy() -> Driving:
 
 
 def as_first_written(snapshot: bytes) -> bytes:
-    """The snapshot in the words of the first release: stories without actors and parts, rows of 29 bytes."""
+    """The snapshot as release 0.1 wrote it: stories without actors and parts, finished jobs in rows of 29 bytes."""
     rows = msgspec.msgpack.decode(snapshot)[:16]
     for job in (jobs := rows[11]):
         job[14] = [entry[:10] for entry in job[14]]
@@ -47,17 +47,25 @@ def as_first_written(snapshot: bytes) -> bytes:
     return msgspec.msgpack.encode(rows)
 
 
-def test_a_snapshot_of_the_first_release_is_read() -> None:
+def as_in_0_2(snapshot: bytes) -> bytes:
+    """The snapshot without the fields that came with 0.3."""
+    return msgspec.msgpack.encode(msgspec.msgpack.decode(snapshot)[:19])
+
+
+def test_a_snapshot_of_0_2_is_read_and_one_of_0_1_is_refused() -> None:
     drive = busy()
     drive.settle()
     drive.tick()
-    loaded = snapshots.load(as_first_written(snapshots.dump(drive.state)))
+    snapshot = snapshots.dump(drive.state)
+    loaded = snapshots.load(as_in_0_2(snapshot))
     validate(loaded)
-    assert loaded.digest == drive.state.digest
+    assert (loaded.digest, loaded.level) == (drive.state.digest, 1)
     assert len(loaded.finished) == len(drive.state.finished) > 0
-    assert {job.name: job.rev for job in loaded.jobs.values()} == {
-        job.name: job.rev for job in drive.state.jobs.values()
+    assert {job.name: job.story for job in loaded.jobs.values()} == {
+        job.name: job.story for job in drive.state.jobs.values()
     }
+    with pytest.raises(snapshots.BadSnapshot, match=r"not a snapshot of release 0\.2 or a later one"):
+        snapshots.load(as_first_written(snapshot))
 
 
 def test_a_snapshot_with_everything_in_it_loads_and_goes_on() -> None:

@@ -10,7 +10,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries import views
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End
-from moorage.schemas.operate import drain_of
+from moorage.schemas.operate import act_of
 from tests.scheduler.driving import Driving
 
 MINUTE = 60_000
@@ -220,7 +220,7 @@ def test_a_gang_with_a_rank_there_leaves_as_a_whole() -> None:
 )
 def test_what_cannot_be_is_refused_with_the_field(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(Refused) as refused:
-        drain_of(fields)
+        act_of("drain", fields)
     told = refused.value.problem
     assert named in f"{told.message} {told.field} {told.found}"
 

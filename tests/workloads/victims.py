@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from moorage.scheduler.core.records import Act
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.state import Job, Member
 from moorage.schemas.codec import decode_request
 from moorage.schemas.job import STATES
@@ -18,22 +18,22 @@ RUNNING: Final = "RUNNING"
 
 def confirm(world: World) -> None:
     """The preemptions of the record that was just folded ended the least of those that might end."""
-    found = [act for act in world.drive.acts if act[0] == Act.PREEMPT and act[2]]
+    found = [act for act in world.drive.acts if isinstance(act, acts.Preempt) and act.workers]
     if not found:
         return
-    ended = {num for act in found for num in act[3]}
+    ended = {num for act in found for num in act.victims}
     for act in found:
-        job = world.drive.state.jobs[act[1]]
+        job = world.drive.state.jobs[act.job]
         who = as_waiting(world, job)
         if is_reclaim(world, who):
             continue
-        victims = set(act[3])
+        victims = set(act.victims)
         most = max(defended(world, member) for num in victims for member in members_of(world, num))
         least = [each for each in endable(world, who, but=ended - victims) if defended(world, each) < most]
         barred = taken_back(world, who) | left_too_soon(world.drive.state, who) | reserved_for_others(world, who)
         barred |= unheard(world) | world.drive.held_before
-        barred |= {each[1] for each in world.drive.acts if each[0] == Act.JOIN}
-        assert not starts(world, who, barred - set(act[2]), without=least), (
+        barred |= {each.worker for each in world.drive.acts if isinstance(each, acts.Join)}
+        assert not starts(world, who, barred - set(act.workers), without=least), (
             f"for {who.name} of priority {who.priority} a job of priority {most} ended, though"
             f" {sorted({m.replica.job.name for m in least})} of lower priority would have done"
         )
@@ -117,7 +117,7 @@ def _runs(world: World, member: Member) -> bool:
 
 
 def _ends_now(world: World, member: Member) -> bool:
-    named = {num for act in world.drive.acts if act[0] == Act.PREEMPT for num in act[3]}
+    named = {num for act in world.drive.acts if isinstance(act, acts.Preempt) for num in act.victims}
     return member.replica.job.num in named
 
 

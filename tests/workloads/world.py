@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.acts import AnyAct
 from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
-from moorage.scheduler.core.records import decode_record
 from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell
 from tests.scheduler.driving import Driving
 from tests.scheduler.honest_worker import Worker
@@ -64,7 +65,7 @@ class Record(Driving):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.acts: list[list[Any]] = []
+        self.acts: list[AnyAct] = []
         self.steps = 0
         self.held_before: set[int] = set()  # workers that were held for preemptors as the record was built
 

@@ -21,7 +21,7 @@ from moorage.scheduler.core.effects.told_story import Found, Frame, changes_in, 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.state import Job
+from moorage.scheduler.core.state import REV, Job
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Change
 from moorage.schemas.job import Request
@@ -94,7 +94,7 @@ class HistoryReader:
         after, limit = check_page(arguments)
         job = self._engine.state.job(tenant, name)
         if job is not None:
-            first = job.story[0][0] if job.story else 2
+            first = job.story[0][REV] if job.story else 2
             if after + 1 >= first or first <= 2 or not job.parts:
                 return self._of_memory(job, after, limit, [])
             return self._ask("history", self._of_parts(job, after, limit), reply, json, name)

@@ -32,9 +32,11 @@ from moorage.bus.jetstream import (
     wall_seconds,
 )
 from moorage.scheduler.core import digests
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
-from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
+from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
+from moorage.scheduler.core.records import FORMAT
 from moorage.scheduler.core.state import State
 from moorage.scheduler.reminders import AGAIN_S, Reminders
 from moorage.scheduler.retrying import RETRY_WAIT_S, RETRY_WAIT_S_MAX, retry_unanswered
@@ -193,17 +195,19 @@ class Ledger:
                 record = self._decode(earlier) or record
         if record is None:
             return []
-        return [(act[1], act[2], act[3]) for act in reversed(record.acts) if act[0] == Act.SNAPSHOT]
+        return [(act.name, act.seq, act.digest) for act in reversed(record.acts) if isinstance(act, acts.Snapshot)]
 
     async def last_reign(self) -> State:
         """The ledger's id and its epoch as the newest epoch record says, which is there whatever else is lost."""
         state = State()
         message = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
         record = self._decode(message) if message is not None else None
-        if record is not None:
-            said = {act[0]: act[1] for act in record.acts if len(act) > 1}
-            state.epoch, state.ledger_id = record.epoch, said.get(Act.EPOCH, "")
-            state.former_id = said.get(Act.RESTORED, "")
+        state.epoch = record.epoch if record is not None else 0
+        for act in record.acts if record is not None else ():
+            if isinstance(act, acts.Epoch):
+                state.ledger_id = act.ledger_id
+            elif isinstance(act, acts.Restored):
+                state.former_id = act.formerly
         return state
 
     async def check_digests(self, computed: str = digests.COMPUTED) -> None:
@@ -211,8 +215,8 @@ class Ledger:
         message = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
         record = self._decode(message) if message is not None else None
         for act in record.acts if record is not None else ():
-            if act[0] == Act.EPOCH:
-                trouble = digests.trouble(act[4] if len(act) > 4 else digests.TUPLE_HASH, computed)
+            if isinstance(act, acts.Epoch):
+                trouble = digests.trouble(act.digests, computed)
                 if trouble:
                     raise LedgerBroken(f"this ledger cannot be read: {trouble}")
 
@@ -254,7 +258,7 @@ class Ledger:
             0,
             max(time_ms, state.time_ms),
             state.digest,
-            acts=[[Act.EPOCH, state.ledger_id or ledger_id, name, wall_s, digests.COMPUTED]],
+            acts=[acts.Epoch(state.ledger_id or ledger_id, name, wall_s, digests.COMPUTED)],
         )
         await self._append_and_fold(state, record, self._subjects.ledger_epoch)
 
@@ -282,9 +286,9 @@ class Ledger:
             max(int(wall_s * 1000), state.time_ms),
             state.digest,
             acts=[
-                [Act.EPOCH, state.ledger_id, "restore", wall_s, digests.COMPUTED],
-                [Act.RESTORED, former],
-                [Act.RESIGN],
+                acts.Epoch(state.ledger_id, "restore", wall_s, digests.COMPUTED),
+                acts.Restored(former),
+                acts.Resign(),
             ],
         )
         state.epoch_seq = 0  # the backup's epoch record is not in this stream
@@ -296,7 +300,7 @@ class Ledger:
             1,
             state.time_ms,
             state.digest,
-            acts=[[Act.SNAPSHOT, *snapshot]],
+            acts=[acts.Snapshot(*snapshot)],
         )
         await self._append_and_fold(state, named, self._subjects.ledger_snapshot)
 
@@ -304,7 +308,7 @@ class Ledger:
         """Whether a leader resigned with the record at this sequence."""
         message = await self._js.get_message(self._subjects.ledger_stream, seq)
         record = self._decode(message) if message is not None else None
-        return record is not None and any(act[0] == Act.RESIGN for act in record.acts)
+        return record is not None and any(isinstance(act, acts.Resign) for act in record.acts)
 
     async def has_lost_leaders(self, state: State) -> bool:
         """Whether the last two leaders have ended without a goodbye within `DEATHS_WITHIN_S`, as by a crash.
@@ -319,7 +323,7 @@ class Ledger:
             return False
         before = await self._js.get_message(stream, state.epoch_seq - 1)
         record = self._decode(before) if before is not None else None
-        return record is not None and not any(act[0] == Act.RESIGN for act in record.acts)
+        return record is not None and not any(isinstance(act, acts.Resign) for act in record.acts)
 
     async def mark_behind(self, state: State, rid: int, why: str) -> None:
         """Append the last record of a ledger that turned out to be an older backup, so that nobody leads it.
@@ -333,7 +337,7 @@ class Ledger:
             rid,
             state.time_ms,
             state.digest,
-            acts=[[Act.BEHIND, why], [Act.RESIGN]],
+            acts=[acts.Behind(why), acts.Resign()],
         )
         await self._append_and_fold(state, record, self._subjects.ledger_record)
 
@@ -449,7 +453,7 @@ class Ledger:
         self.appending.gone = newest is None and self._subjects.ledger_epoch != subject
         if record is not None and record.epoch > epoch:
             raise Deposed(f"epoch {record.epoch} has begun in a restored ledger")
-        begun = next((act[1] for act in record.acts if act[0] == Act.EPOCH), "") if record is not None else ""
+        begun = next((act.ledger_id for act in record.acts if isinstance(act, acts.Epoch)), "") if record else ""
         if begun and state.ledger_id and begun != state.ledger_id:
             raise Deposed(f"ledger {begun} stands in the place of {state.ledger_id}")
 

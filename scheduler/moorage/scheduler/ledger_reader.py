@@ -14,9 +14,11 @@ import msgspec
 
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.effects.outputs import changes_since, slots_of
+from moorage.scheduler.core.ledger.acts import AnyAct
 from moorage.scheduler.core.ledger.folding import Folded
+from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-from moorage.scheduler.core.records import STEP_WIDTH, Act, Op, Record
+from moorage.scheduler.core.records import STEP_WIDTH, Op
 from moorage.scheduler.core.state import PLACED, Job, State
 from moorage.scheduler.ledger import Ledger, LedgerGap
 from moorage.scheduler.snapshots import Snapshots
@@ -25,24 +27,8 @@ from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 
 _PLACE: Final = int(Op.PLACE)
-#: the acts that are decisions, with the names of their fields; jobs and workers are numbers in a record, and shown by
-#: name
-ACTS: Final[dict[str, tuple[str, ...]]] = {
-    Act.EPOCH: ("ledger_id", "scheduler"),
-    Act.GONE: ("worker", "why"),
-    Act.FLAG: ("worker", "flag", "by"),
-    Act.WINDOW: ("worker", "from_ms", "leave_ms", "until_ms", "by", "why"),
-    Act.HOLD: ("tenant", "job", "by", "why"),
-    Act.UNHOLD: ("tenant", "job", "by", "why"),
-    Act.PRIORITY: ("job", "priority", "by", "why"),
-    Act.LIMIT: ("tenant", "gpus", "jobs", "by", "why"),
-    Act.SHARE: ("tenant", "weight", "gpus", "by", "why"),
-    Act.PREEMPT: ("job", "workers", "victims"),
-    Act.AVOID: ("job", "worker", "slots"),
-    Act.LEVEL: ("level", "by", "why"),
-    Act.RESTORED: ("formerly",),
-    Act.BEHIND: ("why",),
-}
+#: fields of decisions that are not shown
+_HIDDEN: Final = ("wall_s", "digests")
 
 
 class CannotShow(MoorageError):
@@ -153,7 +139,7 @@ def rows(of: FoldedRecord) -> Iterator[dict[str, Any]]:
             waited = {"waited_ms": record.time - job.accepted_ms} if placed else {}
             yield {"kind": "decision", "ledger": seq, "epoch": record.epoch, **row, **waited, **known}
     for act in record.acts:
-        if act[0] in ACTS:
+        if act.IS_DECISION:
             yield {"kind": "act", "ledger": seq, "epoch": record.epoch, "time_ms": record.time, **_act(state, act)}
 
 
@@ -212,8 +198,9 @@ def _evidence(record: Record) -> dict[tuple[int, int], dict[str, Any]]:
     return found
 
 
-def _act(state: State, act: list[Any]) -> dict[str, Any]:
-    said = dict(zip(ACTS[act[0]], act[1:], strict=False))
+def _act(state: State, act: AnyAct) -> dict[str, Any]:
+    """An act as it is shown: jobs and workers are numbers in a record, and shown by name."""
+    said = {name: getattr(act, name) for name in act.__struct_fields__ if name not in _HIDDEN}
     for name, value in said.items():
         if name == "worker":
             said[name] = state.worker_by_num[value].id
@@ -225,7 +212,7 @@ def _act(state: State, act: list[Any]) -> dict[str, Any]:
             said[name] = _job_name(state, value) if value else ""
         elif name == "slots":
             said[name] = slots_of(value)
-    return {"act": act[0], **said}
+    return {"act": act.tag, **said}
 
 
 def _job_name(state: State, num: int) -> str:

@@ -15,7 +15,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.effects.outputs import Message
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Ask, Order, WorkerOrder
+from moorage.scheduler.core.events import Ask, Order
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.foresight import Foresight
@@ -27,7 +27,7 @@ from moorage.scheduler.standing import Standings
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Answer, Looked
-from moorage.schemas.operate import ACTS, FeatureLevelAct, ReleaseAct, act_of, drain_of
+from moorage.schemas.operate import ACTS, FeatureLevelAct, act_of
 from moorage.schemas.subjects import Subjects
 
 
@@ -173,11 +173,6 @@ class Questions:
             self._ask(verb, lambda: views.tenants(self._engine), reply, json)
         elif verb in ACTS:
             self._engine.offer(self._order(verb, arguments, reply, json))
-        elif verb == "drain":
-            drain = drain_of(arguments)
-            self._engine.offer(WorkerOrder(verb, drain.worker, drain.by or "operator", reply, json, drain=drain))
-        elif verb in ("cordon", "uncordon"):
-            self._engine.offer(_cordon_order(verb, arguments, reply, json))
         else:
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb)
 
@@ -187,10 +182,8 @@ class Questions:
             raise refuse("invalid-argument", "after is a worker's id", field="$.after", found=after)
         self._ask("fleet", lambda: views.fleet(self._engine, self._leader.mono_ms(), after) | more, reply, json)
 
-    def _order(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order | WorkerOrder:
+    def _order(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order:
         act = act_of(verb, arguments)
-        if isinstance(act, ReleaseAct) and act.worker is not None:
-            return WorkerOrder(verb, act.worker, act.by or "operator", reply, json, slots=act.slots or ())
         if isinstance(act, FeatureLevelAct):
             self._engine.orders.announced = {said.scheduler: said.level for said in self._standings.lately()}
         return Order(verb, act, reply, json)
@@ -212,10 +205,3 @@ class Questions:
             self._ask("audit", answer, reply, json)
 
         self.inspection.ask(told)
-
-
-def _cordon_order(verb: str, arguments: dict[str, Any], reply: str, json: bool) -> WorkerOrder:
-    worker = arguments.get("worker")
-    if not isinstance(worker, str):
-        raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)
-    return WorkerOrder(verb, worker, str(arguments.get("by") or "operator")[:64], reply, json)

@@ -33,22 +33,22 @@ from moorage.scheduler.core.events import (
     Resign,
     SnapshotTaken,
     Submit,
-    WorkerOrder,
 )
 from moorage.scheduler.core.ledger import snapshot
+from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-from moorage.scheduler.core.records import STEP_WIDTH, Op, Record, decode_record
+from moorage.scheduler.core.records import STEP_WIDTH, Op
 from moorage.scheduler.core.state import Job, State
 from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
-from moorage.schemas.operate import ACTS, DrainAct
+from moorage.schemas.operate import ACTS
 from moorage.schemas.own_class import is_own
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.recording")
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 #: at this size a recording ends, and the leader goes on without it
 FILE_BYTES_MAX: Final = 8 << 30
 FRAME_BYTES_MAX: Final = 1 << 31
@@ -166,9 +166,6 @@ def _written(event: Event) -> tuple[Any, ...]:
             return "cancel", event.tenant, event.job, event.why, event.by, event.sequence
         case FromWorker():
             return "worker", event.worker, encode(event.frame, json=event.json), event.fresh
-        case WorkerOrder():
-            drain = None if event.drain is None else msgspec.to_builtins(event.drain)
-            return "operate", event.verb, event.worker, event.by, drain, list(event.slots)
         case Order():
             return "order", event.verb, msgspec.to_builtins(event.act)
         case SnapshotTaken():
@@ -193,10 +190,6 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
         case "worker":
             worker, frame, fresh = rest
             return FromWorker(worker, _frame(frame), "", is_json(frame), fresh)
-        case "operate":
-            verb, worker, by, drain, slots = rest
-            act = None if drain is None else msgspec.convert(drain, DrainAct)
-            return WorkerOrder(verb, worker, by, "", True, drain=act, slots=slots)
         case "order":
             verb, arguments = rest
             return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True)

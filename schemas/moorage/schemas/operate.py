@@ -1,4 +1,4 @@
-"""What an operator may ask of jobs and tenants on `moorage.admin.<verb>`, and how it is answered.
+"""What an operator may ask of jobs, tenants and workers on `moorage.admin.<verb>`, and how it is answered.
 
 Every act names who asks (`by`) and why, both for the ledger, the job's story and `explain`. All of them are
 idempotent: what is so already is answered with `"changed": false` and recorded once.
@@ -61,7 +61,24 @@ class HoldAct(_Act, frozen=True, kw_only=True):
             _check_job(self.job)
 
 
-class DrainAct(_Act, frozen=True, kw_only=True):
+class _WorkerAct(_Act, frozen=True, kw_only=True):
+    worker: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_worker(self.worker):
+            raise ValueError(f"worker must match {WORKER.pattern}, found {self.worker[:80]!r}")
+
+
+class CordonAct(_WorkerAct, frozen=True, kw_only=True):
+    """`cordon`: place nothing new on a worker until `uncordon`; what runs there goes on. Refused with `not-found`."""
+
+
+class UncordonAct(_WorkerAct, frozen=True, kw_only=True):
+    """`uncordon`: undo `cordon` and `drain`, also a drain that is to come. Refused with `not-found`."""
+
+
+class DrainAct(_WorkerAct, frozen=True, kw_only=True):
     """`drain`: place nothing new on a worker, from now on or `from_s` seconds from now.
 
     With `within_s`, what runs there has to leave within that many seconds of the beginning, and goes on elsewhere; with
@@ -70,15 +87,12 @@ class DrainAct(_Act, frozen=True, kw_only=True):
     the leader's record.
     """
 
-    worker: str
     from_s: float | None = None
     within_s: float | None = None
     for_s: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_worker(self.worker):
-            raise ValueError(f"worker must match {WORKER.pattern}, found {self.worker[:80]!r}")
         for name, value in (("from_s", self.from_s), ("within_s", self.within_s), ("for_s", self.for_s)):
             if value is not None and not 0 <= value <= WINDOW_S_MAX:
                 raise ValueError(f"{name} must be 0..{WINDOW_S_MAX} seconds, found {value:g}")
@@ -214,7 +228,19 @@ class ShareAct(_Act, frozen=True, kw_only=True):
 
 
 _A = TypeVar("_A", bound=_Act)
-Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | FeatureLevelAct | ShareAct
+Act = (
+    HoldAct
+    | ReleaseAct
+    | RequeueAct
+    | PriorityAct
+    | LimitAct
+    | FeatureLevelAct
+    | ShareAct
+    | CordonAct
+    | UncordonAct
+    | DrainAct
+)
+#: what each verb of an operator asks for
 ACTS: Final[dict[str, type[Act]]] = {
     "hold": HoldAct,
     "release": ReleaseAct,
@@ -223,6 +249,9 @@ ACTS: Final[dict[str, type[Act]]] = {
     "limit": LimitAct,
     "feature-level": FeatureLevelAct,
     "share": ShareAct,
+    "cordon": CordonAct,
+    "uncordon": UncordonAct,
+    "drain": DrainAct,
 }
 
 
@@ -261,12 +290,9 @@ class DlqAct(_Act, frozen=True, kw_only=True):
 
 def act_of(verb: str, arguments: dict[str, Any]) -> Act:
     """The act of a verb in `ACTS` from its decoded arguments. Raises `Refused` with what is wrong of which field."""
-    return _converted(arguments, ACTS[verb], f"moorage admin {verb} --help")
-
-
-def drain_of(arguments: dict[str, Any]) -> DrainAct:
-    """As `act_of`, for the drain of a worker."""
-    return _converted(arguments, DrainAct, "moorage drain --help")
+    kind = ACTS[verb]
+    command = verb if issubclass(kind, _WorkerAct) else f"admin {verb}"
+    return _converted(arguments, kind, f"moorage {command} --help")
 
 
 def _converted(arguments: dict[str, Any], kind: type[_A], next_step: str) -> _A:

@@ -17,7 +17,7 @@ from moorage.scheduler.core.containment import PLACING, REBUILT_A_MS, STEPS, TIM
 from moorage.scheduler.core.effects.in_flight import InFlight
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Order, QueueRead, Submit, WorkerOrder
+from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Order, QueueRead, Submit
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS
 from moorage.scheduler.core.rank.falling_back import FallingBack
@@ -250,7 +250,7 @@ class ContainedEngine(Engine):
         elif isinstance(event, FromWorker):
             self._owed.append((_failed("frame"), event.reply, event.json))
             self.containment.worker_failed(event.worker, self._now_ms)
-        elif isinstance(event, Order | WorkerOrder):
+        elif isinstance(event, Order):
             self._owed.append((_failed("order"), event.reply, event.json))
 
     def _charge(self, tenant: str) -> None:

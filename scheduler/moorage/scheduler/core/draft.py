@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
 from moorage.scheduler.core.ids_in_bodies import written_id
+from moorage.scheduler.core.ledger.acts import AnyAct, Gone, Level, Tombstone, encode_act
+from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.overlay import DraftJob, DraftReplica, DraftTenant, DraftWorker
 from moorage.scheduler.core.records import (
-    ID_IN_BODY,
-    LEVEL_OF,
+    ID_IN_BODY_LEVEL,
     RECORD_BYTES_MAX,
     STEP_WIDTH,
-    Act,
     Op,
-    Record,
     ending,
     packed,
 )
@@ -41,7 +41,7 @@ from moorage.scheduler.core.state import (
     Member,
     Replica,
     State,
-    Window,
+    Tenant,
     Worker,
     extra_of,
 )
@@ -68,6 +68,9 @@ _PLACE, _RUN, _DONE = int(Op.PLACE), int(Op.RUN), int(Op.DONE)
 #: the details of an exit fact that say nothing beyond its code
 _WELL: Final = ("exit", "")
 
+#: what is read of a tenant that the ledger does not know
+_NOBODY: Final = Tenant("")
+
 
 class _Run:
     """The facts of one member in this record, held back so that one step can say all of them."""
@@ -86,14 +89,13 @@ class Draft:
 
     __slots__ = (
         "_bulk",
-        "_gang",
-        "_held",
+        "_jobs",
         "_note_numbers",
-        "_pauses",
         "_phase",
+        "_replicas",
         "_runs",
-        "_state",
-        "accepted",
+        "_tenants",
+        "_workers",
         "accepts",
         "actors",
         "acts",
@@ -103,45 +105,31 @@ class Draft:
         "ended",
         "ends",
         "evidence",
-        "examined",
-        "extra",
         "extra_all",
         "facts",
-        "flags",
         "gone",
-        "gpus",
-        "holds",
-        "left",
         "left_queue",
-        "limits",
         "next_num",
         "notes",
         "numbered",
-        "priorities",
-        "rates",
-        "shares",
+        "reprioritized",
         "started",
         "state",
         "steps",
         "time_ms",
         "tombstones",
-        "unwell",
-        "well",
-        "windows",
     )
 
     def __init__(self, state: State, time_ms: int) -> None:
         self.state = state
         self.time_ms = time_ms
         self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of the jobs' numbers
-        self.accepted: dict[str, int] = {}  # by tenant: how many
-        self.extra: dict[str, int] = {}  # by tenant: what they count towards the bound of memory beside one each
         self.extra_all = 0
         self.next_num = state.next_num
         self.steps: list[int] = []
         self.facts: list[int] = []
         self.notes: list[str] = []
-        self.acts: list[list[Any]] = []
+        self.acts: list[AnyAct] = []
         self.evidence: list[int] = []
         self.actors: list[int] = []
         self.bytes = 0
@@ -149,95 +137,76 @@ class Draft:
         self.ends: set[int] = set()  # jobs by number of which this record asks some member to end
         self.gone: set[Member] = set()
         self.numbered = 0  # workers that were never seen before
-        self.left: set[int] = set()  # workers whose session ends with this record
         self.started: set[Job] = set()  # jobs of which some replica runs first with this record
         self.left_queue = 0  # replicas that this record ends while they stand in the queue
         self.tombstones: dict[str, set[str]] = {}  # by tenant: cancels of unknown jobs that this record remembers
-        self.gpus: dict[str, int] = {}  # by tenant: GPUs that this record leases, less those that it frees
-        self.rates: dict[str, int] = {}  # by tenant: thousandths of a GPU that it uses more with this record
-        self.shares: dict[str, tuple[int, int]] = {}  # by tenant: weight and GPUs guaranteed
-        self.holds: dict[str | int, bool] = {}  # tenants by name and jobs by number that it holds or releases
-        self.priorities: dict[int, int] = {}  # by job number
-        self.limits: dict[str, tuple[int, int]] = {}  # by tenant: GPUs and jobs
-        self.flags: dict[int, str] = {}  # by worker number: open, cordoned or draining from this record on
-        self.windows: dict[int, Window | None] = {}  # by worker number
-        self.examined: set[int] = set()  # workers whose devices' health this record has taken in
-        self.unwell: dict[int, int] = {}  # by worker number: the slots that are unwell from this record on
-        self.well: dict[int, int] = {}  # by worker number: an operator's word on slots, as this record leaves it
+        self.reprioritized = False  # whether an operator gives some job another priority in this record
         self.avoided: dict[Job, None] = {}  # jobs that avoid other devices from now on; in order, as it numbers shapes
         self.ended: dict[
             Replica, tuple[int, str]
         ] = {}  # with which code, and why, the attempt of a gang's rank is over
+        # the rows that this record changes
+        self._tenants: dict[str, DraftTenant] = {}
+        self._workers: dict[int, DraftWorker] = {}
+        self._jobs: dict[Job, DraftJob] = {}
+        self._replicas: dict[Replica, DraftReplica] = {}
         self._note_numbers: dict[str, int] = {}
-        self._state: dict[Replica, int] = {}
-        self._held: dict[Replica, Member | None] = {}
         self._phase: dict[Member, int] = {}
         self._runs: dict[Member, _Run] = {}
-        self._pauses: dict[Replica, int] = {}
         self._bulk = BULK_STEPS * STEP_WIDTH, BULK_BYTES  # how far the steps and bytes of `bulk_full` may go
-        self._gang: dict[Job, tuple[int, int, int]] = {}
 
     # ------------------------------------------------------------------------- what will be, once folded
 
-    def level_allows(self, act: str) -> bool:
-        """Whether the ledger's feature level allows this act (or NOTICE) in a record."""
-        return self.state.level >= LEVEL_OF.get(act, 1)
+    def level_allows(self, level: int) -> bool:
+        """Whether a record may hold what needs this feature level."""
+        return self.state.level >= level
 
-    def state_of(self, replica: Replica) -> int:
-        return self._state.get(replica, replica.state)
+    def tenant(self, name: str) -> Tenant | DraftTenant:
+        """Return a tenant as this record leaves it, to read."""
+        return self._tenants.get(name) or self.state.tenants.get(name) or _NOBODY
 
-    def held_by(self, replica: Replica) -> Member | None:
-        if replica in self._held:
-            return self._held[replica]
-        return replica.member
+    def worker(self, worker: Worker) -> Worker | DraftWorker:
+        """Return a worker as this record leaves it, to read."""
+        return self._workers.get(worker.num) or worker
+
+    def job(self, job: Job) -> Job | DraftJob:
+        """Return a job as this record leaves it, to read."""
+        return self._jobs.get(job) or job
+
+    def replica(self, replica: Replica) -> Replica | DraftReplica:
+        """Return a replica as this record leaves it, to read."""
+        return self._replicas.get(replica) or replica
+
+    def change_tenant(self, name: str) -> DraftTenant:
+        """Return a tenant as this record leaves it, to change."""
+        row = self._tenants.get(name)
+        if row is None:
+            row = self._tenants[name] = DraftTenant(self.state.tenants.get(name) or _NOBODY)
+        return row
+
+    def change_worker(self, worker: Worker) -> DraftWorker:
+        """Return a worker as this record leaves it, to change."""
+        row = self._workers.get(worker.num)
+        if row is None:
+            row = self._workers[worker.num] = DraftWorker(worker)
+        return row
+
+    def change_job(self, job: Job) -> DraftJob:
+        """Return a job as this record leaves it, to change."""
+        row = self._jobs.get(job)
+        if row is None:
+            row = self._jobs[job] = DraftJob(job)
+        return row
+
+    def _change(self, replica: Replica) -> DraftReplica:
+        row = self._replicas.get(replica)
+        if row is None:
+            row = self._replicas[replica] = DraftReplica(replica)
+        return row
 
     def phase_of(self, member: Member) -> int:
+        """Return the phase in which this record leaves a member."""
         return self._phase.get(member, member.phase)
-
-    def not_before_of(self, replica: Replica) -> int:
-        return self._pauses.get(replica, replica.not_before)
-
-    def flag_of(self, worker: Worker) -> str:
-        return self.flags.get(worker.num, worker.flag)
-
-    def unwell_of(self, worker: Worker) -> int:
-        return self.unwell.get(worker.num, worker.unwell_mask)
-
-    def window_of(self, worker: Worker) -> Window | None:
-        return self.windows.get(worker.num, worker.window)
-
-    def is_held(self, job: Job) -> bool:
-        """Whether an operator holds this job (its tenant may be held as well)."""
-        return self.holds.get(job.num, job.hold is not None)
-
-    def priority_of(self, job: Job) -> int:
-        """The priority that an operator gave it; below 0 for none."""
-        return self.priorities.get(job.num, job.priority)
-
-    def is_tenant_held(self, name: str) -> bool:
-        if name in self.holds:
-            return self.holds[name]
-        tenant = self.state.tenants.get(name)
-        return tenant is not None and tenant.hold is not None
-
-    def limits_of(self, name: str) -> tuple[int, int]:
-        """(GPUs, jobs) that a tenant may have; 0 is no limit."""
-        tenant = self.state.tenants.get(name)
-        return self.limits.get(name) or ((tenant.gpus_max, tenant.jobs_max) if tenant is not None else (0, 0))
-
-    def share_of(self, name: str) -> tuple[int, int]:
-        """(weight, GPUs guaranteed) of a tenant; 0 is none set."""
-        tenant = self.state.tenants.get(name)
-        return self.shares.get(name) or ((tenant.weight, tenant.guaranteed) if tenant is not None else (0, 0))
-
-    def leased_by(self, name: str) -> int:
-        """The GPUs that a tenant's members hold."""
-        tenant = self.state.tenants.get(name)
-        return (tenant.gpus if tenant is not None else 0) + self.gpus.get(name, 0)
-
-    def gang_of(self, job: Job) -> tuple[int, int, int]:
-        """(phase, what the replicas become, which count grows)."""
-        return self._gang.get(job) or (job.gang, job.after, job.count)
 
     @property
     def load(self) -> int:
@@ -246,7 +215,8 @@ class Draft:
 
     def load_of(self, tenant: str) -> int:
         """What those of one tenant count."""
-        return self.accepted.get(tenant, 0) + self.extra.get(tenant, 0)
+        row = self._tenants.get(tenant)
+        return row.load if row is not None else 0
 
     @property
     def empty(self) -> bool:
@@ -313,35 +283,40 @@ class Draft:
         self.steps += (op, num, index, a, b, c)
         self.bytes += STEP_BYTES
 
+    def add(self, act: AnyAct) -> None:
+        self.acts.append(act)
+        self.bytes += len(encode_act(act))
+
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
         """Accept a new job; returns the number that fold will give it."""
         accepts, size = self.accepts, len(body)
-        written = written_id(name, body) if self.level_allows(ID_IN_BODY) else name
+        written = written_id(name, body) if self.level_allows(ID_IN_BODY_LEVEL) else name
         if accepts and accepts[-1][0] == tenant:
             accepts[-1][1].extend((written, body, replicas, traceparent))
         else:  # fold counts the jobs in this order: one tenant's may stand in parts
             accepts.append((tenant, [written, body, replicas, traceparent]))
             self.bytes += len(tenant) + 8
-        self.accepted[tenant] = self.accepted.get(tenant, 0) + 1
+        row = self.change_tenant(tenant)
+        row.live += 1
+        row.load += 1
         self.bytes += size + len(written) + len(traceparent) + 12
         if replicas >= REPLICAS_APIECE or size >= BYTES_APIECE:
             extra = extra_of(replicas, len(body))
-            self.extra[tenant] = self.extra.get(tenant, 0) + extra
+            row.load += extra
             self.extra_all += extra
         num = self.next_num
         self.next_num = num + 1
         return num
 
-    def end_session(self, worker_num: int, why: str) -> None:
+    def end_session(self, worker: Worker, why: str) -> None:
         """GONE: facts of the old session are folded, but its frame numbers must not count for the next session."""
-        self.acts.append([Act.GONE, worker_num, why])
-        self.left.add(worker_num)
+        self.add(Gone(worker.num, why))
+        self.change_worker(worker).session = ""
         facts = self.facts
-        self.facts = [x for at in range(0, len(facts), 2) if facts[at] != worker_num for x in facts[at : at + 2]]
+        self.facts = [x for at in range(0, len(facts), 2) if facts[at] != worker.num for x in facts[at : at + 2]]
 
     def tombstone(self, tenant: str, job: str, sequence: int) -> None:
-        self.acts.append([Act.TOMBSTONE, tenant, job, sequence])
-        self.bytes += 128
+        self.add(Tombstone(tenant, job, sequence))
         self.tombstones.setdefault(tenant, set()).add(job)
 
     def complete_runs(self, members: list[Member]) -> bool:
@@ -350,20 +325,21 @@ class Draft:
         False, and nothing was done, unless each is there once, is placed and no gang's, and this record has no step
         about it or its replica yet.
         """
-        steps, states, held, started = self.steps, self._state, self._held, self.started
+        steps, changed, started = self.steps, self._replicas, self.started
         unique = set(members)
         if len(unique) != len(members) or not self.gone.isdisjoint(unique):
             return False
         for member in members:
             replica = member.replica
-            if member.phase != AT_PLACED or replica.state != PLACED or replica in states or replica.job.gang:
+            if member.phase != AT_PLACED or replica.state != PLACED or replica in changed or replica.job.gang:
                 return False
         for member in members:
             replica = member.replica
             job = replica.job
             steps += (_RUN, job.num, replica.index, SUCCEEDED, 0, 0)
-            states[replica] = SUCCEEDED
-            held[replica] = None
+            row = changed[replica] = DraftReplica(replica)
+            row.state = SUCCEEDED
+            row.member = None
             started.add(job)
             self._leave(member)
         self.gone |= unique
@@ -377,29 +353,30 @@ class Draft:
         """
         kind, replica, run = fact.kind, member.replica, self._runs.get(member)
         if run is None:
-            if kind != "claimed" or member.phase != AT_PLACED or replica.job.gang or replica in self._state:
+            if kind != "claimed" or member.phase != AT_PLACED or replica.job.gang or replica in self._replicas:
                 return False
             if replica.state != PLACED:
                 return False
             self._runs[member] = _Run(True)
             self.bytes += RUN_BYTES
             self._phase[member] = AT_CLAIMED
-            self._state[replica] = CLAIMED
+            self._change(replica).state = CLAIMED
         elif kind == "started":
             if not run.claimed or run.started or run.exited:
                 return False
             run.started = True
             self.started.add(replica.job)
             self._phase[member] = AT_RUNNING
-            self._state[replica] = RUNNING
+            self._change(replica).state = RUNNING
         elif kind == "exited":
             if not run.started or run.exited or fact.code or fact.detail not in _WELL:
                 return False
             run.exited = True
             run.to = SUCCEEDED
             self._phase[member] = AT_EXITED
-            self._state[replica] = SUCCEEDED
-            self._held[replica] = None
+            row = self._change(replica)
+            row.state = SUCCEEDED
+            row.member = None
         elif kind == "freed" and run.exited:
             self.free(member)
         else:
@@ -413,7 +390,7 @@ class Draft:
             self._runs[member] = _Run(True)
             self.bytes += RUN_BYTES
         self._phase[member] = AT_CLAIMED
-        self._state[replica] = CLAIMED
+        self._change(replica).state = CLAIMED
 
     def start(self, replica: Replica, member: Member) -> None:
         run = self._runs.get(member)
@@ -423,7 +400,7 @@ class Draft:
             self.step(Op.START, replica.job.num, replica.index)
         self.started.add(replica.job)
         self._phase[member] = AT_RUNNING
-        self._state[replica] = RUNNING
+        self._change(replica).state = RUNNING
 
     def exit(self, replica: Replica, member: Member, to: int, code: int, why: str) -> None:
         """The attempt is over, its tree gone; the member lingers until its devices are seen free."""
@@ -439,8 +416,9 @@ class Draft:
         if to == EXITED:
             self.ended[replica] = code, why
         self._phase[member] = AT_EXITED
-        self._state[replica] = to
-        self._held[replica] = None
+        row = self._change(replica)
+        row.state = to
+        row.member = None
 
     def free(self, member: Member) -> None:
         replica = member.replica
@@ -479,8 +457,9 @@ class Draft:
         self.step(op, replica.job.num, replica.index, to, code, self.note(why))
         if to == EXITED:
             self.ended[replica] = 0, why
-        self._state[replica] = to
-        self._held[replica] = None
+        row = self._change(replica)
+        row.state = to
+        row.member = None
         self.gone.add(member)
         self._leave(member)
 
@@ -488,13 +467,13 @@ class Draft:
         """LOSE with on_partition keep: the member keeps its devices."""
         self._settle(replica.member)
         self.step(Op.LOSE, replica.job.num, replica.index, LOST_KEPT, 0, self.note(why))
-        self._state[replica] = LOST_KEPT
+        self._change(replica).state = LOST_KEPT
 
     def _leave(self, member: Member) -> None:
-        tenant = member.replica.job.tenant
-        self.gpus[tenant] = self.gpus.get(tenant, 0) - member.mask.bit_count()
+        tenant = self.change_tenant(member.replica.job.tenant)
+        tenant.gpus -= member.mask.bit_count()
         if self.state.half_life_ms:
-            self.rates[tenant] = self.rates.get(tenant, 0) - rate_of(member)
+            tenant.rate_milli -= rate_of(member)
 
     def quarantine(self, member: Member, mask: int) -> None:
         self._settle(member)
@@ -505,26 +484,28 @@ class Draft:
         """Ask the member to end; `to` is ENDING or CANCELLING. It gets its checkpoint signal `notice_s` earlier."""
         self._settle(replica.member)
         self.step(Op.END, replica.job.num, replica.index, to, ending(becomes, notice_s), self.note(why))
-        self._state[replica] = to
+        self._change(replica).state = to
         self.ends.add(replica.job.num)
 
     def move(self, replica: Replica, to: int, why: str, code: int = 0) -> None:
         self._settle(replica.member)
-        if self.state_of(replica) == QUEUED:
+        row = self._change(replica)
+        if row.state == QUEUED:
             self.left_queue += 1
         self.step(Op.MOVE, replica.job.num, replica.index, to, code, self.note(why))
-        self._state[replica] = to
+        row.state = to
 
     def backoff(self, replica: Replica, not_before: int, count: int) -> None:
         self._settle(replica.member)
         self.step(Op.BACKOFF, replica.job.num, replica.index, not_before, count)
-        self._pauses[replica] = not_before
+        self._change(replica).not_before = not_before
 
     def gang(self, job: Job, phase: int, after: int = 0, count: int = 0) -> None:
         for replica in job.replicas:
             self._settle(replica.member)
         self.step(Op.GANG, job.num, 0, phase, after, count)
-        self._gang[job] = (phase, after, count)
+        row = self.change_job(job)
+        row.gang, row.after, row.count = phase, after, count
 
     def step_gang(self, num: int, phase: int) -> None:
         """GANG for a job that this draft may just have accepted."""
@@ -540,15 +521,15 @@ class Draft:
         self.bytes += STEP_BYTES
         job = self.state.jobs.get(num)
         if job is not None:
-            self._state[job.replicas[index]] = PLACED
+            self._change(job.replicas[index]).state = PLACED
 
     # ----------------------------------------------------------------------------------------- record
 
     def record(self, leader: int, rid: int) -> Record:
         state = self.state
         self.settle()
-        level = max([state.level, *(act[1] for act in self.acts if act[0] == Act.LEVEL)])
-        early = [act[0] for act in self.acts if LEVEL_OF.get(act[0], 1) > level]
+        level = max([state.level, *(act.level for act in self.acts if isinstance(act, Level))])
+        early = [act.tag for act in self.acts if level < act.LEVEL]
         if early:  # a defect of ours: followers of an older release would stop at such a record
             raise AssertionError(f"{early} may not stand in a record of feature level {level}")
         return Record(

@@ -31,13 +31,14 @@ from moorage.scheduler.core.events import (
     Resign,
     SnapshotTaken,
     Submit,
-    WorkerOrder,
 )
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
+from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
 from moorage.scheduler.core.lifecycle.retention import Retention
@@ -56,7 +57,7 @@ from moorage.scheduler.core.queueing.request_reader import RequestReader
 from moorage.scheduler.core.queueing.soonest import Soonest
 from moorage.scheduler.core.queueing.waited import Waited
 from moorage.scheduler.core.rank.ranker import Ranker, maker_of
-from moorage.scheduler.core.records import Act, Op, encode_record
+from moorage.scheduler.core.records import Op
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import Job, State, Worker
 from moorage.schemas.codec import encode
@@ -288,7 +289,7 @@ class Engine:
     def _gather(self, flight: InFlight) -> list[Order]:
         """Take what was offered apart from submits and cancels, as much as the record has room for.
 
-        Operators' orders are only returned: they must see the queue after the backoffs that end now.
+        Operators' orders on jobs and tenants are only returned: they must see the queue after the pauses that end now.
         """
         draft, rest = flight.draft, self._pending.rest
         folded: dict[int, int] = {}  # the last fact frame by worker number
@@ -312,7 +313,7 @@ class Engine:
                     self._from_worker(flight, event, folded)
                     if len(flight.joined) > len(joined):
                         joined.add(event.worker)
-            elif isinstance(event, Order):
+            elif isinstance(event, Order) and not event.worker:
                 orders.append(event)
             else:
                 self._take_in(flight, event)
@@ -320,18 +321,17 @@ class Engine:
         self._pending.put_back(later)
         return orders
 
-    def _take_in(self, flight: InFlight, event: WorkerOrder | SnapshotTaken | PartKept | Resign | Ask) -> None:
+    def _take_in(self, flight: InFlight, event: Order | SnapshotTaken | PartKept | Resign | Ask) -> None:
         draft = flight.draft
-        if isinstance(event, WorkerOrder):
+        if isinstance(event, Order):
             flight.replies.append((self._worker_orders.act(draft, event), event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
         elif isinstance(event, PartKept):
             if event.num in self.state.jobs:
-                draft.acts.append([Act.PART, event.num, event.seq, event.first, event.last])
-                draft.bytes += 64
+                draft.add(acts.Part(event.num, event.seq, event.first, event.last))
         elif isinstance(event, Resign):
-            draft.acts.append([Act.RESIGN])
+            draft.add(acts.Resign())
         else:
             flight.asks.append(event)
 
@@ -342,14 +342,14 @@ class Engine:
     def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
         """Name the newest snapshot and repeat the one before, so that recovery finds both in one record."""
         if self.state.snapshot is not None:
-            draft.acts.append([Act.SNAPSHOT, *self.state.snapshot])
-        draft.acts.append([Act.SNAPSHOT, event.name, event.seq, event.digest])
+            draft.add(acts.Snapshot(*self.state.snapshot))
+        draft.add(acts.Snapshot(event.name, event.seq, event.digest))
 
     @property
     def names_snapshot(self) -> bool:
         """Whether the record in flight names a snapshot."""
         flight = self._in_flight
-        return flight is not None and any(act[0] == Act.SNAPSHOT for act in flight.draft.acts)
+        return flight is not None and any(isinstance(act, acts.Snapshot) for act in flight.draft.acts)
 
     def prepare_early(self) -> None:
         """Prepare what `early` returns. Called while the append is under way, when the leader would only wait."""
@@ -417,8 +417,7 @@ class Engine:
 
     @staticmethod
     def _read_through(draft: Draft, event: QueueRead) -> None:
-        draft.acts.append([Act.CURSOR, event.tenant, event.which, event.through])
-        draft.bytes += 64
+        draft.add(acts.Cursor(event.tenant, event.which, event.through))
 
     def _take_submits(self, flight: InFlight) -> None:
         submits, taken, draft = self._pending.submits, self._pending.taken_submits, flight.draft

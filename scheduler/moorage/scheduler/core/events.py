@@ -5,7 +5,7 @@ Their `reply` is the subject to answer on (empty: nobody waits), and `json` says
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,7 @@ from moorage.scheduler.core.shape import Shape
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Act, DrainAct
+from moorage.schemas.operate import Act
 
 
 class Batch:
@@ -93,33 +93,8 @@ class FromWorker:
         self.fresh = fresh
 
 
-class WorkerOrder:
-    """An operator's order about a worker: cordon, uncordon, drain (`drain` says when), release (of `slots`, or all)."""
-
-    __slots__ = ("by", "drain", "json", "reply", "slots", "verb", "worker")
-
-    def __init__(
-        self,
-        verb: str,
-        worker: str,
-        by: str,
-        reply: str,
-        json: bool,
-        *,
-        drain: DrainAct | None = None,
-        slots: Sequence[int] = (),
-    ) -> None:
-        self.verb = verb
-        self.drain = drain
-        self.slots = slots
-        self.worker = worker
-        self.by = by
-        self.reply = reply
-        self.json = json
-
-
 class Order:
-    """An operator's order about a job, a tenant or the ledger's feature level."""
+    """An operator's order about a job, a tenant, a worker or the ledger's feature level."""
 
     __slots__ = ("act", "json", "reply", "verb")
 
@@ -128,6 +103,11 @@ class Order:
         self.act = act
         self.reply = reply
         self.json = json
+
+    @property
+    def worker(self) -> str:
+        """The worker that it is about; empty for none."""
+        return getattr(self.act, "worker", None) or ""
 
 
 class Ask:
@@ -173,10 +153,10 @@ class Resign:
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | WorkerOrder | Order | Ask | SnapshotTaken | PartKept | Resign
+Event = Submit | Cancel | QueueRead | FromWorker | Order | Ask | SnapshotTaken | PartKept | Resign
 
 #: all events but submits and cancels
-Rest = FromWorker | WorkerOrder | Order | Ask | SnapshotTaken | PartKept | Resign
+Rest = FromWorker | Order | Ask | SnapshotTaken | PartKept | Resign
 
 
 def is_urgent(event: Rest) -> bool:

@@ -20,8 +20,6 @@ ROWS_MAX: Final = 2_000_000
 _ROW: Final = struct.Struct("<12s8sIBIB")  # key, request digest, end in s, state, history sequence in two pieces
 ROW_BYTES: Final = _ROW.size
 _LOW: Final = struct.Struct("<I")  # the first bytes of a key, which stands first in its row
-_ROW_FIRST: Final = struct.Struct("<12s12sIB")  # as snapshots held it before there was a history
-ROW_BYTES_FIRST: Final = _ROW_FIRST.size
 KEY_BYTES: Final = 12
 DIGEST_BYTES: Final = 8
 _SEQ_MAX: Final = 2**40 - 1
@@ -88,7 +86,7 @@ class FinishedTable:
     def add(self, key: bytes, digest: bytes, time_ms: int, state: int, seq: int = 0) -> None:
         """Append a row; the oldest goes when the table is full. An older row of the key is found no more.
 
-        Of the digest the first 8 bytes count: ledgers of older releases hold 12. `seq` is the sequence of the
+        Of the digest the first 8 bytes count. `seq` is the sequence of the
         message in the history stream, 0 for none.
         """
         self.add_all([(key, digest, time_ms, state, seq)])
@@ -155,20 +153,15 @@ class FinishedTable:
         return b"".join(self._chunks)[(self._first - self._base) * size : (self._end - self._base) * size]
 
     @classmethod
-    def load(cls, rows: bytes, rows_max: int = ROWS_MAX, row_bytes: int = ROW_BYTES) -> FinishedTable:
-        """The table of a snapshot, whose rows may be as an older release wrote them. Raises ValueError."""
+    def load(cls, rows: bytes, rows_max: int = ROWS_MAX) -> FinishedTable:
+        """Return the table of a snapshot. Raises ValueError."""
         table = cls(rows_max)
-        if row_bytes not in (ROW_BYTES, ROW_BYTES_FIRST) or len(rows) % row_bytes:
-            raise ValueError(f"{len(rows)} bytes of finished jobs are no rows of {row_bytes} bytes")
-        if row_bytes == ROW_BYTES:
-            table.add_all(
-                (key, digest, seconds * 1000, state, high << 32 | low)
-                for key, digest, seconds, state, low, high in _ROW.iter_unpack(rows)
-            )
-        else:
-            table.add_all(
-                (key, digest, seconds * 1000, state, 0) for key, digest, seconds, state in _ROW_FIRST.iter_unpack(rows)
-            )
+        if len(rows) % ROW_BYTES:
+            raise ValueError(f"{len(rows)} bytes of finished jobs are no rows of {ROW_BYTES} bytes")
+        table.add_all(
+            (key, digest, seconds * 1000, state, high << 32 | low)
+            for key, digest, seconds, state, low, high in _ROW.iter_unpack(rows)
+        )
         return table
 
     # ------------------------------------------------------------------ open addressing, linear probing

@@ -1,16 +1,12 @@
-"""The format of ledger records. They hold outcomes and never causes, so that folding them needs no policy.
+"""The numbers in ledger records: steps, and what their arguments mean (`ledger.record` has the record itself).
 
-A record holds all transitions of one tick: the steps. There may be thousands, so each is `STEP_WIDTH` plain integers in
-one flat list; rare events are acts, which are tagged lists. The numbers here are in every ledger ever written: new ones
-may be added at the end, none may change.
+They are in every ledger ever written: new ones may be added at the end, none may change.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 #: the newest record format, which is the newest feature level: 1 up to release 0.2, 2 from 0.3 on. A release can fold
 #: this format and the one before. A leader writes the ledger's level, which an operator raises once every scheduler
@@ -130,91 +126,8 @@ MODE_NAMES: Final = ("none", "exclusive", "mps", "time-slice")
 MODE_OF: Final = {"exclusive": Mode.EXCLUSIVE, "mps": Mode.MPS, "time-slice": Mode.TIME_SLICE}
 
 
-class Act:
-    """Tags of the rare acts; each is a list [tag, …] in `Record.acts`."""
-
-    EPOCH: Final = "epoch"  # ledger id, scheduler name, wall seconds, the name of the digests' hash (`digests`)
-    WORKER: Final = "worker"  # worker number, id, machine
-    JOIN: Final = "join"  # worker number, boot, n, session, fact number, hello as a map, in it lost_ms
-    GONE: Final = "gone"  # worker number, why (lost, `GOODBYE`, joined-anew)
-    FLAG: Final = "flag"  # worker number, open|cordoned|draining, by
-    CURSOR: Final = "cursor"  # tenant, submit|cancel, stream sequence
-    TOMBSTONE: Final = "tombstone"  # tenant, job, queue sequence or 0
-    UNTOMB: Final = "untomb"  # tenant, job
-    COMPACT: Final = "compact"  # flat: job number, request digest; then where each one's history stands, 0 for nowhere
-    PART: Final = "part"  # job number, history sequence, first and last revision: so much of its story stands there
-    EXPIRE: Final = "expire"  # how many of the oldest finished rows go
-    SNAPSHOT: Final = "snapshot"  # name, sequence it stands at, blake2b digest of its bytes
-    RESIGN: Final = "resign"  # the leader stops for good: nobody need wait for its silence
-    UNQUARANTINE: Final = "unquarantine"  # worker number, slot mask, by
-    #: worker number, slot, kind (empty: well again), detail, 1 where what ran on it is asked to leave
-    HEALTH: Final = "health"
-    WELL: Final = "well"  # worker number, slots that an operator says are well (0: the worker has taken it), by
-    AVOID: Final = "avoid"  # job number, worker number, slots that failed under it (0: it may use them again)
-    #: worker number, ledger ms from which nothing is placed, at which jobs leave, of its end (0: none); by, why.
-    #: All 0: there is none any more
-    WINDOW: Final = "window"
-    HOLD: Final = "hold"  # tenant, job number or 0 for its whole queue, actor, why
-    UNHOLD: Final = "unhold"  # tenant, job number or 0, actor, why
-    PRIORITY: Final = "priority"  # job number, priority, actor, why
-    LIMIT: Final = "limit"  # tenant, GPUs, jobs (0: none), actor, why
-    LEVEL: Final = "level"  # the feature level from this record on, actor, why
-    BEHIND: Final = "behind"  # why this ledger is an older backup that nobody may lead
-    RESTORED: Final = "restored"  # the id that this ledger had before it was restored from a backup
-    SHARE: Final = "share"  # tenant, weight, GPUs guaranteed (0: none set), actor, why
-    PREEMPT: Final = "preempt"  # job number, workers held for it, numbers of the jobs that end for it; none: given up
-    HALF_LIFE: Final = "half-life"  # ms: from now on usage is counted, and decays so
-
-
-#: not acts, but in `LEVEL_OF` like them: the notice in an END step, LOSE with LOST_KEPT of what is ENDING, and a job
-#: that is accepted without its id
-NOTICE: Final = "notice"
-KEPT_WHILE_ENDING: Final = "kept-while-ending"
-ID_IN_BODY: Final = "id-in-body"
-#: the feature level that the ledger must have before a record may hold one of these, as schedulers that know only the
-#: level before could not fold it. All others are always allowed
-LEVEL_OF: Final[dict[str, int]] = {
-    NOTICE: 2,
-    KEPT_WHILE_ENDING: 2,
-    ID_IN_BODY: 2,
-    Act.HEALTH: 2,
-    Act.WELL: 2,
-    Act.AVOID: 2,
-    Act.WINDOW: 2,
-    Act.SHARE: 2,
-    Act.HALF_LIFE: 2,
-    Act.PREEMPT: 2,
-}
-
-
-class Record(msgspec.Struct, array_like=True, gc=False):
-    """The outcomes of one tick. `digest` is that of the state before this record; `time` is ledger milliseconds.
-
-    - `format` is the ledger's feature level.
-    - (`leader`, `rid`) is the record's name, by which its leader recognizes it after an unclear answer.
-    - `accepts` has for each tenant a flat list: job, body, replicas, traceparent, …; jobs are numbered in this order.
-      The job's id is empty where the body begins with it (see `ids_in_bodies`).
-    - `facts` is flat: worker number, number of its last fact frame that is folded with this record.
-    - `evidence` is flat, four numbers for each decision: the first job, how many were placed, the hosts
-      known, and the free devices left on the last host.
-    - `actors` is flat: the steps from one index of `steps` up to another, and the note that names their actor (see
-      `actor`). Steps without an actor are the worker's where their op is in `REPORTED`, else the scheduler's.
-    """
-
-    format: int
-    epoch: int
-    leader: int
-    rid: int
-    time: int
-    digest: int
-    accepts: list[tuple[str, list[Any]]] = []
-    steps: list[int] = []
-    facts: list[int] = []
-    notes: list[str] = []
-    acts: list[list[Any]] = []
-    evidence: list[int] = []
-    actors: list[int] = []
-
-
-encode_record: Final = msgspec.msgpack.Encoder().encode
-decode_record: Final = msgspec.msgpack.Decoder(Record).decode
+#: the feature level that the ledger must have before a record may hold what is no act: the notice in an END step, LOSE
+#: with LOST_KEPT of what is ENDING, and a job that is accepted without its id
+NOTICE_LEVEL: Final = 2
+KEPT_WHILE_ENDING_LEVEL: Final = 2
+ID_IN_BODY_LEVEL: Final = 2

@@ -68,8 +68,19 @@ AT_CLAIMED: Final = 1
 AT_RUNNING: Final = 2
 AT_EXITED: Final = 3  # the attempt is over, the device not yet seen free
 
-#: one transition, a plain tuple as there are millions: revision, ledger ms, replica, attempt, state, worker number or
-#: -1, slot mask, exit code, why, fence, actor (empty for the scheduler, see `records.actor`)
+# the columns of a transition
+REV: Final = 0
+AT_MS: Final = 1  # ledger time
+REPLICA: Final = 2  # its index; below 0: the job
+ATTEMPT: Final = 3
+STATE: Final = 4  # or one of the negative numbers above
+WORKER: Final = 5  # its number; below 0: none
+SLOTS: Final = 6  # a mask
+CODE: Final = 7  # the exit code
+WHY: Final = 8
+FENCE: Final = 9
+BY: Final = 10  # its actor as `records.actor` writes it; empty for the scheduler
+#: one transition, a plain tuple as there are millions
 Transition = tuple[int, int, int, int, int, int, int, int, str, int, str]
 MemberKey = tuple[str, str, int, int]
 #: what is wrong with a device: kind, detail, since which ledger ms, 1 if members on it have to leave
@@ -323,8 +334,8 @@ def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: in
 def started_ms(job: Job, member: Member) -> int:
     """Ledger time at which a member began to run; that of the job's acceptance if it is no longer in memory."""
     for row in reversed(job.story):
-        if row[4] == RUNNING and row[2] == member.replica.index and row[9] == member.fence:
-            return row[1]
+        if row[STATE] == RUNNING and row[REPLICA] == member.replica.index and row[FENCE] == member.fence:
+            return row[AT_MS]
     return job.accepted_ms
 
 

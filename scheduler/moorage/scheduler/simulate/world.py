@@ -11,9 +11,11 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Order, Submit
+from moorage.scheduler.core.ledger.acts import Epoch
 from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.queries.waiting import explain_job
-from moorage.scheduler.core.records import FORMAT, Act, Record
+from moorage.scheduler.core.records import FORMAT
 from moorage.scheduler.core.state import State
 from moorage.scheduler.simulate.trace import SimHost, TraceJob
 from moorage.scheduler.whatif.play import LOOK_MS, Held, Play
@@ -71,7 +73,7 @@ class World(Play):
             config, ended_max=min(config.ended_max, ENDED_MAX), finished_rows=min(config.finished_rows, FINISHED_MAX)
         )
         state = State()
-        epoch = Record(FORMAT, 1, _LEADER, 0, BEGIN_MS, 0, acts=[[Act.EPOCH, "simulated", "simulate", 0.0]])
+        epoch = Record(FORMAT, 1, _LEADER, 0, BEGIN_MS, 0, acts=[Epoch("simulated", "simulate", 0.0)])
         fold(state, epoch, 1)
         super().__init__(Engine(state, config, Subjects(), _LEADER, 0), BEGIN_MS)
         self.jobs = jobs

@@ -14,11 +14,12 @@ import msgspec
 
 from moorage.scheduler.core.effects.outputs import Outputs, gpu_names
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import FromWorker, Order, Submit, WorkerOrder
+from moorage.scheduler.core.events import FromWorker, Order, Submit
+from moorage.scheduler.core.ledger.acts import Share
 from moorage.scheduler.core.operate.orders import level_problem
 from moorage.scheduler.core.queries.explain import NEVER_REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
-from moorage.scheduler.core.records import LEVEL_OF, MODE_NAMES, Act
+from moorage.scheduler.core.records import MODE_NAMES
 from moorage.scheduler.core.state import Job
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.future import Future, waits, why_unknown
@@ -29,7 +30,7 @@ from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Accepted, Device, Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.job import Request
-from moorage.schemas.operate import act_of
+from moorage.schemas.operate import DrainAct, act_of
 
 #: workers that one plan may drain, and hosts that it may add
 DRAINED_MAX: Final = 256
@@ -135,8 +136,8 @@ decode_planned: Final = msgspec.msgpack.Decoder(Planned).decode
 
 def check_known(engine: Engine, asked: PlanAsk) -> None:
     """Raises Refused for a worker to drain that nobody knows, and for shares that this ledger cannot hold."""
-    if asked.share and engine.state.level < LEVEL_OF[Act.SHARE]:
-        raise Refused(level_problem("shares of tenants", Act.SHARE, engine.state.level))
+    if asked.share and engine.state.level < Share.LEVEL:
+        raise Refused(level_problem("shares of tenants", Share.LEVEL, engine.state.level))
     for worker in asked.drain:
         if worker not in engine.state.workers:
             raise refuse(
@@ -214,7 +215,7 @@ class _Plan(Future):
         engine, asked = self.engine, self._asked
         waiting = {job.num for job in engine.state.jobs.values() if waits(job)}
         for worker in asked.drain:
-            engine.offer(WorkerOrder("drain", worker, "plan", "", True))
+            engine.offer(Order("drain", DrainAct(worker=worker, by="plan"), "", True))
         for number, host in enumerate(one for group in asked.add for one in [group] * group.count):
             name = f"plan-{number}"
             pool = [msgspec.structs.replace(one, uuid=f"{name}-{at}") for at, one in enumerate(host.devices)]

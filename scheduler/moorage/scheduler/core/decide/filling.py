@@ -150,7 +150,7 @@ class Filling:
             if job is None or job.over or job.tenant != found.tenant or job.shape is not found.shape:
                 continue
             other = _Candidate(before, job.tenant, self._estimates.request_of(job), found.shape, job.accepted_ms)
-            if found.is_sibling(other) and any(draft.state_of(replica) != QUEUED for replica in job.replicas):
+            if found.is_sibling(other) and any(draft.replica(replica).state != QUEUED for replica in job.replicas):
                 yield job
 
     # ---------------------------------------------------------------------------------------------- probes

@@ -106,8 +106,8 @@ class Holding:
 
     def _still_waits(self, draft: Draft, job: Job) -> bool:
         """Whether whoever others end for could still start."""
-        waiting = any(draft.state_of(replica) == QUEUED for replica in job.replicas)
-        return waiting and not draft.is_held(job) and not draft.is_tenant_held(job.tenant)
+        waiting = any(draft.replica(replica).state == QUEUED for replica in job.replicas)
+        return waiting and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
 
     def _reserve(self, draft: Draft) -> None:
         """Give up a reservation that is used or void; look once a second for somebody out of patience."""

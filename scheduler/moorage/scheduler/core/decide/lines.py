@@ -64,7 +64,8 @@ class Lines:
         if job is None or num in self.overdue:
             return False
         replica = job.replicas[item & REPLICA_MASK]
-        return draft.state_of(replica) == QUEUED and draft.not_before_of(replica) <= draft.time_ms
+        row = draft.replica(replica)
+        return row.state == QUEUED and row.not_before <= draft.time_ms
 
     def prune(self, draft: Draft, line: Line) -> bool:
         """Take whoever waits no more from a line's front; whether anybody is left."""
@@ -141,7 +142,7 @@ class Lines:
         if self.turns is not None:
             self.turns.took(line, replicas)
         if line.tenant:
-            draft.gpus[line.tenant] = draft.gpus.get(line.tenant, 0) + line.shape.count * replicas
+            draft.change_tenant(line.tenant).gpus += line.shape.count * replicas
 
     def mode(self, shape: Shape) -> int:
         """How a placement of this shape is written."""
@@ -155,12 +156,12 @@ class Lines:
 
     def room_of(self, draft: Draft, tenant: str) -> float:
         """Return the same for a tenant by its name."""
-        if draft.is_tenant_held(tenant):
+        row = draft.tenant(tenant)
+        if row.hold is not None:
             return -1
-        gpus_max, _ = draft.limits_of(tenant)
-        if not gpus_max:
+        if not row.gpus_max:
             return math.inf
-        return 0 if tenant in self._full else max(0, gpus_max - draft.leased_by(tenant))
+        return 0 if tenant in self._full else max(0, row.gpus_max - row.gpus)
 
     def may(self, draft: Draft, line: Line) -> bool:
         """Whether its tenant may start it: hosts are held back for nobody who may not."""
@@ -168,7 +169,7 @@ class Lines:
 
     def over_limit(self, draft: Draft, line: Line) -> None:
         """What comes later of this tenant waits behind it, else small jobs would starve a big one under the limit."""
-        if line.shape.gpus <= draft.limits_of(line.tenant)[0]:
+        if line.shape.gpus <= draft.tenant(line.tenant).gpus_max:
             self._full.setdefault(line.tenant, line.entries[0] >> REPLICA_BITS)
 
     def waits_for_limit(self, tenant: str) -> int | None:

@@ -162,7 +162,7 @@ class Placing:
             used = self._spread[num] = {}
             job = draft.state.jobs.get(num)
             for replica in job.replicas if job is not None else ():
-                member = draft.held_by(replica)
+                member = draft.replica(replica).member
                 if member is not None:
                     used[member.worker.num] = used.get(member.worker.num, 0) + 1
         return used

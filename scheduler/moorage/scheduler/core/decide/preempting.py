@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger.acts import Preempt
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queueing.preemption import VOID_MS, Choice, Preemption, Right
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line
-from moorage.scheduler.core.records import Act, Count
+from moorage.scheduler.core.records import Count
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLING, ENDING, Job, Member, State
 
@@ -27,7 +28,6 @@ FOLLOWED_MAX: Final = 10_000
 _NOBODY: Final[frozenset[int]] = frozenset()
 _LEAVING: Final = frozenset((ENDING, CANCELLING))
 #: the draft's bytes of one preemption, beside its steps
-_ACT_BYTES: Final = 256
 
 
 def leaving_for(state: State, job: Job) -> Iterator[Member]:
@@ -102,8 +102,7 @@ class Preempting:
                 if draft.time_ms - since_ms < VOID_MS:
                     self._void[num] = since_ms
                     continue
-            draft.acts.append([Act.PREEMPT, num, [], []])
-            draft.bytes += 64
+            draft.add(Preempt(num, [], []))
 
     def seek(
         self,
@@ -117,9 +116,9 @@ class Preempting:
         not use up the searches. Nobody is found a host that another was found just now. A record in which an operator
         changes a priority seeks no victims, since the old priorities are still in the state; the next record does.
         """
-        if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Act.PREEMPT):
+        if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Preempt.LEVEL):
             return
-        if draft.priorities or not self.knows_fleet():
+        if draft.reprioritized or not self.knows_fleet():
             return
         state, searches, lines = draft.state, 0, eligible()
         self._sought_ms = draft.time_ms
@@ -169,7 +168,7 @@ class Preempting:
             found.awaited[job.tenant] += shape.gpus
         if self._asked is None:
             members = (m for worker in draft.state.worker_by_num for m in worker.members.values())
-            self._asked = {m.replica.job.num for m in members if draft.state_of(m.replica) in _LEAVING}
+            self._asked = {m.replica.job.num for m in members if draft.replica(m.replica).state in _LEAVING}
         self._asked |= draft.ends
         for num in list(self._asked):
             gpus = sum(m.mask.bit_count() for m in self._ending_of(draft, jobs.get(num)))
@@ -181,12 +180,13 @@ class Preempting:
 
     @staticmethod
     def _ending_of(draft: Draft, job: Job | None) -> list[Member]:
-        held = [draft.held_by(replica) for replica in job.replicas] if job is not None else []
-        return [m for m in held if m is not None and draft.state_of(m.replica) in _LEAVING]
+        held = [draft.replica(replica).member for replica in job.replicas] if job is not None else []
+        return [m for m in held if m is not None and draft.replica(m.replica).state in _LEAVING]
 
     def _right(self, draft: Draft, job: Job, line: Line, under_way: UnderWay) -> Right | None:
         need = line.shape.gpus
-        own = draft.share_of(job.tenant)[1] - draft.leased_by(job.tenant) - under_way.awaited[job.tenant]
+        tenant = draft.tenant(job.tenant)
+        own = tenant.guaranteed - tenant.gpus - under_way.awaited[job.tenant]
         if self.reclaim and 0 < need <= own:
             return Right(job, line.priority, reclaims=True)
         borrows = self.reclaim and need > 0
@@ -194,8 +194,7 @@ class Preempting:
 
     def _end(self, draft: Draft, right: Right, found: Choice) -> None:
         victims = sorted({victim.job.num for victim in found.victims})
-        draft.acts.append([Act.PREEMPT, right.job.num, sorted(found.hosts), victims])
-        draft.bytes += _ACT_BYTES
+        draft.add(Preempt(right.job.num, sorted(found.hosts), victims))
         for victim in found.victims:
             why = self._why(right, victim.job, victim.priority)
             self.lifecycle.leave(draft, victim.members[0], why, Count.NONE)  # with its gang, told to save itself

@@ -12,7 +12,22 @@ import msgspec
 
 from moorage.scheduler.core.effects.outputs import CHANGES_SURE, event_of, gpu_names
 from moorage.scheduler.core.records import BY_WORKER, by_tenant
-from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, STORY_WORDS, UNENDED, Job, State, Transition
+from moorage.scheduler.core.state import (
+    AT_MS,
+    BY,
+    CLAIMED,
+    PLACED,
+    RUNNING,
+    SLOTS,
+    STATE,
+    STORY_WORDS,
+    UNENDED,
+    WHY,
+    WORKER,
+    Job,
+    State,
+    Transition,
+)
 from moorage.schemas.codec import encode
 from moorage.schemas.job import STATES
 
@@ -101,7 +116,7 @@ class EventEncoder:
 
     def _placed(self, job: Job, row: Transition) -> bytes:
         """What most jobs begin with where there is room: accepted and placed in this record, as its first attempt."""
-        num, mask, tenant = row[5], row[6], job.tenant
+        num, mask, tenant = row[WORKER], row[SLOTS], job.tenant
         worker, simulated = self._workers.get(num) or self._worker(num)
         head, placed = self._first.get(tenant) or self._begun(tenant)
         devices = self._gpus.get((num, mask)) or self._devices(num, mask)
@@ -162,14 +177,14 @@ def _is_one_run(rows: list[Transition]) -> bool:
     if len(rows) != 3:
         return False
     claimed, running, ended = rows
-    if claimed[4] != CLAIMED or running[4] != RUNNING or claimed[1] != ended[1]:
+    if claimed[STATE] != CLAIMED or running[STATE] != RUNNING or claimed[AT_MS] != ended[AT_MS]:
         return False
-    return claimed[10] == running[10] == ended[10] == BY_WORKER and not (claimed[8] or running[8] or ended[8])
+    return claimed[BY] == running[BY] == ended[BY] == BY_WORKER and not (claimed[WHY] or running[WHY] or ended[WHY])
 
 
 def _is_placement(row: Transition) -> bool:
     """Whether a transition is a placement that the scheduler chose, without a word to say about it."""
-    return row[4] == PLACED and not row[8] and not row[10]
+    return row[STATE] == PLACED and not row[WHY] and not row[BY]
 
 
 def _by(actor: str) -> str:

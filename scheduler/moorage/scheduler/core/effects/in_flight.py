@@ -8,8 +8,8 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.effects.outputs import Message
 from moorage.scheduler.core.events import Ask, Batch, FromWorker
 from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.lifecycle.admission import NewJob
-from moorage.scheduler.core.records import Record
 from moorage.schemas.frames import Renew
 
 

@@ -17,6 +17,7 @@ from moorage.scheduler.core.state import (
     RUNNING,
     STORY_WORDS,
     UNENDED,
+    WORKER,
     Job,
     Member,
     State,
@@ -237,7 +238,9 @@ def event_of(state: State, job: Job) -> Event:
         del changes[fitting(changes) :]
     job.told = job.rev
     simulated = any(
-        state.worker_by_num[row[5]].hello.get("simulated", False) for row in job.story[-len(changes) :] if row[5] >= 0
+        state.worker_by_num[row[WORKER]].hello.get("simulated", False)
+        for row in job.story[-len(changes) :]
+        if row[WORKER] >= 0
     )
     return Event(job.tenant, job.name, job.rev, job.state, state.seq, changes, _why(changes), simulated)
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.effects.outputs import CHANGES_SURE, gpu_names, slots_of
-from moorage.scheduler.core.state import STORY_WORDS, Job, State, Transition
+from moorage.scheduler.core.state import REV, SLOTS, STORY_WORDS, WORKER, Job, State, Transition
 from moorage.schemas.codec import decode_request, is_json
 from moorage.schemas.frames import VERSION, HistoryWorker
 from moorage.schemas.job import STATES
@@ -36,7 +36,7 @@ def unwritten(job: Job) -> list[Transition]:
     story = job.story
     if not job.parts or not story:
         return story
-    return story[max(0, job.parts[-1][2] - story[0][0] + 1) :]
+    return story[max(0, job.parts[-1][2] - story[0][REV] + 1) :]
 
 
 #: what a frame holds of a job: the first and the last revision, and whether its story ends there
@@ -72,7 +72,7 @@ class Packing:
             moves = moves[: len(moves) // 2]
         if not self._put(row, size, fresh):
             return False
-        first, last = (moves[0][0], moves[-1][0]) if moves else (job.rev, job.rev)
+        first, last = (moves[0][REV], moves[-1][REV]) if moves else (job.rev, job.rev)
         self.packed.append((job, first, last, over))
         return True
 
@@ -92,9 +92,9 @@ class Packing:
                 left.append(job)
                 continue
             first = story[0]
-            num, attempt = first[5], replica.attempt
+            num, attempt = first[WORKER], replica.attempt
             if num >= 0 and attempt == 1:  # of one worker and its slots
-                fresh[num] = fresh.get(num, 0) | first[6]
+                fresh[num] = fresh.get(num, 0) | first[SLOTS]
             elif attempt:
                 left.append(job)
                 continue
@@ -102,7 +102,7 @@ class Packing:
             rows.append(
                 (job.name, job.rev, STATES[replica.state], True, job.accepted_ms, job.ledger, (), story, request)
             )
-            packed.append((job, first[0], story[-1][0], True))
+            packed.append((job, first[REV], story[-1][REV], True))
         if not rows:
             return left
         slots = self._slots
@@ -129,7 +129,7 @@ class Packing:
         slots, seen, held = self._slots, -1, -1
         fresh: dict[int, int] = {}
         for move in moves:
-            worker, mask = move[5], move[6]
+            worker, mask = move[WORKER], move[SLOTS]
             if worker != seen or mask != held:  # an attempt's transitions name the same
                 seen, held = worker, mask
                 if worker >= 0 and (worker not in slots or mask & ~slots[worker]):

@@ -1,320 +1,549 @@
-"""Folding of acts: what happens to workers, tenants, cursors, snapshots and reigns, and what operators order.
+"""The acts of a record: what happens in it beside its steps. Each act is one class, with all that is known of it.
 
-As `fold`: no policy, clock, randomness, floats or set order in here. What the fields of an act are, `records.Act` says.
+On the wire an act is the list `[tag, field, ...]`. Tags and the order of fields are in every ledger ever written: none
+may change. A new act is a new class with the feature level that it needs, and a line in `AnyAct`; a new field comes
+last and has a default. As in `fold`: no policy, clock, randomness, floats or set order in here.
+
+Jobs and workers are named by their numbers, devices by masks of slots. `by` is an actor as `records.actor` writes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from itertools import islice
+from typing import Any, ClassVar, Final
+
+import msgspec
 
 from moorage.scheduler.core import fairshare
-from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.ledger.folding import FoldError, Folding
-from moorage.scheduler.core.records import Act
+from moorage.scheduler.core.digests import TUPLE_HASH
+from moorage.scheduler.core.ledger.compacting import compact
+from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
 from moorage.scheduler.core.state import (
     AVOID_MAX,
     HELD,
     PARTS_MAX,
     PRIORITY,
     RELEASED,
+    REV,
     STORY_KEPT,
-    Job,
     StandingOrder,
-    Tenant,
-    Window,
     Worker,
 )
-from moorage.schemas.job import STATES
+from moorage.scheduler.core.state import Window as WorkerWindow
 
 
-class FoldingActs(Folding):
-    __slots__ = ()
+class _Act(msgspec.Struct, array_like=True, gc=False):
+    """An act of a record."""
 
-    def _act(self, act: list[Any]) -> None:
-        fold_act = _BY_KIND.get(act[0])
-        if fold_act is None:
-            raise FoldError(f"record {self.seq} holds act {act[0]!r}, which this release does not know")
-        fold_act(self, act)
+    #: the feature level that the ledger must have before a record may hold it: schedulers that know only the level
+    #: before could not fold it
+    LEVEL: ClassVar[int] = 1
+    #: whether it is a decision, which the reader of decisions shows with its fields
+    IS_DECISION: ClassVar[bool] = False
 
-    # -------------------------------------------------------------------------------------- workers
+    @property
+    def tag(self) -> str:
+        """The word that it begins with in a record."""
+        return str(self.__struct_config__.tag)
 
-    def _worker(self, num: int) -> Worker:
-        """A worker that this record changes."""
-        worker = self.state.worker_by_num[num]
-        self._touch_worker(worker)
-        return worker
+    def check(self, checking: Checking) -> None:
+        """Raise `FoldError` where `fold` could not follow; change nothing but `checking`."""
 
-    def _known(self, act: list[Any]) -> None:
-        _, num, worker_id, machine = act
-        state = self.state
-        worker = state.workers.get(worker_id)
+    def fold(self, folding: Folding) -> None:
+        """Do to the state what it says."""
+        raise NotImplementedError
+
+
+class Unknown(_Act):
+    """An act that this release cannot read. It is in no record that this release writes."""
+
+    name: str
+    why: str
+
+    def check(self, checking: Checking) -> None:
+        raise FoldError(f"act {self.name!r} is not known: {self.why}")
+
+    def fold(self, folding: Folding) -> None:
+        raise FoldError(
+            f"record {folding.seq} holds act {self.name!r}, in a form which this release does not know: {self.why}"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ workers
+
+
+class OfWorker(_Act):
+    """An act on a worker that is known."""
+
+    worker: int
+
+    def check(self, checking: Checking) -> None:
+        if not 0 <= self.worker < checking.workers:
+            raise FoldError(f"act {self.tag} of worker {self.worker}, which is not known")
+
+
+class Known(_Act, tag="worker"):
+    """A worker gets its number, or a known one is on another machine."""
+
+    worker: int
+    id: str
+    machine: str
+
+    def check(self, checking: Checking) -> None:
+        if self.id not in checking.ids and self.id not in checking.state.workers:
+            if self.worker != checking.workers:
+                raise FoldError(f"worker number {self.worker} is not the next")
+            checking.ids.add(self.id)
+            checking.workers += 1
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
+        worker = state.workers.get(self.id)
         if worker is not None:
-            worker.machine = machine
+            worker.machine = self.machine
         else:
-            if num != len(state.worker_by_num):
-                raise FoldError(f"record {self.seq}: worker number {num} is not the next")
-            worker = state.workers[worker_id] = Worker(num, worker_id, machine)
+            if self.worker != len(state.worker_by_num):
+                raise FoldError(f"record {folding.seq}: worker number {self.worker} is not the next")
+            worker = state.workers[self.id] = Worker(self.worker, self.id, self.machine)
             state.worker_by_num.append(worker)
-        self._touch_worker(worker)
+        folding.touch_worker(worker)
 
-    def _join(self, act: list[Any]) -> None:
-        _, num, boot, n, session, no, hello = act
-        worker = self._worker(num)
+
+class Join(OfWorker, tag="join"):
+    """A worker's session begins. `hello` is its inventory as a map, with `lost_ms`; `no` its last fact frame, 0."""
+
+    boot: str
+    n: int
+    session: str
+    no: int
+    hello: dict[str, Any]
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
         before = worker.hello.get("gpu_pool", [])
-        worker.boot, worker.n, worker.session, worker.no, worker.hello = boot, n, session, no, hello
-        worker.joined_ms = self.time
-        self._keep_health(worker, before)
-
-    def _keep_health(self, worker: Worker, before: list[Any]) -> None:
-        """What was said of a device holds for it alone: where another one stands in its slot, nothing is known."""
+        worker.boot, worker.n, worker.session, worker.no, worker.hello = (
+            self.boot, self.n, self.session, self.no, self.hello,
+        )  # fmt: skip
+        worker.joined_ms = folding.time
+        # what was said of a device holds for it alone: where another one stands in its slot, nothing is known
         now = worker.hello.get("gpu_pool", [])
         for slot in list(worker.unwell):
             same = slot < len(now) and slot < len(before) and now[slot].get("uuid") == before[slot].get("uuid")
             if not same:
-                self._well(worker, 1 << slot)
+                _forget_ailments(worker, 1 << slot)
 
-    def _gone(self, act: list[Any]) -> None:
-        worker = self._worker(act[1])
+
+class Gone(OfWorker, tag="gone"):
+    """A worker's session ends. `why` is lost, `records.GOODBYE` or joined-anew."""
+
+    IS_DECISION: ClassVar[bool] = True
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
         worker.session = ""
-        worker.left_ms, worker.left_why = self.time, str(act[2])
+        worker.left_ms, worker.left_why = folding.time, self.why
 
-    def _flag(self, act: list[Any]) -> None:
-        worker = self._worker(act[1])
-        worker.flag, worker.by = act[2], act[3]
 
-    def _window(self, act: list[Any]) -> None:
-        worker, windows = self._worker(act[1]), self.state.windows
-        if act[3]:
-            worker.window = Window(*act[2:7])
+class Flag(OfWorker, tag="flag"):
+    """A worker is open, cordoned or draining."""
+
+    IS_DECISION: ClassVar[bool] = True
+    flag: str
+    by: str
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
+        worker.flag, worker.by = self.flag, self.by
+
+
+class Window(OfWorker, tag="window"):
+    """A worker's maintenance window in ledger ms, see `state.Window`; all 0 takes it back."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    from_ms: int = 0
+    leave_ms: int = 0
+    until_ms: int = 0
+    by: str = ""
+    why: str = ""
+
+    def fold(self, folding: Folding) -> None:
+        worker, windows = folding.worker(self.worker), folding.state.windows
+        if self.leave_ms:
+            worker.window = WorkerWindow(self.from_ms, self.leave_ms, self.until_ms, self.by, self.why)
             windows[worker.num] = worker
         else:
             worker.window = None
             windows.pop(worker.num, None)
 
-    # -------------------------------------------------------------------------------------- devices
 
-    def _unquarantine(self, act: list[Any]) -> None:
-        self._worker(act[1]).quarantined &= ~act[2]
+class Unquarantine(OfWorker, tag="unquarantine"):
+    """Devices that did not become free are used again."""
 
-    def _health(self, act: list[Any]) -> None:
-        _, num, slot, ailment, detail, ends = act
-        worker = self._worker(num)
-        if not ailment:
-            self._well(worker, 1 << slot)
+    slots: int
+    by: str
+
+    def fold(self, folding: Folding) -> None:
+        folding.worker(self.worker).quarantined &= ~self.slots
+
+
+class Health(OfWorker, tag="health"):
+    """What a worker reports of a device: an ailment (empty: it is well again), and whether jobs have to leave it."""
+
+    LEVEL: ClassVar[int] = 2
+    slot: int
+    ailment: str
+    detail: str
+    ends: int
+
+    def fold(self, folding: Folding) -> None:
+        worker, slot = folding.worker(self.worker), self.slot
+        if not self.ailment:
+            _forget_ailments(worker, 1 << slot)
             return
         was = worker.unwell.get(slot)
-        since_ms = was[2] if was is not None and was[0] == ailment else self.time
-        worker.unwell[slot] = (ailment, detail, since_ms, ends)
+        since_ms = was[2] if was is not None and was[0] == self.ailment else folding.time
+        worker.unwell[slot] = (self.ailment, self.detail, since_ms, self.ends)
         worker.unwell_mask |= 1 << slot
 
-    def _said_well(self, act: list[Any]) -> None:
-        worker = self._worker(act[1])
-        worker.well = act[2]
+
+class Well(OfWorker, tag="well"):
+    """An operator says that devices are well; with no slots, the worker has taken that."""
+
+    LEVEL: ClassVar[int] = 2
+    slots: int
+    by: str
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
+        worker.well = self.slots
         if worker.well:
-            worker.well_n = self.seq
-        self._well(worker, worker.well)
+            worker.well_n = folding.seq
+        _forget_ailments(worker, worker.well)
 
-    @staticmethod
-    def _well(worker: Worker, mask: int) -> None:
-        worker.unwell = {slot: ailment for slot, ailment in worker.unwell.items() if not mask >> slot & 1}
-        worker.unwell_mask &= ~mask
 
-    # ----------------------------------------------------------------------------------------- jobs
+def _forget_ailments(worker: Worker, mask: int) -> None:
+    worker.unwell = {slot: ailment for slot, ailment in worker.unwell.items() if not mask >> slot & 1}
+    worker.unwell_mask &= ~mask
 
-    def _job(self, num: int, does: str) -> Job:
-        job = self.state.jobs.get(num)
-        if job is None:
-            raise FoldError(f"record {self.seq} {does} job {num}, which is not there")
-        return job
 
-    def _avoid(self, act: list[Any]) -> None:
-        job = self._job(act[1], "avoids a device for")
-        worker_num, mask = act[2], act[3]
+# --------------------------------------------------------------------------------------------------------------- jobs
+
+
+class OfJob(_Act):
+    """An act on a job that is in memory."""
+
+    job: int
+
+    def check(self, checking: Checking) -> None:
+        if self.job not in checking.state.jobs:
+            raise FoldError(f"act {self.tag} of job {self.job}, which is not there")
+
+
+class Avoid(OfJob, tag="avoid"):
+    """A job is not placed on these slots of a worker, which failed under it; none lifts that."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    worker: int
+    slots: int
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "avoids a device for")
         avoid = dict(job.avoid)
-        avoid[worker_num] = avoid.get(worker_num, 0) | mask
-        if not mask:
-            del avoid[worker_num]
+        avoid[self.worker] = avoid.get(self.worker, 0) | self.slots
+        if not self.slots:
+            del avoid[self.worker]
         job.avoid = tuple(sorted(avoid.items())[-AVOID_MAX:])
-        self.out.jobs[job.num] = job
+        folding.out.jobs[job.num] = job
 
-    def _preempt(self, act: list[Any]) -> None:
-        job, preempting = self._job(act[1], "preempts for"), self.state.preempting
-        workers, jobs = tuple(act[2]), tuple(act[3])
+
+class Preempt(OfJob, tag="preempt"):
+    """Workers are reserved for a job, and these jobs end for it; without workers that is given up."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    workers: list[int]
+    victims: list[int]
+
+    def fold(self, folding: Folding) -> None:
+        job, preempting = folding.job(self.job, "preempts for"), folding.state.preempting
         preempting.pop(job.num, None)
-        job.preempts = (workers, jobs) if workers else None
-        if workers:
+        job.preempts = (tuple(self.workers), tuple(self.victims)) if self.workers else None
+        if self.workers:
             preempting[job.num] = job
-        self.out.jobs[job.num] = job
+        folding.out.jobs[job.num] = job
 
-    def _priority(self, act: list[Any]) -> None:
-        _, num, priority, by, why = act
-        job = self._ordered(num, PRIORITY, by, f"{priority}: {why}" if why else str(priority))
-        job.priority = priority
-        self.state.reprioritized += 1
 
-    def _hold(self, act: list[Any]) -> None:
-        """Or UNHOLD: of one job, or of a tenant's whole queue."""
-        kind, name, num, by, why = act[:5]
-        order = StandingOrder(by, why, self.time) if kind == Act.HOLD else None
-        if num:
-            self._ordered(num, RELEASED if order is None else HELD, by, why).hold = order
-        else:
-            self._tenant(name).hold = order
+class Priority(OfJob, tag="priority"):
+    """An operator gives a job another priority."""
 
-    def _ordered(self, num: int, word: int, by: str, why: str) -> Job:
-        """An operator's act on a job, as a revision of its own."""
-        job = self._job(num, "acts on")
-        job.rev += 1
-        self._tell(job, (job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
-        self.out.jobs[num] = job
-        return job
+    IS_DECISION: ClassVar[bool] = True
+    priority: int
+    by: str
+    why: str
 
-    def _part(self, act: list[Any]) -> None:
-        """A part of a job's story stands in the history: memory keeps what is newer, and the last few."""
-        job = self._job(act[1], "holds a part of")
-        seq, first, last = act[2:5]
-        job.parts = (*job.parts, (seq, first, last))[-PARTS_MAX:]
+    def fold(self, folding: Folding) -> None:
+        said = f"{self.priority}: {self.why}" if self.why else str(self.priority)
+        folding.ordered(self.job, PRIORITY, self.by, said).priority = self.priority
+        folding.state.reprioritized += 1
+
+
+class Part(OfJob, tag="part"):
+    """Revisions `first` to `last` of a job stand in the history at `seq`: memory keeps what is newer, and the last."""
+
+    seq: int
+    first: int
+    last: int
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "holds a part of")
+        job.parts = (*job.parts, (self.seq, self.first, self.last))[-PARTS_MAX:]
         story = job.story
         if story:
-            del story[: max(0, min(len(story) - STORY_KEPT, last - story[0][0] + 1))]
+            del story[: max(0, min(len(story) - STORY_KEPT, self.last - story[0][REV] + 1))]
 
-    def _compact(self, act: list[Any]) -> None:
-        """The oldest jobs that are over leave memory for a row each."""
-        state = self.state
-        flat: list[Any] = act[1]
-        kept: list[int] = (act[2] if len(act) > 2 else None) or [0] * (len(flat) // 2)
-        ended, jobs, tenants = state.ended, state.jobs, state.tenants
-        digest, before = state.digest, state.finished.row
-        rows: list[tuple[bytes, bytes, int, int, int]] = []
-        pairs = iter(flat)
-        for num, request, where in zip(pairs, pairs, kept, strict=True):
-            if not ended or ended.popleft() != num:
-                raise FoldError(f"record {self.seq}: job {num} is not the oldest ended one")
-            job = jobs.pop(num)
-            tenant, name, story, replicas = job.tenant, job.name, job.story, job.replicas
-            if job.extra:
-                state.extra -= job.extra
-                state.extra_ended -= job.extra
-            del tenants[tenant].jobs[name]
-            final = replicas[0].state if len(replicas) == 1 else STATES.index(job.state)
-            ended_ms = story[-1][1] if story else self.time
-            rows.append((job.key or job_key(tenant, name), request, ended_ms, final, where))
-            digest -= job.row
-            for replica in replicas:
-                digest -= replica.row
-                del replica.job  # they point at each other: so they go at once, and leave the collector nothing
-        state.finished.add_all(rows)
-        state.digest = (digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
 
-    def _expire(self, act: list[Any]) -> None:
-        state = self.state
+class Compact(_Act, tag="compact"):
+    """The oldest jobs that are over leave memory.
+
+    `flat` has for each its number and its request's digest, `kept` where its history stands, 0 for nowhere.
+    """
+
+    flat: list[int | bytes]
+    kept: list[int] = []
+
+    def check(self, checking: Checking) -> None:
+        jobs, nums = checking.state.jobs, self.flat[::2]
+        at = checking.compacted
+        if nums != list(islice(checking.state.ended, at, at + len(nums))):
+            raise FoldError("jobs that are not the oldest ended ones leave memory")
+        checking.compacted += len(nums)
+        checking.gone.update((job.tenant, job.name) for job in [jobs[int(num)] for num in nums])
+
+    def fold(self, folding: Folding) -> None:
+        compact(folding, self.flat, self.kept)
+
+
+class Expire(_Act, tag="expire"):
+    """So many of the oldest rows of finished jobs go."""
+
+    rows: int
+
+    def check(self, checking: Checking) -> None:
+        checking.expired += self.rows
+        if checking.expired > len(checking.state.finished) + checking.compacted:
+            raise FoldError(f"{checking.expired} rows of finished jobs expire, which are not there")
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
         before = state.finished.row
-        for _ in range(act[1]):
+        for _ in range(self.rows):
             state.finished.drop_oldest()
         state.digest = (state.digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
 
-    # -------------------------------------------------------------------------------------- tenants
 
-    def _tenant(self, name: str) -> Tenant:
-        """A tenant that this record changes."""
-        tenant = self.state.tenant(name)
-        self.rows[tenant] = None
-        return tenant
+# ------------------------------------------------------------------------------------------------------------ tenants
 
-    def _cursor(self, act: list[Any]) -> None:
-        tenant, which, through = self._tenant(act[1]), act[2], act[3]
-        if which != "submit":
-            tenant.cancel_cursor = through
+
+class OfQueue(_Act):
+    """An act on a job, or with job 0 on all that a tenant has waiting."""
+
+    IS_DECISION: ClassVar[bool] = True
+    tenant: str
+    job: int
+    by: str
+    why: str
+
+    def check(self, checking: Checking) -> None:
+        if self.job and self.job not in checking.state.jobs:
+            raise FoldError(f"act {self.tag} of job {self.job}, which is not there")
+
+    def put(self, folding: Folding, word: int, order: StandingOrder | None) -> None:
+        if self.job:
+            folding.ordered(self.job, word, self.by, self.why).hold = order
+        else:
+            folding.tenant(self.tenant).hold = order
+
+
+class Hold(OfQueue, tag="hold"):
+    """An operator holds it: none of it is placed."""
+
+    def fold(self, folding: Folding) -> None:
+        self.put(folding, HELD, StandingOrder(self.by, self.why, folding.time))
+
+
+class Unhold(OfQueue, tag="unhold"):
+    """An operator releases what `Hold` holds."""
+
+    def fold(self, folding: Folding) -> None:
+        self.put(folding, RELEASED, None)
+
+
+class Limit(_Act, tag="limit"):
+    """A tenant's bounds; 0 is none."""
+
+    IS_DECISION: ClassVar[bool] = True
+    tenant: str
+    gpus: int
+    jobs: int
+    by: str
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        tenant = folding.tenant(self.tenant)
+        tenant.gpus_max, tenant.jobs_max = self.gpus, self.jobs
+        tenant.limit = StandingOrder(self.by, self.why, folding.time) if self.gpus or self.jobs else None
+
+
+class Share(_Act, tag="share"):
+    """A tenant's weight and guaranteed GPUs; 0 is none set."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    tenant: str
+    weight: int
+    gpus: int
+    by: str
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        tenant = folding.tenant(self.tenant)
+        tenant.weight, tenant.guaranteed = self.weight, self.gpus
+        tenant.share = StandingOrder(self.by, self.why, folding.time) if self.weight or self.gpus else None
+
+
+class HalfLife(_Act, tag="half-life"):
+    """From now on usage is counted, and decays with this half-life."""
+
+    LEVEL: ClassVar[int] = 2
+    ms: int
+
+    def fold(self, folding: Folding) -> None:
+        fairshare.begin(folding.state, self.ms)
+        folding.rows.update(dict.fromkeys(folding.state.tenants.values()))
+
+
+class Cursor(_Act, tag="cursor"):
+    """A tenant's durable queue was read through a sequence; `which` is submit or cancel."""
+
+    tenant: str
+    which: str
+    through: int
+
+    def fold(self, folding: Folding) -> None:
+        tenant = folding.tenant(self.tenant)
+        if self.which != "submit":
+            tenant.cancel_cursor = self.through
             return
-        tenant.submit_cursor = through
+        tenant.submit_cursor = self.through
         # a cancel that came by the queue has met every submit before it: its tombstone has done its work
-        for job in [job for job, at in tenant.tombstones.items() if 0 < at <= through]:
-            del tenant.tombstones[job]
+        for name in [name for name, at in tenant.tombstones.items() if 0 < at <= self.through]:
+            del tenant.tombstones[name]
 
-    def _tombstone(self, act: list[Any]) -> None:
-        self._tenant(act[1]).tombstones[act[2]] = act[3] or -self.time
 
-    def _untomb(self, act: list[Any]) -> None:
-        self._tenant(act[1]).tombstones.pop(act[2], None)
+class Tombstone(_Act, tag="tombstone"):
+    """A cancel of a job that is not known yet is remembered; `sequence` is its place in the durable queue, or 0."""
 
-    def _limit(self, act: list[Any]) -> None:
-        _, name, gpus, jobs, by, why = act
-        tenant = self._tenant(name)
-        tenant.gpus_max, tenant.jobs_max = gpus, jobs
-        tenant.limit = StandingOrder(by, why, self.time) if gpus or jobs else None
+    tenant: str
+    name: str
+    sequence: int
 
-    def _share(self, act: list[Any]) -> None:
-        _, name, weight, guaranteed, by, why = act
-        tenant = self._tenant(name)
-        tenant.weight, tenant.guaranteed = weight, guaranteed
-        tenant.share = StandingOrder(by, why, self.time) if weight or guaranteed else None
+    def fold(self, folding: Folding) -> None:
+        folding.tenant(self.tenant).tombstones[self.name] = self.sequence or -folding.time
 
-    def _half_life(self, act: list[Any]) -> None:
-        fairshare.begin(self.state, act[1])
-        self.rows.update(dict.fromkeys(self.state.tenants.values()))
 
-    # ------------------------------------------------------------------------------ the ledger itself
+class Untomb(_Act, tag="untomb"):
+    """The cancel of a job that is not known is forgotten."""
 
-    def _snapshot(self, act: list[Any]) -> None:
-        self.state.snapshot_before, self.state.snapshot = self.state.snapshot, (act[1], act[2], act[3])
+    tenant: str
+    name: str
 
-    def _epoch(self, act: list[Any]) -> None:
-        state = self.state
-        if state.ledger_id and state.ledger_id != act[1]:
-            raise FoldError(f"record {self.seq} belongs to ledger {act[1]}, this state to {state.ledger_id}")
+    def fold(self, folding: Folding) -> None:
+        folding.tenant(self.tenant).tombstones.pop(self.name, None)
+
+
+# --------------------------------------------------------------------------------------------------- the ledger itself
+
+
+class Epoch(_Act, tag="epoch"):
+    """A leader's term begins; `digests` names the hash of the digests from here on."""
+
+    IS_DECISION: ClassVar[bool] = True
+    ledger_id: str
+    scheduler: str
+    wall_s: float
+    digests: str = TUPLE_HASH
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
+        if state.ledger_id and state.ledger_id != self.ledger_id:
+            raise FoldError(f"record {folding.seq} belongs to ledger {self.ledger_id}, this state to {state.ledger_id}")
         if not state.ledger_id:
-            state.level = self.record.format  # a new ledger begins at what its first leader writes
-        state.ledger_id, state.leader = act[1], act[2]
-        state.epoch, state.epoch_seq = self.record.epoch, self.seq
+            state.level = folding.format  # a new ledger begins at what its first leader writes
+        state.ledger_id, state.leader = self.ledger_id, self.scheduler
+        state.epoch, state.epoch_seq = folding.epoch, folding.seq
 
-    def _resign(self, act: list[Any]) -> None:
-        self.state.leader = ""
 
-    def _level(self, act: list[Any]) -> None:
-        self.state.level = act[1]
+class Resign(_Act, tag="resign"):
+    """The leader stops for good: nobody need wait for its silence."""
 
-    def _behind(self, act: list[Any]) -> None:
-        self.state.behind = act[1]
+    def fold(self, folding: Folding) -> None:
+        folding.state.leader = ""
 
-    def _restored(self, act: list[Any]) -> None:
-        state = self.state
+
+class Level(_Act, tag="level"):
+    """The feature level from this record on."""
+
+    IS_DECISION: ClassVar[bool] = True
+    level: int
+    by: str
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        folding.state.level = self.level
+
+
+class Snapshot(_Act, tag="snapshot"):
+    """A snapshot counts from now on: its name, the sequence that it stands at, the BLAKE2b digest of its bytes."""
+
+    name: str
+    seq: int
+    digest: str
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
+        state.snapshot_before, state.snapshot = state.snapshot, (self.name, self.seq, self.digest)
+
+
+class Behind(_Act, tag="behind"):
+    """This ledger is an older backup that nobody may lead."""
+
+    IS_DECISION: ClassVar[bool] = True
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        folding.state.behind = self.why
+
+
+class Restored(_Act, tag="restored"):
+    """This ledger was restored from a backup; `formerly` is the id that it had before."""
+
+    IS_DECISION: ClassVar[bool] = True
+    formerly: str
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
         state.behind = ""
-        state.former_id, state.restored_ms, state.restored_epoch = act[1], self.time, self.record.epoch
+        state.former_id, state.restored_ms, state.restored_epoch = self.formerly, folding.time, folding.epoch
 
 
-_BY_KIND: Final[dict[str, Callable[[FoldingActs, list[Any]], None]]] = {
-    Act.WORKER: FoldingActs._known,
-    Act.JOIN: FoldingActs._join,
-    Act.GONE: FoldingActs._gone,
-    Act.FLAG: FoldingActs._flag,
-    Act.WINDOW: FoldingActs._window,
-    Act.UNQUARANTINE: FoldingActs._unquarantine,
-    Act.HEALTH: FoldingActs._health,
-    Act.WELL: FoldingActs._said_well,
-    Act.AVOID: FoldingActs._avoid,
-    Act.PREEMPT: FoldingActs._preempt,
-    Act.PRIORITY: FoldingActs._priority,
-    Act.HOLD: FoldingActs._hold,
-    Act.UNHOLD: FoldingActs._hold,
-    Act.PART: FoldingActs._part,
-    Act.COMPACT: FoldingActs._compact,
-    Act.EXPIRE: FoldingActs._expire,
-    Act.CURSOR: FoldingActs._cursor,
-    Act.TOMBSTONE: FoldingActs._tombstone,
-    Act.UNTOMB: FoldingActs._untomb,
-    Act.LIMIT: FoldingActs._limit,
-    Act.SHARE: FoldingActs._share,
-    Act.HALF_LIFE: FoldingActs._half_life,
-    Act.SNAPSHOT: FoldingActs._snapshot,
-    Act.EPOCH: FoldingActs._epoch,
-    Act.RESIGN: FoldingActs._resign,
-    Act.LEVEL: FoldingActs._level,
-    Act.BEHIND: FoldingActs._behind,
-    Act.RESTORED: FoldingActs._restored,
-}
+AnyAct = (
+    Known | Join | Gone | Flag | Window | Unquarantine | Health | Well
+    | Avoid | Preempt | Priority | Part | Compact | Expire
+    | Hold | Unhold | Limit | Share | HalfLife | Cursor | Tombstone | Untomb
+    | Epoch | Resign | Level | Snapshot | Behind | Restored
+)  # fmt: skip
 
-
-def known_act(kind: str) -> bool:
-    """Whether this release folds acts of this kind."""
-    return kind in _BY_KIND
+encode_act: Final = msgspec.msgpack.Encoder().encode

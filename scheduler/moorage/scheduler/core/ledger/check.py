@@ -6,13 +6,12 @@ the few things that a step depends on: a replica's state, whether it holds devic
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from moorage.scheduler.core.ids_in_bodies import id_of
-from moorage.scheduler.core.ledger.acts import known_act
-from moorage.scheduler.core.ledger.folding import FoldError
-from moorage.scheduler.core.records import STEP_WIDTH, Act, Op, Record, packed, unpacked
+from moorage.scheduler.core.ledger.folding import Checking, FoldError
+from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.records import STEP_WIDTH, Op, packed, unpacked
 from moorage.scheduler.core.state import (
     AT_EXITED,
     CLAIMED,
@@ -31,9 +30,6 @@ _EXIT, _DONE, _FREE, _QUARANTINE = map(int, (Op.EXIT, Op.DONE, Op.FREE, Op.QUARA
 _END, _MOVE, _BACKOFF, _GANG = map(int, (Op.END, Op.MOVE, Op.BACKOFF, Op.GANG))
 _OVER: Final = frozenset(map(int, (Op.REFUSE, Op.WITHDRAW, Op.LOSE)))
 _NOTED: Final = frozenset({_CLAIM, _EXIT, _DONE, _END, _MOVE, _RUN, *_OVER})
-#: acts with the number of a worker, or of a job, in the second place
-_OF_WORKER: Final = frozenset({Act.JOIN, Act.GONE, Act.FLAG, Act.WINDOW, Act.UNQUARANTINE, Act.HEALTH, Act.WELL})
-_OF_JOB: Final = frozenset({Act.AVOID, Act.PREEMPT, Act.PRIORITY, Act.PART})
 #: a replica is named by job number times this, and its index
 _INDEX_MAX: Final = 1 << 20
 _FREE_OF_DEVICES: Final = -1
@@ -43,50 +39,16 @@ def check(state: State, record: Record) -> None:
     """Raises `FoldError` where `fold` could not follow."""
     if len(record.steps) % STEP_WIDTH:
         raise FoldError("the record ends within a step")
-    workers = len(state.worker_by_num)
-    gone: set[tuple[str, str]] = set()
-    if record.acts:
-        workers = _check_acts(state, record.acts, gone)
+    checking = Checking(state)
+    for act in record.acts:
+        act.check(checking)
+    workers = checking.workers
     for at in range(0, len(record.facts), 2):
         if not 0 <= record.facts[at] < workers:
             raise FoldError(f"facts of worker {record.facts[at]}, which is not known")
-    new = _check_accepts(state, record, gone) if record.accepts else []
+    new = _check_accepts(state, record, checking.gone) if record.accepts else []
     if record.steps:
         _check_steps(state, record, new, workers)
-
-
-def _check_acts(state: State, acts: list[list[Any]], gone: set[tuple[str, str]]) -> int:
-    """How many workers are known with them; `gone` are the jobs that leave memory."""
-    workers, ids = len(state.worker_by_num), set(state.workers) if any(a[0] == Act.WORKER for a in acts) else set()
-    compacted = expired = 0
-    for act in acts:
-        kind = act[0]
-        if not known_act(kind):
-            raise FoldError(f"act {kind!r} is not known")
-        if kind == Act.WORKER:
-            if act[2] not in ids:
-                if act[1] != workers:
-                    raise FoldError(f"worker number {act[1]} is not the next")
-                ids.add(act[2])
-                workers += 1
-        elif kind in _OF_WORKER:
-            if not 0 <= act[1] < workers:
-                raise FoldError(f"act {kind} of worker {act[1]}, which is not known")
-        elif kind in _OF_JOB or (kind in (Act.HOLD, Act.UNHOLD) and act[2]):
-            num = act[1] if kind in _OF_JOB else act[2]
-            if num not in state.jobs:
-                raise FoldError(f"act {kind} of job {num}, which is not there")
-        elif kind == Act.COMPACT:
-            nums = act[1][::2]
-            if nums != list(islice(state.ended, compacted, compacted + len(nums))):
-                raise FoldError("jobs that are not the oldest ended ones leave memory")
-            compacted += len(nums)
-            gone.update((state.jobs[num].tenant, state.jobs[num].name) for num in nums)
-        elif kind == Act.EXPIRE:
-            expired += act[1]
-            if expired > len(state.finished) + compacted:
-                raise FoldError(f"{expired} rows of finished jobs expire, which are not there")
-    return workers
 
 
 def _check_accepts(state: State, record: Record, gone: set[tuple[str, str]]) -> list[int]:

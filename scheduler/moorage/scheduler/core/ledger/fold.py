@@ -7,19 +7,18 @@ record of an older epoch is a counted no-op (third line of the fence, ledger-rul
 from __future__ import annotations
 
 from typing import Any
-from zlib import crc32
 
 from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
+from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.steps import FoldingSteps
-from moorage.scheduler.core.records import FORMAT, Record
+from moorage.scheduler.core.records import FORMAT
 from moorage.scheduler.core.state import State, new_job
 
 
 def fold(state: State, record: Record, seq: int) -> Folded:
     """Apply one record. Raises `FoldError` when it cannot follow; the state is then to be thrown away."""
-    out = Folded()
     if record.format not in (FORMAT - 1, FORMAT):
         other = "a newer" if record.format > FORMAT else "an older"
         raise FoldError(
@@ -28,14 +27,15 @@ def fold(state: State, record: Record, seq: int) -> Folded:
         )
     if record.epoch < state.epoch:
         state.seq = seq  # a stale leader's record: counted, never applied
-        return out
+        return Folded()
     if record.digest != state.digest:
         raise FoldError(f"record {seq} follows state {record.digest:x}, but this state is {state.digest:x}")
+    folding = _Folding(state, seq, record.time, record.epoch, record.format, record.notes)
     try:
-        _Folding(state, record, seq, out).run()
+        folding.run(record)
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise FoldError(f"record {seq} says what cannot be: {error!r}") from error
-    return out
+    return folding.out
 
 
 class _Folding(FoldingSteps):
@@ -43,13 +43,13 @@ class _Folding(FoldingSteps):
 
     __slots__ = ()
 
-    def run(self) -> None:
-        state, record = self.state, self.record
+    def run(self, record: Record) -> None:
+        state = self.state
         state.time_ms = record.time
         if state.half_life_ms and fairshare.advance(state):
             self.rows.update(dict.fromkeys(state.tenants.values()))
         for act in record.acts:
-            self._act(act)
+            act.fold(self)
         if record.epoch != state.epoch:
             raise FoldError(f"record {self.seq} is of epoch {record.epoch}, which no epoch record before it began")
         if record.accepts:
@@ -61,38 +61,23 @@ class _Folding(FoldingSteps):
                 worker.no = facts[at + 1]
                 self.rows[worker] = None
         if record.steps:
-            self._steps(record.steps)
+            self._steps(record.steps, record.actors)
         self._renew_digest()
         state.seq = self.seq
 
     def _renew_digest(self) -> None:
-        """Each touched row once: the rows' own `digest_row`, written out here where there are thousands of them."""
+        """Put the new digest of each touched row in the place of its old one."""
         state, out = self.state, self.out
         digest, ended, preempting = state.digest, state.ended, bool(state.preempting)
         for replica in self.replicas:
-            new = hash(
-                (
-                    replica.job.num,
-                    replica.index,
-                    replica.state,
-                    replica.attempt,
-                    replica.fence,
-                    replica.retries,
-                    replica.losses,
-                    replica.refusals,
-                    replica.not_before,
-                    replica.after,
-                )
-            )
+            new = replica.digest_row()
             digest += new - replica.row
             replica.row = new
         for job in out.jobs.values():
             if preempting and job.preempts is not None and job.live == 0:
                 job.preempts = None
                 state.preempting.pop(job.num, None)
-            new = hash((job.num, job.rev, job.gang, job.after, job.started, crc32(job.name.encode())))
-            if job.hold is not None or job.priority >= 0 or job.avoid or job.preempts is not None:
-                new = job.digest_row()
+            new = job.digest_row()
             digest += new - job.row
             job.row = new
             # a job is over once all replicas are and every device was seen free: only then may it leave memory
@@ -106,20 +91,7 @@ class _Folding(FoldingSteps):
                 ended.append(job.num)
                 out.ended.append(job)
         for member in self.members:
-            replica = member.replica
-            new = hash(
-                (
-                    replica.job.num,
-                    replica.index,
-                    member.fence,
-                    member.worker.num,
-                    member.mask,
-                    member.mode,
-                    member.phase,
-                )
-            )
-            if member.rate_milli or member.notice_s:
-                new = member.digest_row()
+            new = member.digest_row()
             digest += new - member.row
             member.row = new
         for row in self.rows:

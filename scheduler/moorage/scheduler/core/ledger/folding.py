@@ -1,8 +1,7 @@
-"""What is common to all that folds a record: what it has in hand, what it has touched, and what came of it."""
+"""What all that checks or folds a record has in common: the record in hand, what it has touched, what came of it."""
 
 from __future__ import annotations
 
-from moorage.scheduler.core.records import Record
 from moorage.scheduler.core.state import (
     STORY_MAX,
     STORY_MAX_REPLICA,
@@ -40,31 +39,75 @@ class Folded:
 class Folding:
     """One record being folded; keeps the rows it touches so that the digest is renewed once a row."""
 
-    __slots__ = ("members", "out", "record", "replicas", "rows", "seq", "state", "time")
+    __slots__ = ("epoch", "format", "members", "notes", "out", "replicas", "rows", "seq", "state", "time")
 
-    def __init__(self, state: State, record: Record, seq: int, out: Folded) -> None:
+    def __init__(self, state: State, seq: int, time: int, epoch: int, format: int, notes: list[str]) -> None:
         self.state = state
-        self.record = record
         self.seq = seq
-        self.out = out
-        self.time = record.time
+        self.time = time
+        self.epoch = epoch
+        self.format = format
+        self.notes = notes
+        self.out = Folded()
         self.replicas: dict[Replica, None] = {}
         self.members: dict[Member, None] = {}
         self.rows: dict[Worker | Tenant, None] = {}
 
-    def _tell(self, job: Job, transition: Transition) -> None:
+    def worker(self, num: int) -> Worker:
+        """Return a worker that this record changes."""
+        worker = self.state.worker_by_num[num]
+        self.touch_worker(worker)
+        return worker
+
+    def touch_worker(self, worker: Worker) -> None:
+        self.rows[worker] = None
+        self.out.workers.append(worker)
+
+    def tenant(self, name: str) -> Tenant:
+        """Return a tenant that this record changes."""
+        tenant = self.state.tenant(name)
+        self.rows[tenant] = None
+        return tenant
+
+    def job(self, num: int, does: str) -> Job:
+        """Return a job; `does` is what the record does to it, for the error where there is none."""
+        job = self.state.jobs.get(num)
+        if job is None:
+            raise FoldError(f"record {self.seq} {does} job {num}, which is not there")
+        return job
+
+    def ordered(self, num: int, word: int, by: str, why: str) -> Job:
+        """Return a job on which an operator acts: the act is a revision of its own in the job's story."""
+        job = self.job(num, "acts on")
+        job.rev += 1
+        self.add_transition(job, (job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
+        self.out.jobs[num] = job
+        return job
+
+    def add_transition(self, job: Job, transition: Transition) -> None:
         story = job.story
         if len(story) >= STORY_PART:
-            self._long(job)
+            self.note_long_story(job)
         story.append(transition)
 
-    def _long(self, job: Job) -> None:
+    def note_long_story(self, job: Job) -> None:
+        """Note that a job's story is long; drop its oldest part where no history has taken it."""
         story, replicas = job.story, len(job.replicas)
         if len(story) >= STORY_MAX + STORY_MAX_REPLICA * replicas:
             del story[: len(story) // 4]
         if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
             self.out.long[job.num] = job
 
-    def _touch_worker(self, worker: Worker) -> None:
-        self.rows[worker] = None
-        self.out.workers.append(worker)
+
+class Checking:
+    """What a record's acts leave, as `check` follows them without changing the state."""
+
+    __slots__ = ("compacted", "expired", "gone", "ids", "state", "workers")
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.workers = len(state.worker_by_num)  # known with this record
+        self.ids: set[str] = set()  # workers that this record makes known
+        self.compacted = 0  # jobs that leave memory
+        self.expired = 0  # rows of finished jobs that expire
+        self.gone: set[tuple[str, str]] = set()  # tenant and name of the jobs that leave memory

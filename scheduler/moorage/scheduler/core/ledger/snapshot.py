@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.scheduler.core import fairshare
-from moorage.scheduler.core.finished import ROW_BYTES, ROW_BYTES_FIRST, FinishedTable
+from moorage.scheduler.core.finished import ROW_BYTES, FinishedTable
 from moorage.scheduler.core.state import (
     IS_TERMINAL,
     Ailment,
@@ -22,6 +22,7 @@ from moorage.scheduler.core.state import (
     StandingOrder,
     State,
     Tenant,
+    Transition,
     Window,
     Worker,
     new_job,
@@ -51,9 +52,9 @@ class _Job(msgspec.Struct, array_like=True):
     after: int
     count: int
     master: str
-    story: list[Any]
+    story: list[Transition]
     replicas: list[list[int]]
-    parts: tuple[tuple[int, int, int], ...] = ()
+    parts: tuple[tuple[int, int, int], ...]
 
 
 class _Worker(msgspec.Struct, array_like=True):
@@ -88,13 +89,12 @@ class _Snapshot(msgspec.Struct, array_like=True):
     finished: bytes
     tenants: list[tuple[str, int, int, dict[str, int]]]
     workers: list[_Worker]
-    finished_row_bytes: int = ROW_BYTES_FIRST
-    job_orders: list[
-        tuple[int, int, StandingOrder | None]
-    ] = []  # job number, priority, hold; of those that have either
+    finished_row_bytes: int
+    job_orders: list[tuple[int, int, StandingOrder | None]]  # job number, priority, hold; of those that have either
     tenant_orders: list[
         tuple[str, int, int, StandingOrder | None, StandingOrder | None]
-    ] = []  # tenant, GPUs, jobs, limit, hold
+    ]  # tenant, GPUs, jobs, limit, hold
+    # what follows came with 0.3
     half_life: tuple[int, int] = (0, 0)  # of usage, and from which ledger ms it counts
     shares: list[tuple[str, int, int, StandingOrder | None, bytes]] = []  # tenant, weight, GPUs guaranteed, who, usage
     #: worker number, slots said to be well, the number of that word, ailments by slot, maintenance window
@@ -194,7 +194,7 @@ def load(snapshot: bytes, *, rehash: bool = False) -> State:
         found = _decode(snapshot)
         return _loaded(found, rehash=rehash)
     except (*UNREADABLE, LookupError, TypeError) as error:  # its rows may be anything: they name each other by number
-        raise BadSnapshot(f"not a snapshot: {error!r}") from None
+        raise BadSnapshot(f"not a snapshot of release 0.2 or a later one: {error!r}") from None
 
 
 def _loaded(found: _Snapshot, *, rehash: bool) -> State:
@@ -237,7 +237,7 @@ def _loaded(found: _Snapshot, *, rehash: bool) -> State:
         _load_worker(state, number, row_of)
     _load_health(state, found)
     state.ended.extend(found.ended)
-    state.finished = FinishedTable.load(found.finished, row_bytes=found.finished_row_bytes)
+    state.finished = FinishedTable.load(found.finished)
     _digest_rows(state)
     if state.digest != found.digest and not rehash:
         raise BadSnapshot(f"the rows have digest {state.digest:x}, the snapshot says {found.digest:x}")
@@ -248,7 +248,7 @@ def _load_job(state: State, row: _Job) -> None:
     job = new_job(row.num, row.tenant, row.name, row.body, len(row.replicas), row.trace, row.accepted_ms, row.ledger)
     job.rev, job.started, job.over, job.gang = row.rev, row.started, row.over, row.gang
     job.after, job.count, job.master = row.after, row.count, row.master
-    job.story = [(*entry, "")[:11] for entry in row.story]  # a snapshot of an older release names no actor
+    job.story = row.story
     job.parts = row.parts
     for replica, values in zip(job.replicas, row.replicas, strict=True):
         (

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from moorage.scheduler.core import fairshare
-from moorage.scheduler.core.ledger.acts import FoldingActs
-from moorage.scheduler.core.ledger.folding import FoldError
+from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.records import (
     BY_WORKER,
     MODE_BITS,
@@ -46,12 +45,12 @@ _MODE_MASK: Final = (1 << MODE_BITS) - 1
 _NOTICE_MASK: Final = (1 << NOTICE_BITS) - 1
 
 
-class FoldingSteps(FoldingActs):
+class FoldingSteps(Folding):
     __slots__ = ()
 
-    def _steps(self, steps: list[int]) -> None:
+    def _steps(self, steps: list[int], actors: list[int]) -> None:
         jobs, changed, replicas, seq = self.state.jobs, self.out.jobs, self.replicas, self.seq
-        actors = self._actors() if self.record.actors else {}
+        names = self._names(actors) if actors else {}
         if len(steps) % STEP_WIDTH:
             raise FoldError(f"record {seq} ends within a step")
         self.state.transitions += len(steps) // STEP_WIDTH
@@ -68,14 +67,14 @@ class FoldingSteps(FoldingActs):
                 fold_step, by = _BY_OP[op]
             except KeyError:
                 raise FoldError(f"record {seq} holds step {op}, which this release does not know") from None
-            if actors:
-                by = actors.get(at, by)
+            if names:
+                by = names.get(at, by)
                 at += STEP_WIDTH
             fold_step(self, op, job, replica, a, b, c, by)
 
-    def _actors(self) -> dict[int, str]:
-        """Who did the step at each position, of those that an actor did."""
-        flat, notes = self.record.actors, self.record.notes
+    def _names(self, flat: list[int]) -> dict[int, str]:
+        """Return the actor of the step at each position, of those that an actor did."""
+        notes = self.notes
         found: dict[int, str] = {}
         for at in range(0, len(flat), 3):
             for position in range(flat[at], flat[at + 1], STEP_WIDTH):
@@ -107,7 +106,7 @@ class FoldingSteps(FoldingActs):
         job.rev = rev = job.rev + 1
         tenant.gpus += b.bit_count()
         if len(story) >= STORY_PART:
-            self._long(job)
+            self.note_long_story(job)
         story.append((rev, self.time, index, attempt, PLACED, a, b, 0, "", seq, by))
         self.members[member] = None
         self.out.placed.append(member)
@@ -124,7 +123,7 @@ class FoldingSteps(FoldingActs):
         holder, mask, fence, story = member.worker, member.mask, member.fence, job.story
         worker = holder.num
         if len(story) >= STORY_PART:
-            self._long(job)
+            self.note_long_story(job)
         story += (
             (rev + 1, time, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
             (rev + 2, time, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
@@ -150,7 +149,7 @@ class FoldingSteps(FoldingActs):
     def _claim(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         member = self._held(replica, op)
         if c:
-            job.master = self.record.notes[c - 1]
+            job.master = self.notes[c - 1]
         member.phase = AT_CLAIMED
         self.members[member] = None
         self._move(job, replica, CLAIMED, 0, "", member, by)
@@ -227,7 +226,7 @@ class FoldingSteps(FoldingActs):
     def _quarantine(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         held = self._lingering(job, replica.index, a)
         held.worker.quarantined |= b
-        self._touch_worker(held.worker)
+        self.touch_worker(held.worker)
 
     # ------------------------------------------------------------------------------------- what they share
 
@@ -239,11 +238,13 @@ class FoldingSteps(FoldingActs):
         if IS_TERMINAL[to]:
             job.live -= 1
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
-        self._tell(job, (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
+        self.add_transition(
+            job, (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by)
+        )
 
     def _note(self, number: int) -> str:
         """A text of the record by its number; 0 is none."""
-        return self.record.notes[number - 1] if number else ""
+        return self.notes[number - 1] if number else ""
 
     def _illegal(self, replica: Replica, to: int) -> FoldError:
         name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
@@ -269,7 +270,7 @@ class FoldingSteps(FoldingActs):
         worker = member.worker
         if worker.quarantined & member.mask:
             worker.quarantined &= ~member.mask
-            self._touch_worker(worker)
+            self.touch_worker(worker)
         self._remove(member)
 
     def _remove(self, member: Member) -> None:

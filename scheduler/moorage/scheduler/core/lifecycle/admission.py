@@ -16,9 +16,10 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
 from moorage.scheduler.core.finished import job_key, request_digest
 from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.ledger.acts import Untomb
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
-from moorage.scheduler.core.records import Act, by_tenant
+from moorage.scheduler.core.records import by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
 from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, identity, same_request
@@ -163,7 +164,7 @@ class Admission:
                 )
             if limit is not None:
                 return _refused(event, limit, limit.message)
-            if draft.is_tenant_held(event.tenant):
+            if draft.tenant(event.tenant).hold is not None:
                 warnings.append(HELD)
         if self._matched_at != self.fleet.inventory:
             self._matched_at = self.fleet.inventory
@@ -196,10 +197,11 @@ class Admission:
 
         Cancels and orders come before the submits of a record, and these make none of the three.
         """
-        known = self.state.tenants.get(tenant)
+        row, known = draft.tenant(tenant), self.state.tenants.get(tenant)
         if (
-            draft.limits_of(tenant) != (0, 0)
-            or draft.is_tenant_held(tenant)
+            row.gpus_max
+            or row.jobs_max
+            or row.hold is not None
             or tenant in draft.tombstones
             or (known is not None and known.tombstones)
         ):
@@ -243,8 +245,7 @@ class Admission:
         """Whether its cancel came first; the tombstone of that cancel is removed then."""
         tenant, just_now = self.state.tenants.get(event.tenant), draft.tombstones.get(event.tenant, _NONE)
         if event.name in just_now or (tenant is not None and event.name in tenant.tombstones):
-            draft.acts.append([Act.UNTOMB, event.tenant, event.name])
-            draft.bytes += 128
+            draft.add(Untomb(event.tenant, event.name))
             just_now.discard(event.name)
             return True
         return False
@@ -310,7 +311,8 @@ class Admission:
 
     def _over_limit(self, draft: Draft, event: Submit) -> Problem | None:
         """A problem if an operator's limit on the tenant allows no more jobs, or could never let this one start."""
-        gpus_max, jobs_max = draft.limits_of(event.tenant)
+        tenant = draft.tenant(event.tenant)
+        gpus_max, jobs_max, live = tenant.gpus_max, tenant.jobs_max, tenant.live
         need = event.shape.gpus
         if gpus_max and need > gpus_max:
             return problem(
@@ -322,18 +324,16 @@ class Admission:
                 job=event.name,
                 next="ask for fewer GPUs, or ask an operator to raise the limit",
             )
-        if jobs_max and event.sequence == 0:  # the reader of the durable queue stops there by itself
-            tenant = self.state.tenants.get(event.tenant)
-            live = (tenant.live if tenant is not None else 0) + draft.accepted.get(event.tenant, 0)
-            if live >= jobs_max:
-                return problem(
-                    "failed-precondition",
-                    f"tenant {event.tenant} has {live} jobs that are not over, and may have {jobs_max}",
-                    found=live,
-                    allowed=f"at most {jobs_max} jobs of tenant {event.tenant} that are not over",
-                    job=event.name,
-                    next="send again once some are over, or publish to the durable queue, which waits",
-                )
+        # the reader of the durable queue stops there by itself
+        if jobs_max and event.sequence == 0 and live >= jobs_max:
+            return problem(
+                "failed-precondition",
+                f"tenant {event.tenant} has {live} jobs that are not over, and may have {jobs_max}",
+                found=live,
+                allowed=f"at most {jobs_max} jobs of tenant {event.tenant} that are not over",
+                job=event.name,
+                next="send again once some are over, or publish to the durable queue, which waits",
+            )
         return None
 
     def _again(self, event: Submit, body: bytes, state: str, ledger: int) -> Accepted | Problem:
@@ -404,7 +404,7 @@ class Admission:
         """Reject a job with `on_no_match: reject` that was accepted before all of the fleet was heard."""
         if not self.could_ever(shape):
             for replica in job.replicas:
-                if draft.state_of(replica) == QUEUED:
+                if draft.replica(replica).state == QUEUED:
                     draft.move(replica, REJECTED, f"{NO_MATCH}: {self._unmatched.why(shape)}")
 
     # ----------------------------------------------------------------------------------------- cancels
@@ -420,8 +420,7 @@ class Admission:
                 continue
             for job, at in islice(tenant.tombstones.items(), FORGET_MAX):
                 if at <= 0 and -at < before:
-                    draft.acts.append([Act.UNTOMB, tenant.name, job])
-                    draft.bytes += 128
+                    draft.add(Untomb(tenant.name, job))
                 elif at <= 0:
                     break
             if draft.full:

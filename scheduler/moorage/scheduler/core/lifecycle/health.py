@@ -11,13 +11,15 @@ from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Count
-from moorage.scheduler.core.state import Job, State, Worker, every_slot
+from moorage.scheduler.core.records import RECORD_BYTES_MAX, Count
+from moorage.scheduler.core.state import WHY, Job, State, Worker, every_slot
 from moorage.schemas.frames import ABOUT_THE_JOB, Renew, Unwell
 
 KIND_CHARS_MAX: Final = 16
 DETAIL_CHARS_MAX: Final = 120
+#: the most that an act of this module fills of a record, for what is asked before it is written
 ACT_BYTES: Final = 200
 #: jobs that one join has asked for again: what more there are wait for the next one, or an operator's word
 LIFTED_MAX: Final = 500
@@ -34,35 +36,35 @@ class Health:
     def heard(self, draft: Draft, host: Host, frame: Renew) -> None:
         """Write what is new of the worker's devices into the draft, and have what runs on failed ones leave."""
         worker = host.worker
-        if not (frame.unwell or worker.unwell or worker.well) or worker.num in draft.examined:
+        if not (frame.unwell or worker.unwell or worker.well):
             return
-        if not draft.level_allows(Act.HEALTH):
+        if not draft.level_allows(acts.Health.LEVEL):
             return  # its load frames say that they are sick, as ever
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # it is said again with the next renewal
-        draft.examined.add(worker.num)
-        if worker.num in draft.well:
-            pending = draft.well[worker.num]  # said before it can have taken what an operator says in this record
+        row = draft.change_worker(worker)
+        if row.examined:
+            return
+        row.examined = True
+        if row.well != worker.well:
+            pending = row.well  # said before it can have taken what an operator says in this record
         else:
             pending = worker.well if frame.well_n < worker.well_n else 0  # said before it took the operator's word
             if worker.well and not pending:
-                draft.acts.append([Act.WELL, worker.num, 0, ""])
-                draft.bytes += ACT_BYTES
-                draft.well[worker.num] = 0
+                draft.add(acts.Well(worker.num, 0, ""))
+                row.well = 0
         devices = len(host.cls.devices)
         shown = {u.slot: _bounded(u) for u in frame.unwell if 0 <= u.slot < devices and not pending >> u.slot & 1}
         failed = 0
         for slot, (kind, detail, ends) in sorted(shown.items()):
             was = worker.unwell.get(slot)
             if was is None or (was[0], was[1], was[3]) != (kind, detail, ends):
-                draft.acts.append([Act.HEALTH, worker.num, slot, kind, detail, ends])
-                draft.bytes += ACT_BYTES
+                draft.add(acts.Health(worker.num, slot, kind, detail, ends))
             failed |= ends << slot
         for slot in worker.unwell:
             if slot not in shown:
-                draft.acts.append([Act.HEALTH, worker.num, slot, "", "", 0])
-                draft.bytes += ACT_BYTES
-        draft.unwell[worker.num] = sum(1 << slot for slot in shown)
+                draft.add(acts.Health(worker.num, slot, "", "", 0))
+        row.unwell_mask = sum(1 << slot for slot in shown)
         if failed:
             self._leave(draft, worker, failed, shown)
 
@@ -80,8 +82,7 @@ class Health:
                 self.lifecycle.leave(
                     draft, member, f"GPU {slot} of {worker.id}: {shown[slot][1] or shown[slot][0]}", Count.LOSS
                 )
-            draft.acts.append([Act.AVOID, job.num, worker.num, mask])
-            draft.bytes += ACT_BYTES
+            draft.add(acts.Avoid(job.num, worker.num, mask))
             draft.avoided[job] = None
 
     def release(self, draft: Draft, worker: Worker, slots: int, by: str) -> int:
@@ -92,24 +93,22 @@ class Health:
         counts: its load frame has shown it to the operator already. Returns the mask of those that were.
         """
         named = slots or -1
-        unwell = draft.unwell_of(worker)
-        mask = (worker.quarantined | unwell) & named
+        row = draft.change_worker(worker)
+        mask = (worker.quarantined | row.unwell_mask) & named
         self.lifecycle.release(draft, worker, mask)
-        draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined & mask, by])
-        if mask and draft.level_allows(Act.WELL):
-            draft.well[worker.num] = mask | draft.well.get(worker.num, worker.well)
-            draft.acts.append([Act.WELL, worker.num, draft.well[worker.num], by])
-            draft.unwell[worker.num] = unwell & ~mask
+        draft.add(acts.Unquarantine(worker.num, worker.quarantined & mask, by))
+        if mask and draft.level_allows(acts.Well.LEVEL):
+            row.well |= mask
+            draft.add(acts.Well(worker.num, row.well, by))
+            row.unwell_mask &= ~mask
         lifted = 0
         for num, kept in self._avoiding(draft, worker).items():
             if kept & named:
                 lifted |= kept & named
-                draft.acts.append([Act.AVOID, num, worker.num, 0])
+                draft.add(acts.Avoid(num, worker.num, 0))
                 if kept & ~named:
-                    draft.acts.append([Act.AVOID, num, worker.num, kept & ~named])
-                draft.bytes += ACT_BYTES
+                    draft.add(acts.Avoid(num, worker.num, kept & ~named))
                 draft.avoided[self.state.jobs[num]] = None
-        draft.bytes += 2 * ACT_BYTES
         return mask | lifted
 
     def _avoiding(self, draft: Draft, worker: Worker) -> dict[int, int]:
@@ -120,8 +119,8 @@ class Health:
             if job.avoid and not job.over and (mask := dict(job.avoid).get(worker.num, 0))
         }
         for act in draft.acts if draft.avoided else ():
-            if act[0] == Act.AVOID and act[2] == worker.num:
-                avoiding[act[1]] = avoiding.get(act[1], 0) | act[3] if act[3] else 0
+            if isinstance(act, acts.Avoid) and act.worker == worker.num:
+                avoiding[act.job] = avoiding.get(act.job, 0) | act.slots if act.slots else 0
         return avoiding
 
     def ask_anew(self, draft: Draft, worker: Worker) -> None:
@@ -129,7 +128,7 @@ class Health:
 
         Only what it refused for what it runs: a device that failed under a job stays closed to that job.
         """
-        if not draft.level_allows(Act.AVOID):
+        if not draft.level_allows(acts.Avoid.LEVEL):
             return
         every, lifted = every_slot(worker), 0
         for num in sorted(self._shy_jobs()):
@@ -137,10 +136,9 @@ class Health:
             if job is None or job.over or not job.avoid:
                 self._shy_jobs().discard(num)
             elif dict(job.avoid).get(worker.num) == every and any(
-                row[8].startswith(ABOUT_THE_JOB) for row in job.story
+                row[WHY].startswith(ABOUT_THE_JOB) for row in job.story
             ):
-                draft.acts.append([Act.AVOID, job.num, worker.num, 0])
-                draft.bytes += ACT_BYTES
+                draft.add(acts.Avoid(job.num, worker.num, 0))
                 draft.avoided[job] = None
                 lifted += 1
                 if lifted >= LIFTED_MAX:

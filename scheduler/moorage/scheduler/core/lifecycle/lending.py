@@ -110,7 +110,7 @@ class Lending:
         worker = workers[num]
         if worker.id == worker_id:
             return None
-        holds = (worker.session and num not in draft.left) or self._kept(worker)
+        holds = draft.worker(worker).session or self._kept(worker)
         return worker.id if holds and name in _lent_by(worker) else None
 
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.finished import request_digest
-from moorage.scheduler.core.records import Act
-from moorage.scheduler.core.state import Job, State
+from moorage.scheduler.core.ledger.acts import Compact, Expire
+from moorage.scheduler.core.state import AT_MS, Job, State
 from moorage.schemas.request_cache import RequestCache
 
 #: one record compacts at most so many ended jobs (big ones count for several)
@@ -41,7 +41,7 @@ class Retention:
         """
         if not job.over or not job.story:
             return False
-        if draft.time_ms - job.story[-1][1] < self._config.finished_keep_ms:
+        if draft.time_ms - job.story[-1][AT_MS] < self._config.finished_keep_ms:
             return False
         if not self._state.jobs[self._state.ended[0]].kept:
             return False
@@ -79,8 +79,7 @@ class Retention:
             if num == self._through:
                 break
         if flat:
-            draft.acts.append([Act.COMPACT, flat, kept])
-            draft.bytes += len(kept) * 30
+            draft.add(Compact(flat, kept))
         return len(kept)
 
     def forget(self, draft: Draft, added: int) -> None:
@@ -92,4 +91,4 @@ class Retention:
         old = finished.older_than(draft.time_ms - self._rows_ms, most)
         old = max(old, min(len(finished) + added - self._config.finished_rows, most))
         if old > 0:
-            draft.acts.append([Act.EXPIRE, old])
+            draft.add(Expire(old))

@@ -17,10 +17,11 @@ from moorage.scheduler.core.draft import FULL_BYTES, STEP_BYTES, Draft
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devices_of, recorded_devices
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.records import GOODBYE, WORKERS_MAX, Act, GangPhase
+from moorage.scheduler.core.records import GOODBYE, WORKERS_MAX, GangPhase
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, LOST_KEPT, Member, MemberKey, State, Worker
 from moorage.schemas.errors import Problem, problem
@@ -96,8 +97,7 @@ class Sessions:
         hello = _as_recorded(frame.hello) | {"lost_ms": self.config.lost_ms}
         if event.json:
             hello["json"] = True  # in the ledger, so that the next leader writes to it in this form, too
-        draft.acts.append([Act.JOIN, num, frame.boot, frame.n, event.fresh, 0, hello])
-        draft.bytes += 512 + len(msgspec.msgpack.encode(hello))
+        draft.add(acts.Join(num, frame.boot, frame.n, event.fresh, 0, hello))
         return event.fresh
 
     def _answer_known(self, draft: Draft, worker: Worker, frame: Join) -> Problem | str | None:
@@ -113,7 +113,7 @@ class Sessions:
                 next="give this worker another id, or cancel the kept jobs",
                 retry_after_s=self.config.lost_ms / 1000,
             )
-        if not worker.session or worker.num in draft.left:
+        if not draft.worker(worker).session:
             # a lost journal may begin again at 1, but not in the same boot: this join came late, or twice
             is_late = frame.n <= worker.n and (frame.boot, frame.machine) == (worker.boot, worker.machine)
             return self._stale(worker, frame) if is_late else None
@@ -152,7 +152,7 @@ class Sessions:
         num = len(self.state.worker_by_num) + draft.numbered
         if num >= WORKERS_MAX:
             return problem("failed-precondition", f"{WORKERS_MAX:,} workers are known: the ledger's bound")
-        draft.acts.append([Act.WORKER, num, event.worker, frame.machine])
+        draft.add(acts.Known(num, event.worker, frame.machine))
         draft.numbered += 1
         return num
 
@@ -181,7 +181,7 @@ class Sessions:
         if frame.boot != worker.boot or _as_recorded(frame.hello) != said:
             self.health.ask_anew(draft, worker)
         if worker.machine != frame.machine:
-            draft.acts.append([Act.WORKER, worker.num, worker.id, frame.machine])
+            draft.add(acts.Known(worker.num, worker.id, frame.machine))
         return worker.num
 
     def goodbye(self, draft: Draft, event: FromWorker, frame: Goodbye) -> Problem | None:
@@ -238,7 +238,7 @@ class Sessions:
     @staticmethod
     def _is_current(worker: Worker | None, draft: Draft, session: str) -> TypeGuard[Worker]:
         """Whether this is the worker's current session, and nothing in this record has ended it."""
-        return worker is not None and worker.session == session != "" and worker.num not in draft.left
+        return worker is not None and draft.worker(worker).session == session != ""
 
     # ---------------------------------------------------------------------------------------- renewals
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.state import AT_EXITED, RUNNING, Member, MemberKey, Replica, started_ms
+from moorage.scheduler.core.state import AT_EXITED, REPLICA, RUNNING, WHY, Member, MemberKey, Replica, started_ms
 from moorage.schemas.frames import SUSPECT_S, Fact
 
 #: why an attempt is over that was lost with its host's supervisor, while the machine went on
@@ -47,7 +47,7 @@ def charged(draft: Draft, lost: frozenset[Member]) -> frozenset[Member]:
 
 def deaths(replica: Replica) -> int:
     """How many attempts of a replica were lost with a supervisor, as far as the job's story is in memory."""
-    return sum(row[2] == replica.index and row[8] == WITH_SUPERVISOR for row in replica.job.story)
+    return sum(row[REPLICA] == replica.index and row[WHY] == WITH_SUPERVISOR for row in replica.job.story)
 
 
 def _ran_ms(draft: Draft, member: Member) -> int:

@@ -120,8 +120,8 @@ class Timers:
         late_ms = math.inf if request.start_within_s is None else int(request.start_within_s * 1000)
         if draft.time_ms - job.accepted_ms >= late_ms:
             lifecycle.expire(draft, job)  # it was placed when its time passed, and has been refused since
-        if not draft.is_held(job):
-            enqueue(job, request, draft.priority_of(job), item)
+        if draft.job(job).hold is None:
+            enqueue(job, request, draft.job(job).priority, item)
 
     def more_are_due(self, draft: Draft) -> bool:
         """Whether timers are due that `due` did not get to; among them may be backoffs, and jobs that are overdue."""

@@ -10,17 +10,20 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.draft import STEP_BYTES, Draft
+from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.ledger.acts import Avoid
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
-from moorage.scheduler.core.records import KEPT_WHILE_ENDING, NOTICE, NOTICE_S_MAX, Act, Count, GangPhase, Op
+from moorage.scheduler.core.records import KEPT_WHILE_ENDING_LEVEL, NOTICE_LEVEL, NOTICE_S_MAX, Count, GangPhase, Op
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
     AT_EXITED,
     AT_PLACED,
+    ATTEMPT,
     CANCELLED,
     CANCELLING,
     CLAIMED,
+    CODE,
     ENDING,
     EXITED,
     EXPIRED,
@@ -28,9 +31,12 @@ from moorage.scheduler.core.state import (
     LOST_KEPT,
     PLACED,
     QUEUED,
+    REPLICA,
     RUNNING,
+    STATE,
     SUCCEEDED,
     TIMED_OUT,
+    WHY,
     Job,
     Member,
     MemberKey,
@@ -157,7 +163,7 @@ class Lifecycle:
             elif kind == "quarantined":
                 self._quarantined(draft, member, fact.detail)
             return
-        state = draft.state_of(replica)
+        state = draft.replica(replica).state
         if kind == "claimed":
             if state == PLACED:
                 self._claimed(draft, replica, member, fact.detail)
@@ -184,25 +190,24 @@ class Lifecycle:
     @staticmethod
     def _never_there(draft: Draft, job: Job, member: Member) -> None:
         """Keep the job from this worker, whose rules or driver refuse it: another try there would end the same way."""
-        if not draft.level_allows(Act.AVOID):
+        if not draft.level_allows(Avoid.LEVEL):
             return  # an older ledger has no way to say it: the job may be tried there again, after a backoff
         worker = member.worker
-        draft.acts.append([Act.AVOID, job.num, worker.num, every_slot(worker)])
-        draft.bytes += STEP_BYTES
+        draft.add(Avoid(job.num, worker.num, every_slot(worker)))
         draft.avoided[job] = None
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
         job = replica.job
-        gang = draft.gang_of(job)[0] == GangPhase.HOLDING
+        gang = draft.job(job).gang == GangPhase.HOLDING
         draft.claim(replica, member, detail if gang and replica.index == 0 and is_address(detail) else "")
-        if gang and all(draft.state_of(peer) == CLAIMED for peer in job.replicas):
+        if gang and all(draft.replica(peer).state == CLAIMED for peer in job.replicas):
             draft.gang(job, GangPhase.STARTED)  # one record moves all of them
 
     def _started(self, draft: Draft, replica: Replica, member: Member, state: int) -> None:
         if state == PLACED:
             self._claimed(draft, replica, member, "")
-            state = draft.state_of(replica)
-        if state == CLAIMED and draft.gang_of(replica.job)[0] != GangPhase.HOLDING:
+            state = draft.replica(replica).state
+        if state == CLAIMED and draft.job(replica.job).gang != GangPhase.HOLDING:
             draft.start(replica, member)
 
     def _exited(self, draft: Draft, replica: Replica, member: Member, state: int, code: int, detail: str) -> None:
@@ -218,8 +223,8 @@ class Lifecycle:
             state = CLAIMED
         if state == CANCELLING:
             draft.exit(replica, member, SUCCEEDED if well else CANCELLED, code, why)
-        elif draft.gang_of(job)[0] != GangPhase.NONE:
-            if state == ENDING or (well and draft.gang_of(job)[0] == GangPhase.STARTED):
+        elif draft.job(job).gang != GangPhase.NONE:
+            if state == ENDING or (well and draft.job(job).gang == GangPhase.STARTED):
                 draft.exit(replica, member, EXITED, code, why)
                 self._settle_gang(draft, job)
             else:
@@ -247,7 +252,7 @@ class Lifecycle:
         """REFUSE, WITHDRAW and LOSE: the attempt is over, and left nothing on the worker. With a `code` it failed."""
         if state == CANCELLING:
             draft.over(op, replica, member, CANCELLED, why)
-        elif draft.gang_of(replica.job)[0] != GangPhase.NONE:
+        elif draft.job(replica.job).gang != GangPhase.NONE:
             if state == ENDING:
                 draft.over(op, replica, member, EXITED, why)
                 self._settle_gang(draft, replica.job)
@@ -315,7 +320,7 @@ class Lifecycle:
         else:
             draft.over(op, replica, member, EXITED, why, code)
         for peer in job.replicas:
-            if draft.state_of(peer) in _ON_WORKER:
+            if draft.replica(peer).state in _ON_WORKER:
                 draft.end(peer, ENDING, EXITED, f"gang: replica {replica.index}: {why}")
         self._settle_gang(draft, job)
 
@@ -323,7 +328,9 @@ class Lifecycle:
     def _ended_with(draft: Draft, job: Job) -> tuple[dict[int, int], str]:
         """Of a gang whose attempts are over: the code of each rank that has one, and why the first rank failed."""
         attempt, codes, why = job.replicas[0].attempt, dict[int, int](), ""
-        ends = [(row[2], row[7], row[8]) for row in job.story if row[4] == EXITED and row[3] == attempt]
+        ends = [
+            (row[REPLICA], row[CODE], row[WHY]) for row in job.story if row[STATE] == EXITED and row[ATTEMPT] == attempt
+        ]
         ends += [(replica.index, *end) for replica, end in draft.ended.items() if replica.job is job]
         for index, code, detail in ends:
             codes[index] = code
@@ -333,9 +340,10 @@ class Lifecycle:
 
     def _settle_gang(self, draft: Draft, job: Job) -> None:
         """Once the attempts of all ranks are over: success, a new attempt, or the end, for all of them together."""
-        if any(draft.state_of(peer) != EXITED for peer in job.replicas):
+        if any(draft.replica(peer).state != EXITED for peer in job.replicas):
             return
-        phase, after, count = draft.gang_of(job)
+        row = draft.job(job)
+        phase, after, count = row.gang, row.after, row.count
         if phase == GangPhase.STARTED:
             after = SUCCEEDED
         codes, why = self._ended_with(draft, job) if after in (FAILED, TIMED_OUT) else ({}, "")
@@ -354,10 +362,10 @@ class Lifecycle:
     def cancel(self, draft: Draft, job: Job, why: str) -> bool:
         """Cancel all replicas that are not over. False if there were none."""
         did = False
-        if draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED):
+        if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, CANCELLED)
         for replica in job.replicas:
-            state = draft.state_of(replica)
+            state = draft.replica(replica).state
             if state in (QUEUED, EXITED):
                 draft.move(replica, CANCELLED, why)
             elif state in _ON_WORKER or state == ENDING:
@@ -375,12 +383,12 @@ class Lifecycle:
         Replicas that are ending already are left alone. One that was kept through a partition is queued at once: by
         this order the operator says that it is over.
         """
-        gang = draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED)
+        gang = draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED)
         if gang:
             draft.gang(job, GangPhase.ENDING, QUEUED)
         did = 0
         for replica in job.replicas:
-            state = draft.state_of(replica)
+            state = draft.replica(replica).state
             if state in _ON_WORKER:
                 draft.end(replica, ENDING, EXITED if gang else QUEUED, why)
             elif state == LOST_KEPT:
@@ -397,8 +405,8 @@ class Lifecycle:
         return (
             member not in draft.gone
             and draft.phase_of(member) != AT_EXITED
-            and draft.held_by(member.replica) is member
-            and draft.state_of(member.replica) in _ON_WORKER
+            and draft.replica(member.replica).member is member
+            and draft.replica(member.replica).state in _ON_WORKER
         )
 
     def leave(self, draft: Draft, member: Member, why: str, count: int, notice_s: int | None = None) -> None:
@@ -412,12 +420,12 @@ class Lifecycle:
         run = self.request_of(job).workload
         if notice_s is None:
             notice_s = math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
-        notice_s = min(notice_s, NOTICE_S_MAX) if draft.level_allows(NOTICE) else 0
+        notice_s = min(notice_s, NOTICE_S_MAX) if draft.level_allows(NOTICE_LEVEL) else 0
         after = self._next_after(job.replicas[0] if job.gang else replica, count)
-        if draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED):
+        if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, after, count)
             for peer in job.replicas:
-                if draft.state_of(peer) in _ON_WORKER:
+                if draft.replica(peer).state in _ON_WORKER:
                     draft.end(peer, ENDING, EXITED, why, notice_s)
             return
         if count != Count.NONE:
@@ -426,12 +434,13 @@ class Lifecycle:
 
     def deadline(self, draft: Draft, job: Job) -> None:
         """The job's deadline has passed: what waits becomes EXPIRED, and what runs is ended and TIMED_OUT."""
-        phase, after, _ = draft.gang_of(job)
+        row = draft.job(job)
+        phase, after = row.gang, row.after
         gang = phase in (GangPhase.HOLDING, GangPhase.STARTED, GangPhase.ENDING)
         if gang and (phase != GangPhase.ENDING or after == QUEUED):  # one that is ending must not be queued again
             draft.gang(job, GangPhase.ENDING, TIMED_OUT)
         for replica in job.replicas:
-            state = draft.state_of(replica)
+            state = draft.replica(replica).state
             if state == QUEUED:
                 draft.move(replica, EXPIRED, "deadline_s passed")
             elif state in _ON_WORKER:
@@ -446,7 +455,7 @@ class Lifecycle:
         if job.started or job in draft.started:
             return
         for replica in job.replicas:
-            if draft.state_of(replica) == QUEUED:
+            if draft.replica(replica).state == QUEUED:
                 draft.move(replica, EXPIRED, "start_within_s passed")
 
     def lose_worker(self, draft: Draft, worker: Worker, why: str, listed: frozenset[MemberKey]) -> None:
@@ -456,14 +465,14 @@ class Lifecycle:
         lost only after lease + grace + margin, when nothing of the old session can run any more: so a new attempt never
         overlaps with the old one.
         """
-        draft.end_session(worker.num, why)
+        draft.end_session(worker, why)
         for key, member in list(worker.members.items()):
             if member in draft.gone:
                 continue
             replica = member.replica
-            state = draft.state_of(replica)
+            state = draft.replica(replica).state
             if key in listed:
-                if state == LOST_KEPT and draft.held_by(replica) is member:
+                if state == LOST_KEPT and draft.replica(replica).member is member:
                     draft.start(replica, member)  # the worker of a kept job is back
                 continue
             if draft.phase_of(member) == AT_EXITED:
@@ -485,14 +494,14 @@ class Lifecycle:
         A PLACED one may be running, too: perhaps only its facts did not get through the partition. One that is ENDING
         may not have heard that it is to end.
         """
-        if self.request_of(replica.job).on_partition != "keep" or draft.gang_of(replica.job)[0] != GangPhase.NONE:
+        if self.request_of(replica.job).on_partition != "keep" or draft.job(replica.job).gang != GangPhase.NONE:
             return False
         if state == ENDING:
-            return self._after_ending(draft, replica) == QUEUED and draft.level_allows(KEPT_WHILE_ENDING)
+            return self._after_ending(draft, replica) == QUEUED and draft.level_allows(KEPT_WHILE_ENDING_LEVEL)
         return state in _ON_WORKER
 
     def _lost(self, draft: Draft, replica: Replica, to: int, why: str) -> None:
-        member = draft.held_by(replica)
+        member = draft.replica(replica).member
         if member is not None:
             draft.over(Op.LOSE, replica, member, to, why)
 

@@ -16,14 +16,14 @@ from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Act, Count
+from moorage.scheduler.core.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Count
 from moorage.scheduler.core.state import Member, State, Window, Worker
 from moorage.schemas.operate import Drain, DrainAct
 
 #: a job without a time limit is placed on no worker that it would have to leave sooner than this
 SETTLE_MS: Final = 10 * 60 * 1000
-ACT_BYTES: Final = 300
 
 
 class Windows:
@@ -40,7 +40,7 @@ class Windows:
         """Write a drain into the draft; False where it is so already. One that begins now closes the worker at once."""
         window = window_of(act, draft.time_ms, by)
         begins_now = window is None or window.from_ms <= draft.time_ms
-        flag, before = draft.flag_of(worker), draft.window_of(worker)
+        flag, before = draft.worker(worker).flag, draft.worker(worker).window
         changed = window is not None or before is not None or flag != "draining"
         if begins_now:
             self.flag(draft, worker, "draining", by)
@@ -52,7 +52,7 @@ class Windows:
 
     def clear(self, draft: Draft, worker: Worker) -> bool:
         """Take a window back; False where there was none."""
-        if draft.window_of(worker) is None:
+        if draft.worker(worker).window is None:
             return False
         self._write(draft, worker, None)
         return True
@@ -63,8 +63,8 @@ class Windows:
         """Close, ask to leave, and open whatever is due by now."""
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
-            # what an operator says in this very record goes first
-            window, flag = draft.window_of(worker), draft.flag_of(worker)
+            row = draft.worker(worker)  # what an operator orders in this very record goes first
+            window, flag = row.window, row.flag
             if window is None or draft.full:
                 continue
             if window.until_ms and now >= window.until_ms:
@@ -113,9 +113,8 @@ class Windows:
 
     def flag(self, draft: Draft, worker: Worker, flag: str, by: str) -> None:
         """open, cordoned or draining, from the draft's record on."""
-        draft.acts.append([Act.FLAG, worker.num, flag, by])
-        draft.flags[worker.num] = flag
-        draft.bytes += ACT_BYTES
+        draft.add(acts.Flag(worker.num, flag, by))
+        draft.change_worker(worker).flag = flag
         host = self.fleet.hosts.get(worker.num)
         if host is not None:
             host.closed = flag != "open"  # from this record on
@@ -123,9 +122,8 @@ class Windows:
 
     @staticmethod
     def _write(draft: Draft, worker: Worker, window: Window | None) -> None:
-        draft.windows[worker.num] = window
-        draft.acts.append([Act.WINDOW, worker.num, *(window if window is not None else (0, 0, 0, "", ""))])
-        draft.bytes += ACT_BYTES
+        draft.change_worker(worker).window = window
+        draft.add(acts.Window(worker.num, *(window or ())))
 
 
 def window_of(act: DrainAct, now_ms: int, by: str) -> Window | None:

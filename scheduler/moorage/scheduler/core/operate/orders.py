@@ -15,15 +15,18 @@ from moorage.scheduler.core.decide.plan import Planner
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, LEVEL_OF, Act, actor
+from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, actor
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, StandingOrder, State, Tenant
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
 from moorage.schemas.operate import (
+    CordonAct,
     Done,
+    DrainAct,
     FeatureLevelAct,
     Hold,
     HoldAct,
@@ -34,6 +37,7 @@ from moorage.schemas.operate import (
     RequeueAct,
     Share,
     ShareAct,
+    UncordonAct,
 )
 
 
@@ -42,9 +46,8 @@ def _given(value: int | UnsetType | None, before: int) -> int:
     return before if isinstance(value, UnsetType) else value or 0
 
 
-def level_problem(what: str, act: str, level: int) -> Problem:
-    """An order whose `act` schedulers that know this feature level alone could not follow."""
-    needed = LEVEL_OF[act]
+def level_problem(what: str, needed: int, level: int) -> Problem:
+    """Return the refusal of an order that needs a feature level above the ledger's."""
     return problem(
         "failed-precondition",
         f"{what} need feature level {needed}: schedulers of the release before cannot follow a ledger with them",
@@ -91,6 +94,7 @@ class Orders:
             return self._share(draft, asked, by)
         if isinstance(asked, HoldAct | ReleaseAct) and asked.job is None:
             return self._hold_tenant(draft, asked, by)
+        assert not isinstance(asked, CordonAct | UncordonAct | DrainAct), "those are for `WorkerOrders`"
         assert asked.tenant is not None
         assert asked.job is not None
         job = self.state.job(asked.tenant, asked.job)
@@ -120,29 +124,27 @@ class Orders:
 
     def _hold_tenant(self, draft: Draft, asked: HoldAct | ReleaseAct, by: str) -> Done:
         on, name = isinstance(asked, HoldAct), asked.tenant or ""
-        changed = draft.is_tenant_held(name) != on
+        tenant = draft.change_tenant(name)
+        changed = (tenant.hold is not None) != on
         if changed:
-            self._write(draft, Act.HOLD if on else Act.UNHOLD, name, 0, by=by, why=asked.why)
-            draft.holds[name] = on
+            draft.add((acts.Hold if on else acts.Unhold)(name, 0, by, asked.why))
+            tenant.hold = StandingOrder(by, asked.why, draft.time_ms) if on else None
             self._set_apart(name)
-        tenant = self._known(name)
-        order = None if not on else StandingOrder(by, asked.why, draft.time_ms) if changed else tenant.hold
-        return Done("hold" if on else "release", changed, tenant=name, gpus=tenant.gpus, hold=as_hold(order))
+        return self._done_of(draft, "hold" if on else "release", changed, name, hold=as_hold(tenant.hold))
 
     def _hold_job(self, draft: Draft, job: Job, asked: HoldAct | ReleaseAct, by: str) -> Done:
-        on = isinstance(asked, HoldAct)
-        changed = draft.is_held(job) != on
+        on, row = isinstance(asked, HoldAct), draft.change_job(job)
+        changed = (row.hold is not None) != on
         if changed:
-            self._write(draft, Act.HOLD if on else Act.UNHOLD, job.tenant, job.num, by=by, why=asked.why)
-            draft.holds[job.num] = on
+            draft.add((acts.Hold if on else acts.Unhold)(job.tenant, job.num, by, asked.why))
+            row.hold = StandingOrder(by, asked.why, draft.time_ms) if on else None
             priority, shape, items = self._priority(draft, job), self.shape_of(job), self._queued_entries(draft, job)
             if on:
                 self.queue.remove(priority, shape, items, job.tenant)
             else:
                 self.queue.add_all(priority, shape, items, job.tenant)
             self.planner.holding.forget(job.num)
-        order = None if not on else StandingOrder(by, asked.why, draft.time_ms) if changed else job.hold
-        return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(order))
+        return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(row.hold))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
 
@@ -156,26 +158,26 @@ class Orders:
         before = self._priority(draft, job)
         changed = before != asked.priority
         if changed:
-            self._write(draft, Act.PRIORITY, job.num, asked.priority, by=by, why=asked.why)
-            if not draft.is_held(job):
+            draft.add(acts.Priority(job.num, asked.priority, by, asked.why))
+            if draft.job(job).hold is None:
                 shape = self.shape_of(job)
                 items = self.queue.remove(before, shape, self._queued_entries(draft, job), job.tenant)
                 self.queue.add_all(asked.priority, shape, items, job.tenant)
-            draft.priorities[job.num] = asked.priority
+            draft.change_job(job).priority = asked.priority
+            draft.reprioritized = True
             self.planner.holding.forget(job.num)
         return self._done("priority", draft, job, changed, priority=asked.priority)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
-        name, before = asked.tenant, draft.limits_of(asked.tenant)
-        gpus, jobs = _given(asked.gpus, before[0]), _given(asked.jobs, before[1])
-        changed = (gpus, jobs) != before
+        name, tenant = asked.tenant, draft.change_tenant(asked.tenant)
+        gpus, jobs = _given(asked.gpus, tenant.gpus_max), _given(asked.jobs, tenant.jobs_max)
+        changed = (gpus, jobs) != (tenant.gpus_max, tenant.jobs_max)
         if changed:
-            self._write(draft, Act.LIMIT, name, gpus, jobs, by=by, why=asked.why)
-            draft.limits[name] = (gpus, jobs)
+            draft.add(acts.Limit(name, gpus, jobs, by, asked.why))
+            tenant.gpus_max, tenant.jobs_max = gpus, jobs
+            tenant.limit = StandingOrder(by, asked.why, draft.time_ms)
             self._set_apart(name)
-        tenant = self._known(name)
-        order = StandingOrder(by, asked.why, draft.time_ms) if changed else tenant.limit
-        return Done("limit", changed, tenant=name, gpus=tenant.gpus, limit=as_limit(gpus, jobs, order))
+        return self._done_of(draft, "limit", changed, name, limit=as_limit(gpus, jobs, tenant.limit))
 
     def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str) -> Done | Problem:
         """The leader's own release is among those announced."""
@@ -202,24 +204,23 @@ class Orders:
                 allowed=f"at least {asked.schedulers}, and none that cannot",
                 next="upgrade or stop the others; moorage admin feature-level lists who was heard",
             )
-        self._write(draft, Act.LEVEL, wanted, by=by, why=asked.why)
+        draft.add(acts.Level(wanted, by, asked.why))
         return Done("feature-level", True, level=wanted)
 
     # --------------------------------------------------------------------------------------------------- fair share
 
     def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
-        if not draft.level_allows(Act.SHARE):
-            return level_problem("shares of tenants", Act.SHARE, self.state.level)
-        name, before = asked.tenant, draft.share_of(asked.tenant)
-        weight, gpus = _given(asked.weight, before[0]), _given(asked.gpus, before[1])
-        changed = (weight, gpus) != before
+        if not draft.level_allows(acts.Share.LEVEL):
+            return level_problem("shares of tenants", acts.Share.LEVEL, self.state.level)
+        name, tenant = asked.tenant, draft.change_tenant(asked.tenant)
+        weight, gpus = _given(asked.weight, tenant.weight), _given(asked.gpus, tenant.guaranteed)
+        changed = (weight, gpus) != (tenant.weight, tenant.guaranteed)
         if changed:
-            self._write(draft, Act.SHARE, name, weight, gpus, by=by, why=asked.why)
-            draft.shares[name] = (weight, gpus)
+            draft.add(acts.Share(name, weight, gpus, by, asked.why))
+            tenant.weight, tenant.guaranteed = weight, gpus
+            tenant.share = StandingOrder(by, asked.why, draft.time_ms)
             self._take_turns(draft)
-        tenant = self._known(name)
-        order = StandingOrder(by, asked.why, draft.time_ms) if changed else tenant.share
-        return Done("share", changed, tenant=name, gpus=tenant.gpus, share=as_share(weight, gpus, order))
+        return self._done_of(draft, "share", changed, name, share=as_share(weight, gpus, tenant.share))
 
     def resume_turns(self, draft: Draft) -> None:
         """In a new reign: go on with the turns that there were, by the half-life of this leader's settings."""
@@ -230,8 +231,7 @@ class Orders:
         """Usage counts from this record on, each tenant has lines of its own."""
         if self.state.half_life_ms != self.half_life_ms and not draft.counts:
             draft.counts = True
-            draft.acts.append([Act.HALF_LIFE, self.half_life_ms])
-            draft.bytes += 64
+            draft.add(acts.HalfLife(self.half_life_ms))
         if not self.queue.by_tenant:
             self.queue.part(self._tenant_of)
 
@@ -241,30 +241,25 @@ class Orders:
 
     # ------------------------------------------------------------------------------------------------------- inside
 
-    def _known(self, name: str) -> Tenant:
-        """A tenant as the ledger knows it, which may be not at all."""
-        return self.state.tenants.get(name) or Tenant(name)
-
     @staticmethod
-    def _write(draft: Draft, *act: object, by: str, why: str) -> None:
-        draft.acts.append([*act, by, why])
-        draft.bytes += 128 + len(by.encode()) + len(why.encode())
+    def _done_of(draft: Draft, verb: str, changed: bool, tenant: str, **now: object) -> Done:
+        return Done(verb, changed, tenant=tenant, gpus=draft.tenant(tenant).gpus, **now)  # type: ignore[arg-type]
 
     def _done(self, verb: str, draft: Draft, job: Job, changed: bool, **now: object) -> Done:
-        members = sum(draft.held_by(replica) is not None for replica in job.replicas)
+        members = sum(draft.replica(replica).member is not None for replica in job.replicas)
         return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=members, **now)  # type: ignore[arg-type]
 
     def _priority(self, draft: Draft, job: Job) -> int:
-        given = draft.priority_of(job)
+        given = draft.job(job).priority
         return given if given >= 0 else self.request_of(job).priority
 
     def _queued_entries(self, draft: Draft, job: Job) -> list[int]:
         """The entries of the queue that are this job's, held or not: a pause that is not over has its timer."""
-        waiting = [replica for replica in job.replicas if draft.state_of(replica) == QUEUED]
+        waiting = [replica for replica in job.replicas if draft.replica(replica).state == QUEUED]
         return [
             entry(job.num, replica.index)
             for replica in (waiting[:1] if self.shape_of(job).together > 1 else waiting)
-            if draft.not_before_of(replica) <= draft.time_ms
+            if draft.replica(replica).not_before <= draft.time_ms
         ]
 
     def _set_apart(self, name: str) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from typing import Any, Final
+from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.effects.outputs import slots_of
-from moorage.scheduler.core.events import WorkerOrder
+from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.ledger.acts import Window
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
 from moorage.scheduler.core.operate.orders import level_problem
-from moorage.scheduler.core.records import Act
+from moorage.scheduler.core.records import BY_OPERATOR
 from moorage.scheduler.core.state import State
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.operate import Done, DrainAct
+from moorage.schemas.operate import CordonAct, Done, DrainAct, ReleaseAct
 
 #: an unknown name is compared with at most so many workers' names, as this holds up the leader
 LOOKED_AT_MAX: Final = 1_000
@@ -27,29 +28,28 @@ class WorkerOrders:
         self._windows = windows
         self._health = health
 
-    def act(self, draft: Draft, event: WorkerOrder) -> Any:
+    def act(self, draft: Draft, event: Order) -> Done | Problem:
         """Write the act into the draft; returns the answer, a problem where it cannot be done."""
-        worker = self._state.workers.get(event.worker)
+        act, name, worker = event.act, event.worker, self._state.workers.get(event.worker)
         if worker is None:
-            return self._unknown(event.worker)
-        members = len(worker.members)
-        if event.verb == "release":
-            named = sum(1 << slot for slot in set(event.slots))
-            slots = self._health.release(draft, worker, named, event.by)
-            return Done(event.verb, slots != 0, worker=event.worker, members=members, slots=slots_of(slots))
-        if event.verb == "drain":
-            act = event.drain or DrainAct(worker=event.worker)
-            if act.has_window and not draft.level_allows(Act.WINDOW):
-                return level_problem("drains with a time", Act.WINDOW, self._state.level)
-            changed = self._windows.drain(draft, worker, act, event.by)
-            drain = as_drain(window_of(act, draft.time_ms, event.by))
-            return Done(event.verb, changed, worker=event.worker, members=members, drain=drain)
-        flag = {"cordon": "cordoned", "uncordon": "open"}[event.verb]
-        changed = draft.flag_of(worker) != flag
-        self._windows.flag(draft, worker, flag, event.by)
+            return self._unknown(name)
+        members, by = len(worker.members), act.by or BY_OPERATOR
+        if isinstance(act, ReleaseAct):
+            named = sum(1 << slot for slot in set(act.slots or ()))
+            slots = self._health.release(draft, worker, named, by)
+            return Done(event.verb, slots != 0, worker=name, members=members, slots=slots_of(slots))
+        if isinstance(act, DrainAct):
+            if act.has_window and not draft.level_allows(Window.LEVEL):
+                return level_problem("drains with a time", Window.LEVEL, self._state.level)
+            changed = self._windows.drain(draft, worker, act, by)
+            drain = as_drain(window_of(act, draft.time_ms, by))
+            return Done(event.verb, changed, worker=name, members=members, drain=drain)
+        flag = "cordoned" if isinstance(act, CordonAct) else "open"
+        changed = draft.worker(worker).flag != flag
+        self._windows.flag(draft, worker, flag, by)
         if flag == "open":
             changed |= self._windows.clear(draft, worker)
-        return Done(event.verb, changed, worker=event.worker, members=members)
+        return Done(event.verb, changed, worker=name, members=members)
 
     def _unknown(self, name: str) -> Problem:
         """Name a similar worker in the message, but not in a command to copy: that could hit a machine nobody meant."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.state import AT_EXITED, IS_TERMINAL, Job, Worker
+from moorage.scheduler.core.state import AT_EXITED, AT_MS, ATTEMPT, FENCE, IS_TERMINAL, REPLICA, WORKER, Job, Worker
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog
 from moorage.schemas.job import Request
@@ -125,8 +125,8 @@ def _holder(engine: Engine, job: Job, replica: int, attempt: int) -> tuple[Worke
     member = job.replicas[replica].member
     if member is not None and member.attempt == attempt and member.phase != AT_EXITED:
         return member.worker, member.fence, 0
-    rows = [row for row in job.story if row[2] == replica and row[3] == attempt]
-    held = next((row for row in rows if row[5] >= 0), None)
+    rows = [row for row in job.story if row[REPLICA] == replica and row[ATTEMPT] == attempt]
+    held = next((row for row in rows if row[WORKER] >= 0), None)
     if held is None:
         return None
-    return engine.state.worker_by_num[held[5]], held[9], rows[-1][1]
+    return engine.state.worker_by_num[held[WORKER]], held[FENCE], rows[-1][AT_MS]

@@ -119,7 +119,7 @@ def _go_ahead(trials: Trials) -> Iterator[dict[str, Any]]:
 
 def _release(trials: Trials) -> Iterator[dict[str, Any]]:
     job = trials.job
-    if trials.draft.is_tenant_held(job.tenant) or not trials.draft.is_held(job):
+    if trials.draft.tenant(job.tenant).hold is not None or trials.draft.job(job).hold is None:
         return  # who else of the queue goes on then cannot be told
     before = _of_tenant(trials) if trials.gpus_max else 0
     if before is None:

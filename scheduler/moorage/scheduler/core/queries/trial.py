@@ -87,8 +87,8 @@ class Trials:
         self.priority = engine.priority_of(job)
         self.draft = engine.standing_draft()
         self.now_ms = self.draft.time_ms
-        self.leased = self.draft.leased_by(job.tenant)
-        self.gpus_max = self.draft.limits_of(job.tenant)[0]
+        self.leased = self.draft.tenant(job.tenant).gpus
+        self.gpus_max = self.draft.tenant(job.tenant).gpus_max
         self.item = entry(job.num, next(replica.index for replica in job.replicas if replica.state == QUEUED))
         self._pauses = any(replica.not_before > self.now_ms for replica in job.replicas)
         self._strict = engine.planner.lines.order == "fifo"
@@ -174,12 +174,12 @@ class Trials:
 
     def _stands_still(self, line: Line) -> bool:
         """Whether nobody of a line may start, whoever goes: its tenant is held."""
-        return bool(line.tenant) and self.draft.is_tenant_held(line.tenant)
+        return bool(line.tenant) and self.draft.tenant(line.tenant).hold is not None
 
     def is_over(self, line: Line) -> bool:
         """Whether a line waits for its tenant's limit as things are."""
-        gpus_max = self.draft.limits_of(line.tenant)[0] if line.tenant else 0
-        return bool(gpus_max) and line.shape.gpus > gpus_max - self.draft.leased_by(line.tenant)
+        gpus_max = self.draft.tenant(line.tenant).gpus_max if line.tenant else 0
+        return bool(gpus_max) and line.shape.gpus > gpus_max - self.draft.tenant(line.tenant).gpus
 
     def comes_before(self, line: Line, first: int, priority: int, item: int | None) -> bool:
         """Whether the first of a line goes before an entry of this priority; under fair share it may be anybody."""
@@ -222,7 +222,7 @@ class Trials:
     def is_placed(self, case: Case) -> bool:
         """Whether the next record places it, of a gang all of it, else at least one replica."""
         engine, shape, tenant = self.engine, case.shape, self.job.tenant
-        if not engine.may_place(self.now_ms, engine.built_ms) or self.draft.is_tenant_held(tenant):
+        if not engine.may_place(self.now_ms, engine.built_ms) or self.draft.tenant(tenant).hold is not None:
             return False
         without = case.without | {self.job.num}
         others = self.others(without)

@@ -24,7 +24,22 @@ from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
-from moorage.scheduler.core.state import AT_EXITED, AT_PLACED, PLACED, Job, Replica, StandingOrder, Worker
+from moorage.scheduler.core.state import (
+    AT_EXITED,
+    AT_MS,
+    AT_PLACED,
+    ATTEMPT,
+    CODE,
+    PLACED,
+    REPLICA,
+    STATE,
+    WHY,
+    WORKER,
+    Job,
+    Replica,
+    StandingOrder,
+    Worker,
+)
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
@@ -60,7 +75,7 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict
         "replica_states": [_replica(engine, replica) for replica in job.replicas],
         "changes": _newest(engine, job),
         **(
-            {"kept": _kept_until(engine, job.story[-1][1], _output_until(engine, job))}
+            {"kept": _kept_until(engine, job.story[-1][AT_MS], _output_until(engine, job))}
             if job.over and job.story
             else {}
         ),
@@ -142,13 +157,13 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
     """By worker: when it clears the newest output (or result) of this job, unless its room is full before."""
     until: dict[str, int] = {}
     for row in job.story:
-        if row[5] < 0:
+        if row[WORKER] < 0:
             continue
-        worker = engine.state.worker_by_num[row[5]]
+        worker = engine.state.worker_by_num[row[WORKER]]
         keeps = worker.hello.get("keeps", {})
         keep_s = keeps.get("output_s", keeps.get("result_s"))
         if keep_s is not None:
-            until[worker.id] = row[1] + int(keep_s * 1000)
+            until[worker.id] = row[AT_MS] + int(keep_s * 1000)
     return until
 
 
@@ -174,8 +189,8 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
     members = [replica.member for replica in job.replicas] if job.held else []
     held = {member.worker.id: None for member in members if member is not None}
     worker = next(iter(held), "")
-    if not worker and last is not None and last[5] >= 0:
-        worker = engine.state.worker_by_num[last[5]].id
+    if not worker and last is not None and last[WORKER] >= 0:
+        worker = engine.state.worker_by_num[last[WORKER]].id
     return {
         "job": job.name,
         "tenant": job.tenant,
@@ -191,7 +206,7 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         # open until all replicas are over
         "code": None
         if job.live
-        else _code(job.state, [(STATES[row[4]], row[3], row[7]) for row in job.story if row[5] >= 0]),
+        else _code(job.state, [(STATES[row[STATE]], row[ATTEMPT], row[CODE]) for row in job.story if row[WORKER] >= 0]),
         "why": held_by(job.hold) if job.hold else _why(job),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
     }
@@ -214,7 +229,7 @@ def _code(over: str, on_workers: list[tuple[str, int, int]]) -> int | None:
 
 def _why(job: Job) -> str:
     """The newest reason that holds; that its worker ended it when asked to says less than who asked."""
-    reasons = standing_reasons((row[2], row[4] == PLACED, row[8]) for row in reversed(job.story))
+    reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in reversed(job.story))
     return next((why for why in reasons if why != ENDED_AS_ASKED), reasons[0] if reasons else "")
 
 
@@ -236,7 +251,7 @@ def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]
 def _is_simulated(engine: Engine, job: Job) -> bool:
     """Whether some replica was placed on a simulated worker."""
     workers = engine.state.worker_by_num
-    return any(row[5] >= 0 and workers[row[5]].hello.get("simulated", False) for row in job.story)
+    return any(row[WORKER] >= 0 and workers[row[WORKER]].hello.get("simulated", False) for row in job.story)
 
 
 def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from moorage.scheduler.core.queries.views import (
 )
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, Job, Replica, every_slot
+from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica, every_slot
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED
 from moorage.schemas.gpu import format_token
@@ -156,7 +156,7 @@ def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:
 
 def _last_why(job: Job) -> str:
     """The newest reason in its story that holds; that something ended as it was told to is none."""
-    reasons = standing_reasons((row[2], row[4] == PLACED, row[8]) for row in reversed(job.story))
+    reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in reversed(job.story))
     return next((why for why in reasons if why != ENDED_AS_ASKED), "")
 
 
@@ -174,7 +174,7 @@ def _avoided(engine: Engine, job: Job) -> dict[str, list[str]]:
 
 def _refusing(engine: Engine, job: Job) -> frozenset[int]:
     """The workers, by number, that refused the job for what it runs: it avoids all of their devices."""
-    if not job.avoid or not any(row[8].startswith(ABOUT_THE_JOB) for row in job.story):
+    if not job.avoid or not any(row[WHY].startswith(ABOUT_THE_JOB) for row in job.story):
         return frozenset()
     workers = engine.state.worker_by_num
     return frozenset(num for num, mask in job.avoid if mask == every_slot(workers[num]))

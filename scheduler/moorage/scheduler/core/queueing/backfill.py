@@ -12,7 +12,7 @@ from typing import Final
 from moorage.scheduler.core.queueing.durations import Durations, Groups, groups_of, workload_of
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.shared_values import SharedCount
-from moorage.scheduler.core.state import AT_RUNNING, PLACED, RUNNING, Job, Member
+from moorage.scheduler.core.state import AT_MS, AT_RUNNING, FENCE, PLACED, REPLICA, RUNNING, STATE, Job, Member
 from moorage.schemas.job import Request
 
 #: entries of one line that are looked at behind a first one that a reservation bars
@@ -162,7 +162,7 @@ def began_ms(member: Member, now_ms: int) -> int:
 def _since(member: Member) -> int | None:
     """As `began_ms`; None where its story tells neither."""
     for row in reversed(member.replica.job.story):
-        if row[2] == member.replica.index and row[9] == member.fence and row[4] in (RUNNING, PLACED):
-            since_ms: int = row[1]
+        if row[REPLICA] == member.replica.index and row[FENCE] == member.fence and row[STATE] in (RUNNING, PLACED):
+            since_ms: int = row[AT_MS]
             return since_ms
     return None

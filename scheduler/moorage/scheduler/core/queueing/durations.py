@@ -28,7 +28,19 @@ from weakref import WeakValueDictionary
 
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.shared_values import SharedCount
-from moorage.scheduler.core.state import EXITED, FAILED, RUNNING, SUCCEEDED, TIMED_OUT, Job
+from moorage.scheduler.core.state import (
+    AT_MS,
+    ATTEMPT,
+    EXITED,
+    FAILED,
+    REPLICA,
+    RUNNING,
+    STATE,
+    SUCCEEDED,
+    TIMED_OUT,
+    WORKER,
+    Job,
+)
 from moorage.schemas.job import Request
 
 #: runs that a group remembers; older ones go
@@ -294,11 +306,11 @@ class Durations:
         """Observe the runs in the last transitions of a job that is over."""
         ends: dict[tuple[int, int], int] = {}
         for row in job.story[: -ROWS_MAX - 1 : -1]:
-            key, state = (row[2], row[3]), row[4]
-            if state in _RAN and row[5] >= 0:
-                ends[key] = row[1]
+            key, state = (row[REPLICA], row[ATTEMPT]), row[STATE]
+            if state in _RAN and row[WORKER] >= 0:
+                ends[key] = row[AT_MS]
             elif state == RUNNING and key in ends:
-                self.observe(job.tenant, workload, shape, ends.pop(key) - row[1], job.accepted_ms)
+                self.observe(job.tenant, workload, shape, ends.pop(key) - row[AT_MS], job.accepted_ms)
 
 
 def rank(ordered: list[int], percent: int, first: int = 0) -> int:

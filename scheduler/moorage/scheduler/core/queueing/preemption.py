@@ -17,7 +17,7 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.queueing.backfill import began_ms
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import CANCELLING, ENDING, PLACED, RUNNING, Job, Member
+from moorage.scheduler.core.state import AT_MS, CANCELLING, ENDING, FENCE, PLACED, REPLICA, RUNNING, STATE, Job, Member
 
 #: hosts whose victims are compared by the work that is lost, where all of them have the lowest priority that there is;
 #: those with most devices open. Hosts with victims of a lower priority are found wherever they are
@@ -138,7 +138,7 @@ class Preemption:
                 continue
             if member.replica.state != RUNNING:
                 settled = settled and member.replica.state in _LEAVING
-                if draft.state_of(member.replica) != RUNNING:  # else it begins to run with this record
+                if draft.replica(member.replica).state != RUNNING:  # else it begins to run with this record
                     continue
             began = begins.of(member)
             key = (self.priority_of(job) if job.gang else self.defended(job, began), job.tenant)
@@ -200,7 +200,9 @@ class _Begins:
         found = self._of_job.get(job.num)
         if found is None:
             found = self._of_job[job.num] = {
-                (row[2], row[9]): row[1] for row in job.story if row[4] == RUNNING or row[4] == PLACED
+                (row[REPLICA], row[FENCE]): row[AT_MS]
+                for row in job.story
+                if row[STATE] == RUNNING or row[STATE] == PLACED
             }
         return found.get((member.replica.index, member.fence), self._now_ms)
 
@@ -320,7 +322,7 @@ class _Search:
         found = self.borrowed.get(tenant)
         if found is None:
             draft = self.draft
-            found = draft.leased_by(tenant) - draft.share_of(tenant)[1] - self.taken.get(tenant, 0)
+            found = draft.tenant(tenant).gpus - draft.tenant(tenant).guaranteed - self.taken.get(tenant, 0)
             self.borrowed[tenant] = found
         return found
 
@@ -381,7 +383,7 @@ class _Search:
         if job is right.job or not members:
             return None
         if any(
-            draft.held_by(m.replica) is not m or m.mode > EXCLUSIVE or draft.state_of(m.replica) != RUNNING
+            draft.replica(m.replica).member is not m or m.mode > EXCLUSIVE or draft.replica(m.replica).state != RUNNING
             for m in ((*members, member) if job.gang else members)
         ):
             return None  # it lingers, is about to end, or shares
@@ -396,7 +398,7 @@ class _Search:
         name = victim.job.tenant
         if not self._spares(name) or not (self.right.reclaims or victim.gpus):
             return True
-        borrowed = self.draft.leased_by(name) - self.draft.share_of(name)[1] - self.taken.get(name, 0)
+        borrowed = self.draft.tenant(name).gpus - self.draft.tenant(name).guaranteed - self.taken.get(name, 0)
         return borrowed - sum(v.gpus for v in beside if v.job.tenant == name) >= victim.gpus
 
     def _take(self, victim: Victim) -> None:

@@ -43,10 +43,8 @@ class Turns:
         points = self._scores.get(name)
         if points is None:
             points = self._score(name)
-        share = draft.shares.get(name)
-        tenant = self._tenants.get(name)
-        guaranteed = share[1] if share is not None else tenant.guaranteed if tenant is not None else 0
-        within = guaranteed and draft.leased_by(name) + line.shape.gpus <= guaranteed
+        tenant = draft.tenant(name)
+        within = tenant.guaranteed and tenant.gpus + line.shape.gpus <= tenant.guaranteed
         return (0 if within else 1, -priority, points)
 
     def is_owed(self, name: str, other: str) -> bool:
@@ -56,9 +54,9 @@ class Turns:
     def _score(self, name: str) -> int:
         known = self._scores.get(name)
         if known is None:
-            draft = self._draft
-            found = score(draft.state, self._tenants.get(name), self._at, draft.rates.get(name, 0))
-            known = self._scores[name] = found
+            tenant = self._tenants.get(name)
+            more = self._draft.tenant(name).rate_milli - (tenant.rate_milli if tenant is not None else 0)
+            known = self._scores[name] = score(self._draft.state, tenant, self._at, more)
         return known
 
     def mode(self, shape: Shape) -> int:
@@ -68,9 +66,8 @@ class Turns:
 
     def took(self, line: Line, count: int) -> None:
         """So many replicas of a line were placed."""
-        rates, name = self._draft.rates, line.tenant
-        rates[name] = rates.get(name, 0) + self._rates.of(line.shape) * count
-        self._scores.pop(name, None)
+        self._draft.change_tenant(line.tenant).rate_milli += self._rates.of(line.shape) * count
+        self._scores.pop(line.tenant, None)
 
     def most(self, line: Line, others: tuple[Head, int] | None) -> int:
         """How many more of a line may be placed in a row before somebody else's turn comes."""
@@ -82,8 +79,8 @@ class Turns:
         if (borrows, priority) < theirs[:2]:
             if borrows or not shape.count:
                 return UNBOUNDED
-            return (draft.share_of(line.tenant)[1] - draft.leased_by(line.tenant)) // (shape.gpus)
-        weight = draft.share_of(line.tenant)[0]
+            return (draft.tenant(line.tenant).guaranteed - draft.tenant(line.tenant).gpus) // (shape.gpus)
+        weight = draft.tenant(line.tenant).weight
         return places_until(theirs[2] - mine, weight, self._rates.of(shape) * shape.together, self._at)
 
     @staticmethod

@@ -1,0 +1,74 @@
+"""A record of the ledger, and its bytes. It holds outcomes and never causes, so that folding it needs no policy.
+
+A record holds all transitions of one tick: the steps. There may be thousands, so each is `STEP_WIDTH` plain integers in
+one flat list (see `records.Op`); rare events are acts (see `acts`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.ledger.acts import AnyAct, Unknown
+
+
+class Record(msgspec.Struct, array_like=True, gc=False):
+    """The outcomes of one tick. `digest` is that of the state before this record; `time` is ledger milliseconds.
+
+    - `format` is the ledger's feature level.
+    - (`leader`, `rid`) is the record's name, by which its leader recognizes it after an unclear answer.
+    - `accepts` has for each tenant a flat list: job, body, replicas, traceparent, …; jobs are numbered in this order.
+      The job's id is empty where the body begins with it (see `ids_in_bodies`).
+    - `facts` is flat: worker number, number of its last fact frame that is folded with this record.
+    - `evidence` is flat, four numbers for each decision: the first job, how many were placed, the hosts
+      known, and the free devices left on the last host.
+    - `actors` is flat: the steps from one index of `steps` up to another, and the note that names their actor (see
+      `records.actor`). Steps without an actor are the worker's where their op is in `REPORTED`, else the scheduler's.
+    """
+
+    format: int
+    epoch: int
+    leader: int
+    rid: int
+    time: int
+    digest: int
+    accepts: list[tuple[str, list[Any]]] = []
+    steps: list[int] = []
+    facts: list[int] = []
+    notes: list[str] = []
+    acts: list[AnyAct] = []
+    evidence: list[int] = []
+    actors: list[int] = []
+
+
+_ACTS_AT: Final = Record.__struct_fields__.index("acts")
+encode_record: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Record).decode
+_decode_list: Final = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+def decode_record(payload: bytes) -> Record:
+    """Return the record of these bytes. Raises what msgspec raises for bytes that are no record.
+
+    An act that this release cannot read is no reason to take a record for junk: it becomes `Unknown`, which `fold`
+    refuses.
+    """
+    try:
+        return _decode(payload)
+    except msgspec.ValidationError:
+        fields = _decode_list(payload)
+        acts = msgspec.convert(fields[_ACTS_AT : _ACTS_AT + 1], list[list[list[Any]]])
+        if not acts:
+            raise
+        record = msgspec.convert([*fields[:_ACTS_AT], [], *fields[_ACTS_AT + 1 :]], Record)
+        record.acts = [_read(act) for act in acts[0]]  # type: ignore[misc]
+        return record
+
+
+def _read(act: list[Any]) -> AnyAct | Unknown:
+    try:
+        known: AnyAct = msgspec.convert(act, AnyAct)
+        return known
+    except msgspec.ValidationError as error:
+        return Unknown(str(act[0]) if act else "", str(error))
