@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "worker" / "moorage" / "worker" / "supervisor" / "launcher.c"
-FLAGS = ("-O2", "-std=gnu11", "-Wall", "-Wextra")
+FLAGS = ("-O2", "-s", "-std=gnu11", "-Wall", "-Wextra")
 
 
 def build(program: Path, *more: str) -> None:
@@ -22,7 +22,11 @@ def build(program: Path, *more: str) -> None:
     fresh = program.with_name(program.name + ".new")
     # Statically where that can be: there is less of it to clone.
     for flags in ((*FLAGS, *more, "-static"), (*FLAGS, *more)):
-        done = subprocess.run([*compiler, *flags, "-o", fresh, SOURCE], capture_output=True, text=True, check=False)
+        command = [*compiler, *flags, "-o", str(fresh), str(SOURCE)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise SystemExit(f"{compiler[0]}: {error.strerror}") from None
         if done.returncode == 0:
             fresh.chmod(0o755)
             fresh.rename(program)
