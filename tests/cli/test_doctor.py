@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,9 @@ from nats.aio.msg import Msg
 from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
-from moorage.cli import checks_fleet, checks_nats
+from moorage.cli import checks_fleet, checks_host, checks_nats
+from moorage.cli.checks import Check
+from moorage.worker.supervisor import launcher_client
 from tests.bus.test_encrypted import speaking_first
 from tests.cli.node import Node, moorage
 from tests.disk import TINY_MIB, fill, mount_small, unmount
@@ -48,6 +51,16 @@ async def test_the_doctor_finds_a_node_sound(node: Node, unique: str) -> None:
     text = await node.run("doctor", tenant=unique)
     assert {row[0] for row in text.rows} <= {"ok", "warn", "fail"}
     assert "0 fail" in text.err
+
+
+def test_the_doctor_says_whether_the_launcher_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("cc"):
+        assert checks_host.launcher() == Check("launcher", "ok", "compiled")
+    monkeypatch.setattr(launcher_client.open_compiled, "__defaults__", (tmp_path / "launcher.bin",))
+    check = checks_host.launcher()
+    assert (check.name, check.verdict) == ("launcher", "warn")
+    assert "launcher.bin" in check.found
+    assert "install gcc" in check.fix
 
 
 def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from moorage.schemas.subjects import Subjects
 from moorage.worker.run import SUPERVISOR_FOLDER
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.asking import answered
-from tests.built_launcher import hand_over
 from tests.servers import Server, delete_streams
 from tests.waiting import until
 
@@ -174,7 +173,6 @@ class Stack:
         folder = self.folder / state
         if folder not in self.states:
             self.states.append(folder)
-            hand_over(folder / SUPERVISOR_FOLDER)
         name = {"id": settings.pop("worker")} if "worker" in settings else {}
         table = {"state_dir": str(folder), "prefix": self.subjects.prefix, "simulate": simulate, **name, **settings}
         log = self.folder / f"agent-{len(self.processes)}.log"

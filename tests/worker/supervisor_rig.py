@@ -17,7 +17,6 @@ from moorage.worker.proctree import Process, read_process
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorUnavailable
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import Ended, Event, Started, StartMember
-from tests.built_launcher import hand_over
 
 WAIT_S: Final = 30.0
 SHELL_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
@@ -108,8 +107,6 @@ def lives(pid: int, process: Process | None = None) -> bool:
 @contextlib.asynccontextmanager
 async def rig_at(state: Path, *arguments: str) -> AsyncIterator[Rig]:
     rig = Rig(state, arguments)
-    if "--interpreted" not in arguments:
-        hand_over(state)
     await rig.connect()
     try:
         yield rig
@@ -127,13 +124,13 @@ async def rig_at(state: Path, *arguments: str) -> AsyncIterator[Rig]:
 def arguments_of(proof: str) -> tuple[str, ...]:
     """A supervisor's arguments for a way of proof, `cgroup` or `walk`; skips what this machine does not have.
 
-    `interpreted` is `walk` with `launcher.py`, which else serves only where no C compiler is.
+    `forked` is `walk` without the compiled launcher.
     """
     if proof == "cgroup":
         if not CGROUPS_WORK:
             pytest.skip("no writable cgroup v2 here")
         return ()
-    return ("--no-cgroup", "--interpreted") if proof == "interpreted" else ("--no-cgroup",)
+    return ("--no-cgroup", "--forked") if proof == "forked" else ("--no-cgroup",)
 
 
 def with_rig(tmp_path: Path, arguments: tuple[str, ...], scenario: Callable[[Rig], Awaitable[None]]) -> None:

@@ -26,7 +26,6 @@ from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.journal import Journal, read_journal, records_of
 from moorage.worker.supervisor.protocol import JOURNAL_NAME
-from tests.built_launcher import hand_over
 from tests.waiting import until
 from tests.worker.scripted_leader import ScriptedLeader
 
@@ -79,7 +78,6 @@ async def state_folder() -> AsyncIterator[Path]:
 @contextlib.asynccontextmanager
 async def worker(url: str, prefix: str, leader: ScriptedLeader, **fields: Any) -> AsyncIterator[tuple[Worker, Agent]]:
     async with state_folder() as state:
-        hand_over(state / SUPERVISOR_FOLDER)
         running = await start(settings_of(state, prefix, **fields), url)
         try:
             await leader.joined("w1")

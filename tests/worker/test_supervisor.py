@@ -18,10 +18,12 @@ import pytest
 
 import moorage
 from moorage.worker.proctree import STATE_MARK, boottime_s, children, read_process
-from moorage.worker.supervisor import launcher
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorRefused, SupervisorUnavailable
+from moorage.worker.supervisor.journal import read_journal
+from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import (
+    JOURNAL_NAME,
     SOCKET_NAME,
     Done,
     Ended,
@@ -33,6 +35,7 @@ from moorage.worker.supervisor.protocol import (
     decode_messages,
 )
 from moorage.worker.supervisor.state_folder import EXIT_HELD, state_mark
+from tests.disk import fill, mount_small, unmount
 from tests.worker.supervisor_rig import (
     SHELL_PATH,
     WAIT_S,
@@ -47,6 +50,7 @@ from tests.worker.supervisor_rig import (
 )
 
 ROOTS: Final = os.pathsep.join(str(Path(path).parent) for path in moorage.__path__)
+needs_compiled = pytest.mark.skipif(bool(open_compiled()[1]), reason="the launcher is not compiled")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
@@ -54,7 +58,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 PROOFS: Final = [
     pytest.param("cgroup", marks=pytest.mark.xdist_group("cgroup")),
     pytest.param("walk", marks=pytest.mark.slow),  # the launcher of the first, the proof of the last
-    pytest.param("interpreted", marks=pytest.mark.xdist_group("interpreted")),
+    pytest.param("forked", marks=pytest.mark.xdist_group("forked")),
 ]
 
 
@@ -261,6 +265,69 @@ def test_a_failed_start_does_not_hurt_its_batch(tmp_path: Path, arguments: tuple
             assert ended.exit_code == (None if number % 3 == 0 else number)
 
     with_rig(tmp_path, arguments, scenario)
+
+
+def test_what_is_needed_to_end_a_job_is_known_before_its_first_instruction(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """The journal has its record, with its cgroup and marks; and both its kinds of marks are in its environment."""
+
+    async def scenario(rig: Rig) -> None:
+        journal = rig.state / JOURNAL_NAME
+        ended = await rig.run(sh("j", f"cat {journal} >&2; cat /proc/self/cgroup; echo $$; env"))
+        copy = tmp_path / "journal"
+        copy.write_bytes(output_path(rig.state, "j", "stderr").read_bytes())
+        starting = read_journal(copy)["j"].starting
+        assert starting is not None
+        said = rig.text("j").splitlines()
+        assert starting.boottime_s <= boottime_s()
+        assert bool(starting.cgroup) == (not arguments)
+        assert not starting.cgroup or any(line.endswith(f"/{Path(starting.cgroup).name}") for line in said)
+        assert len(starting.marks) == 4
+        assert {os.fsdecode(mark) for mark in starting.marks} <= set(said)
+        assert str(ended.pid) in said
+        assert read_journal(journal)["j"].pid == ended.pid
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_no_two_supervisors_name_a_group_alike(tmp_path: Path) -> None:
+    """The next one kills what stands under the names of the former one's members: none of its own may be there."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("a", "exec sleep 1000")])
+        await rig.started("a")
+        os.kill(rig.client.identity.pid, signal.SIGKILL)
+        await rig.client.wait_gone()
+        await rig.connect()
+        await rig.client.start([sh("b", "exec sleep 1000")])
+        await rig.started("b")
+        left = read_journal(rig.state / JOURNAL_NAME)
+        names = [entry.starting.cgroup for entry in left.values() if entry.starting is not None]
+        assert len(set(names)) == len(names) >= 1
+
+    with_rig(tmp_path, arguments_of("cgroup"), scenario)
+
+
+def test_a_start_that_cannot_be_written_down_leaves_nothing_and_the_next_one_runs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig_at(tmp_path / "disk" / "state", *arguments_of("cgroup")) as rig:
+            assert rig.client.cgroup is not None
+            filler = fill(tmp_path / "disk")
+            long = {"PATH": SHELL_PATH, "MOORAGE_TENANT": "t" * 8000, "MOORAGE_JOB": "a", "MOORAGE_FENCE": "1"}
+            refused = await rig.run(sh("a", "true", env=long))
+            filler.unlink()
+            assert (refused.stage, refused.errno, refused.proof) == ("journal", errno.ENOSPC, "never-ran")
+            assert [entry for entry in Path(rig.client.cgroup).iterdir() if entry.is_dir()] == []
+            assert (await rig.run(sh("b", "echo ran"))).exit_code == 0
+            assert rig.text("b") == "ran\n"
+
+    if not mount_small(tmp_path / "disk", 4):
+        pytest.skip("needs the right to mount")
+    try:
+        run(scenario())
+    finally:
+        unmount(tmp_path / "disk")
 
 
 # -- ending
@@ -533,25 +600,13 @@ def test_nothing_starts_behind_the_fence_until_it_is_moved(tmp_path: Path, argum
 
 
 def launchers(rig: Rig) -> list[int]:
-    """The launcher, and the spare that it has made of itself, if any."""
+    """The compiled launcher, if there is one."""
     found = []
     for pid in children(rig.client.identity.pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
-            if b"/launcher" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"moorage-launcher\0"):
                 found.append(pid)
     return found
-
-
-async def launcher_of(rig: Rig) -> int:
-    """Once it is the only one with its channel: a spare is made as its copy, and closes that first of all."""
-    found: list[int] = []
-
-    def is_told_apart() -> bool:
-        found[:] = [pid for pid in launchers(rig) if os.path.lexists(f"/proc/{pid}/fd/{launcher.CHANNEL}")]
-        return len(found) == 1
-
-    await poll(is_told_apart)
-    return found[0]
 
 
 def test_a_killed_supervisor_takes_its_jobs_along_and_the_next_tells(
@@ -563,7 +618,7 @@ def test_a_killed_supervisor_takes_its_jobs_along_and_the_next_tells(
         await rig.client.start([sh("main", "exec sleep 1000"), sh("tree", "setsid sleep 1000 & echo $!; wait")])
         main, tree = await rig.started("main"), await rig.started("tree")
         grandchild = int((await rig.line("tree"))[0])
-        processes = [(pid, read_process(pid)) for pid in (main.pid, tree.pid, await launcher_of(rig))]
+        processes = [(pid, read_process(pid)) for pid in (main.pid, tree.pid, *launchers(rig))]
         os.kill(identity.pid, signal.SIGKILL)
         gone = await asyncio.wait_for(rig.client.wait_gone(), WAIT_S)
         assert not gone.silent
@@ -678,24 +733,19 @@ def test_a_frame_that_is_no_frame_closes_only_that_connection(tmp_path: Path, ar
     with_rig(tmp_path, arguments, scenario)
 
 
-def test_a_launcher_that_dies_is_replaced(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+@needs_compiled
+def test_a_launcher_that_dies_is_replaced_and_its_jobs_run_on(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         await rig.client.start([sh("long", "exec sleep 1000")])
         long = await rig.started("long")
-        first = await launcher_of(rig)
+        [first] = launchers(rig)
         os.kill(first, signal.SIGKILL)
         await poll(lambda: not lives(first))
-        for number in range(3):
-            ended = await rig.run(sh(f"j{number}", "exit 0"))
-            if ended.reason == "exit":
-                break
-            # It was asked before its death was seen: then that start failed, and says so.
-            assert (ended.reason, ended.stage) == ("start-failed", "launcher")
-        assert ended.exit_code == 0
-        assert await launcher_of(rig) != first
+        assert (await rig.run(sh("j", "exit 0"))).exit_code == 0
+        assert launchers(rig) != [first]
         assert lives(long.pid)
 
-    with_rig(tmp_path, arguments, scenario)
+    with_rig(tmp_path, ("--no-cgroup",), scenario)
 
 
 def test_sigterm_ends_members_first(tmp_path: Path, arguments: tuple[str, ...]) -> None:

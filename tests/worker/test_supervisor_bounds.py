@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from moorage.worker.supervisor import jobs
+from moorage.worker.supervisor.launcher_client import Launcher
 from moorage.worker.supervisor.protocol import Ended, Event, StartMember
 
 
@@ -23,9 +24,9 @@ async def test_a_member_beyond_a_bound_is_told_which_one_it_was(
         emit=events.append,
         record=lambda record: None,
         write_ahead=lambda records: None,
+        launcher=Launcher(),
     )
     full.start((StartMember(key="one", argv=("true",), env={}),))
-    full.launches.close()
     [ended] = events
     assert isinstance(ended, Ended)
     assert (ended.reason, ended.message) == ("start-failed", f"the supervisor {message}")

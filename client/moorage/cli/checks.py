@@ -44,7 +44,8 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
 
     options = options.settled()
     seconds(options.timeout or TIMEOUT_DEFAULT)
-    for check in (host.python(), host.uvloop(), host.cgroup(), await host.nvml(), host.settings(), host.secrets()):
+    of_host = (host.python(), host.uvloop(), host.launcher(), host.cgroup(), await host.nvml(), host.settings())
+    for check in (*of_host, host.secrets()):
         if check is not None:
             yield check
     try:

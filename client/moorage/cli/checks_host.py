@@ -70,6 +70,18 @@ def uvloop() -> Check:
         return Check("uvloop", "warn", "not installed", "pip install uvloop halves what a scheduler costs when idle")
 
 
+def launcher() -> Check:
+    """Whether a worker of this installation starts jobs by the compiled launcher."""
+    from moorage.worker.supervisor.launcher_client import open_compiled
+
+    descriptor, why = open_compiled()
+    if why:
+        fix = "jobs start some ms later: install gcc, then install moorage again, as root or as the worker's user"
+        return Check("launcher", "warn", why, fix)
+    os.close(descriptor)
+    return Check("launcher", "ok", "compiled")
+
+
 def cgroup() -> Check:
     from moorage.worker.cgroup import own_cgroup
 

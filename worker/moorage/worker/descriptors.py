@@ -11,9 +11,9 @@ from moorage.schemas.gpu import SHARERS_MAX
 
 #: what a supervisor may have at most: room for the pipes of some 16,000 jobs
 DESCRIPTORS_WANTED: Final = 65536
-#: what a supervisor needs without a job: its sockets, its journal, what it makes in advance, and one slice of starts
+#: what a supervisor needs without a job: its sockets, its journal, its launcher, and one start
 DESCRIPTORS_BASE: Final = 128
-#: what one job needs there: the read ends of two pipes, its cgroup's folder, and a file while its output is written
+#: what one job needs there: the read ends of two pipes, that of a third until its exec, and files for its output
 DESCRIPTORS_PER_JOB: Final = 4
 
 

@@ -5,25 +5,22 @@ import os
 import pwd
 import resource
 import signal
-import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from moorage.schemas.printable import in_one_line
-from moorage.worker.supervisor import launcher
 from moorage.worker.supervisor.protocol import KEY_CHARS_MAX, StartMember
 
 SEARCH_PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
 SECONDS_MAX: Final = 10 * 365 * 86400.0
 OUTPUT_CAP_BYTES_MAX: Final = 1 << 40
+#: what the kernel takes for no uid at all
 UID_NONE: Final = (1 << 32) - 1
-"""What the kernel takes for no uid at all."""
+#: of a program, a folder or a PATH in the words for people; all of them together fit a fact's detail
 TOLD_CHARS_MAX: Final = 60
-"""Of a program, a folder or a PATH in the words for people; all of them together fit a fact's detail."""
 _KEY_CHARS: Final = f"key must have 1..{KEY_CHARS_MAX} characters"
-_NULL: Final = "argv, env and cwd may not hold a null character"
 _ENCODING: Final = sys.getfilesystemencoding()
 _ENCODING_ERRORS: Final = sys.getfilesystemencodeerrors()
 _LIMITS: Final = {
@@ -31,17 +28,15 @@ _LIMITS: Final = {
 }
 
 Ids: TypeAlias = tuple[int, int, list[int]]
-Request: TypeAlias = bytes
 
 
+@dataclass(eq=False)
 class StartRefused(Exception):
     """A child cannot be started: `errno`, the `stage` that failed, and a message for people."""
 
-    def __init__(self, number: int, stage: str, message: str) -> None:
-        super().__init__(message)
-        self.errno = number
-        self.stage = stage
-        self.message = message
+    errno: int
+    stage: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,59 +45,51 @@ class Child:
 
     paths: list[bytes]
     argv: list[bytes]
-    environ: bytes
-    """Its `variables` in one, with a null between two."""
-    variables: int
+    environ: list[bytes]
     search: str
     """Its PATH."""
     cwd: bytes
     ids: Ids | None
     limits: list[tuple[int, tuple[int, int]]]
 
-    def request(self, slot: int, stdout: int, stderr: int, cgroup: int) -> Request:
-        """What the launcher reads; the last three are places in the packet's list of descriptors, -1 for none."""
-        uid, gid, groups = self.ids or (0, 0, [])
-        counts = (len(groups), len(self.limits), len(self.paths), len(self.argv), self.variables, 0)
-        environ = (self.environ,) if self.variables else ()
-        body = b"".join(
-            (
-                *(launcher.LIMIT.pack(number, *pair) for number, pair in self.limits),
-                struct.pack(f"={len(groups)}I", *groups),
-                b"\0".join((self.cwd, *self.paths, *self.argv, *environ, b"")),
-            )
-        )
-        padding = -len(body) % 8
-        size = launcher.REQUEST.size + len(body) + padding
-        head = (size, slot, stdout, stderr, cgroup, self.ids is not None, uid, gid, *counts)
-        return launcher.REQUEST.pack(*head) + body + bytes(padding)
+    def request(self) -> bytes:
+        """What launcher.c reads: words, each ended by a null; the length of a list stands before it.
+
+        Limits, uid (-1: no other user), gid, groups, folder, the paths to try, arguments, environment.
+        """
+        uid, gid, groups = self.ids or (-1, -1, [])
+        limits = [part for number, pair in self.limits for part in (number, *pair)]
+        head = "\0".join(map(str, (len(self.limits), *limits, uid, gid, len(groups), *groups))).encode()
+        lists = [word for each in (self.paths, self.argv, self.environ) for word in (str(len(each)).encode(), *each)]
+        return b"\0".join((head, self.cwd, *lists, b""))
 
 
-def judge(member: StartMember, environ: Mapping[str, str] | None = None) -> Child:
+def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: tuple[int, int] | None = None) -> Child:
     """Check one request and look up what it names; `environ` is what it gets in the place of its own.
+
+    `files` are its limits on open files unless it asks for others.
 
     Raises `StartRefused`; the file system is not touched.
     """
-    if environ is None:
-        environ = member.env
+    environ = member.env if environ is None else environ
     _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", _KEY_CHARS)
     _check(bool(member.argv) and bool(member.argv[0]), "exec", "argv must begin with the name of a program")
-    _check(_is_duration(member.grace_s), "request", "grace_s must be a duration in seconds")
-    _check(member.timeout_s is None or _is_duration(member.timeout_s), "request", "timeout_s must be a duration")
-    _check(member.ends_in_s is None or _is_duration(member.ends_in_s), "request", "ends_in_s must be a duration")
+    for name in ("grace_s", "timeout_s", "ends_in_s", "checkpoint_before_s"):
+        seconds = getattr(member, name)
+        _check(seconds is None or 0 <= seconds <= SECONDS_MAX, "request", f"{name} must be a duration in seconds")
     _check(0 <= member.output_cap_bytes <= OUTPUT_CAP_BYTES_MAX, "request", "output_cap_bytes out of bounds")
-    _check(member.cpu_milli is None or member.cpu_milli > 0, "request", "cpu_milli must be above 0")
-    _check(member.memory_bytes is None or member.memory_bytes > 0, "request", "memory_bytes must be above 0")
+    for name in ("cpu_milli", "memory_bytes"):
+        amount = getattr(member, name)
+        _check(amount is None or amount > 0, "request", f"{name} must be above 0")
     if member.checkpoint_signal is not None:
         signal_number(member.checkpoint_signal)
-        before_s = member.checkpoint_before_s
-        fine = before_s is not None and _is_duration(before_s)
-        _check(fine, "request", "checkpoint_signal needs checkpoint_before_s")
+        _check(member.checkpoint_before_s is not None, "request", "checkpoint_signal needs checkpoint_before_s")
     for name in environ:
         if not name or "=" in name:
             raise StartRefused(errno.EINVAL, "request", f"not a name of a variable: {name!r}")
     try:
         argv = [_bytes(argument) for argument in member.argv]
-        variables = _block(environ)
+        variables = [_bytes(f"{name}={value}") for name, value in environ.items()]
         cwd = _bytes(member.cwd) if member.cwd is not None else b"/"
     except ValueError as error:
         raise StartRefused(errno.EINVAL, "request", str(error)) from None
@@ -111,11 +98,13 @@ def judge(member: StartMember, environ: Mapping[str, str] | None = None) -> Chil
         paths=_paths(argv[0], search),
         argv=argv,
         environ=variables,
-        variables=len(environ),
         search=search,
         cwd=cwd,
         ids=None if member.user is None else _resolve_user(member.user),
-        limits=[_limit(name, pair) for name, pair in member.limits.items()],
+        limits=[
+            *([] if files is None else [(resource.RLIMIT_NOFILE, files)]),
+            *[_limit(name, pair) for name, pair in member.limits.items()],
+        ],
     )
 
 
@@ -151,10 +140,9 @@ def _told(text: bytes) -> str:
 
 def signal_number(name: str) -> signal.Signals:
     """The signal called `SIGUSR1` or the like. Raises `StartRefused`."""
-    try:
-        number = signal.Signals[name]
-    except KeyError:
-        raise StartRefused(errno.EINVAL, "request", f"no such signal: {name}") from None
+    number = signal.Signals.__members__.get(name)
+    if number is None:
+        raise StartRefused(errno.EINVAL, "request", f"no such signal: {name}")
     _check(number not in (signal.SIGKILL, signal.SIGSTOP), "request", f"no process can take {name}")
     return number
 
@@ -164,20 +152,9 @@ def _check(fine: bool, stage: str, message: str) -> None:
         raise StartRefused(errno.EINVAL, stage, message)
 
 
-def _is_duration(seconds: float) -> bool:
-    return 0 <= seconds <= SECONDS_MAX
-
-
-def _block(environ: Mapping[str, str]) -> bytes:
-    text = "\0".join([f"{name}={value}" for name, value in environ.items()])
-    if text.count("\0") > max(0, len(environ) - 1):
-        raise ValueError(_NULL)
-    return text.encode(_ENCODING, _ENCODING_ERRORS)
-
-
 def _bytes(text: str) -> bytes:
     if "\0" in text:
-        raise ValueError(_NULL)
+        raise ValueError("argv, env and cwd may not hold a null character")
     return text.encode(_ENCODING, _ENCODING_ERRORS)  # os.fsencode, which takes thrice as long over its arguments' types
 
 
@@ -199,11 +176,9 @@ def _resolve_user(user: str | int) -> Ids | None:
     try:
         entry = pwd.getpwnam(user) if isinstance(user, str) and not user.isdecimal() else pwd.getpwuid(int(user))
     except KeyError:
-        if isinstance(user, str) and not user.isdecimal():
-            raise StartRefused(errno.EINVAL, "user", f"no such user: {user}") from None
+        _check(isinstance(user, int) or user.isdecimal(), "user", f"no such user: {user}")
         uid = int(user)
-        if not 0 <= uid < UID_NONE:
-            raise StartRefused(errno.EINVAL, "user", f"not a uid: {user}") from None
+        _check(0 <= uid < UID_NONE, "user", f"not a uid: {user}")
         # A uid without an entry gets the group of its own number and no other, never group 0.
         ids = (uid, uid, [uid])
     except (OverflowError, ValueError):

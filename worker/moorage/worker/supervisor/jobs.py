@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import signal
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,7 @@ from moorage.worker.proctree import (
 from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers
 from moorage.worker.supervisor.child import StartRefused, judge, signal_number
 from moorage.worker.supervisor.journal import Over, Record, Running
+from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone
 from moorage.worker.supervisor.launches import Launches
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State
@@ -38,16 +40,17 @@ from moorage.worker.supervisor.protocol import Ended, Event, Output, Proof, Reas
 RUNNING_MAX: Final = 4096
 HELD_MAX: Final = 16384
 """Members running, waiting and over but not forgotten."""
+TURN_MEMBERS_MAX: Final = 16
+"""Members started in one turn of the loop."""
+CONFIRM_S: Final = 1.0
+"""A process still before its exec after so long (a dead network file system under its cwd) is reported as started."""
 UNPROVEN_AFTER_S: Final = 10.0
 CLEAR_DELAY_S_MIN: Final = 0.002
 CLEAR_DELAY_S_MAX: Final = 0.1
 
 
 class Jobs:
-    """`emit` gets events in order; `record` gets what the journal must hold before those events are told.
-
-    `program` is the compiled launcher, None for the interpreted one.
-    """
+    """`emit` gets events in order; `record` gets what the journal must hold before those events are told."""
 
     def __init__(
         self,
@@ -60,22 +63,18 @@ class Jobs:
         emit: Callable[[Event], None],
         record: Callable[[Record], None],
         write_ahead: Callable[[list[Record]], None],
-        program: str | None = None,
+        launcher: Launcher,
     ) -> None:
         self.members: dict[str, Member] = {}
         self.ended: dict[str, Ended] = {}
         self.unproven: dict[str, Unproven] = {}
         self.fenced = False
-        self.launches = Launches(
-            self,
-            state=state,
-            state_mark=state_mark,
-            boot_id=boot_id,
-            cgroups=cgroups,
-            descriptors=descriptors,
-            write_ahead=write_ahead,
-            program=program,
-        )
+        self.launcher = launcher
+        self._launches = Launches(state, boot_id, cgroups, launcher, write_ahead)
+        self._waiting: deque[Member] = deque()
+        self._turn: asyncio.Handle | None = None
+        self._unresolved: set[Member] = set()
+        self._descriptors = descriptors
         self._state_mark = state_mark
         self._cgroups = cgroups
         self._emit = emit
@@ -98,11 +97,17 @@ class Jobs:
                     self._emit(self.started(self.members[start.key]))
             else:
                 self._accept(start)
-        self.launches.go()
+        if self._turn is None:
+            self._start_some()
+
+    @property
+    def has_news_due(self) -> bool:
+        """Whether what becomes of a start will be reported in a moment."""
+        return bool(self._unresolved or self._waiting)
 
     def _accept(self, start: StartMember) -> None:
         environ = {**start.env, STATE_MARK: self._state_mark}
-        # Its arguments and environment are in `child` until the launch, and needed no longer.
+        # Its arguments and environment are in `child` until its exec, and needed no longer.
         member = Member(start=msgspec.structs.replace(start, argv=(), env={}), child=None, marks=marks_of(environ))
         self.members[start.key] = member
         try:
@@ -114,27 +119,42 @@ class Jobs:
                 member.cause = "fence"
                 self._finish(member, "never-ran")
                 return
-            member.child = judge(start, environ)
+            member.child = judge(start, environ, self._descriptors)
         except StartRefused as refused:
-            self.refused(member, refused.errno, refused.stage, refused.message)
+            self._refuse(member, refused)
             return
-        self.launches.add(member)
+        self._waiting.append(member)
 
-    def refused(self, member: Member, number: int, stage: str, message: str) -> None:
+    def _start_some(self) -> None:
+        """Start the first members that wait; the next ones in a later turn of the loop, which has other work too."""
+        for _ in range(min(len(self._waiting), TURN_MEMBERS_MAX)):
+            member = self._waiting.popleft()
+            try:
+                member.pid = self._launches.start(member)
+            except StartRefused as refused:
+                self._refuse(member, refused)
+            except LauncherGone as gone:
+                member.failure = (errno.ECHILD, "launcher", str(gone))
+                self._clear(member)  # it may have left a tree
+            else:
+                self._runs(member, member.pid)
+        self._turn = self._loop.call_soon(self._start_some) if self._waiting else None
+
+    def _refuse(self, member: Member, refused: StartRefused) -> None:
         """A start that failed before any process of it existed."""
-        member.failure = (number, stage, message)
+        member.failure = (refused.errno, refused.stage, refused.message)
         if member.cgroup is not None:
             with contextlib.suppress(OSError):
                 member.cgroup.remove()
         self._finish(member, "never-ran")
 
-    def known(self, member: Member, pid: int) -> None:
-        """The launcher has made its process."""
+    def _runs(self, member: Member, pid: int) -> None:
         member.go(State.RUNNING)
         self._record(Running(key=member.key, pid=pid))
-        if member.wait_status is not None:
-            return
         self._by_pid[pid] = member
+        self._unresolved.add(member)
+        self._loop.add_reader(member.confirm, self._hear, member)
+        member.timers.append(self._loop.call_later(CONFIRM_S, self._resolve, member))
         start = member.start
         if start.timeout_s is not None:
             member.timers.append(self._loop.call_later(start.timeout_s, self._timed_out, member))
@@ -142,28 +162,26 @@ class Jobs:
         if start.checkpoint_signal is not None and start.checkpoint_before_s is not None and ends_s is not None:
             delay_s = max(0.0, ends_s - start.checkpoint_before_s)
             member.checkpoint_timer = self._loop.call_later(delay_s, self._checkpoint, member)
-        if member.end_grace_s is not None:
-            self._ask_to_end(member, member.end_grace_s)
 
-    def resolved(self, member: Member) -> None:
-        """It runs its program, or has failed to."""
+    def _hear(self, member: Member) -> None:
+        """Its process reports; once it has ended, that pipe has ended too."""
+        if member.confirm >= 0 and self._launches.hear(member):
+            self._loop.remove_reader(member.confirm)
+            os.close(member.confirm)
+            member.confirm = -1
+            self._resolve(member)
+
+    def _resolve(self, member: Member) -> None:
+        """It runs its program, or has failed to, or has taken its time before its exec."""
+        if member not in self._unresolved:
+            return
+        self._unresolved.remove(member)
         if member.failure is None:
             member.confirmed = True
             self._emit(self.started(member))
-        if member.wait_status is not None:
-            self._clear(member)
-            return
-        for pump in member.pumps:
-            self._loop.add_reader(pump.descriptor, self._pump, member, pump)
-
-    def lost(self, member: Member) -> None:
-        """The launcher died with it: treat it as having left a tree."""
-        self._clear(member)
-
-    def settled(self) -> None:
-        """Every child is known just now, which is when the orphans can be told from them."""
-        if self._clearing:
-            self._check_clearing()
+        if member.wait_status is None:
+            for pump in member.pumps:
+                self._loop.add_reader(pump.descriptor, self._pump, member, pump)
 
     def started(self, member: Member) -> Started:
         """The event that says a member runs."""
@@ -202,10 +220,8 @@ class Jobs:
         if member.notice_timer is not None:
             member.notice_timer.cancel()
         if member.state is State.WAITING:
-            self.launches.withdraw(member)
+            self._waiting.remove(member)
             self._finish(member, "never-ran")
-        elif member.state is State.LAUNCHING:
-            member.end_grace_s = grace_s if member.end_grace_s is None else min(grace_s, member.end_grace_s)
         elif member.state in (State.RUNNING, State.ENDING):
             self._ask_to_end(member, grace_s)
 
@@ -244,7 +260,7 @@ class Jobs:
         try:
             os.killpg(member.pid, number)
         except ProcessLookupError:
-            # Before its setsid.
+            # Before its session.
             os.kill(member.pid, number)
         except OSError as error:
             log(f"{member.key}: cannot signal: {error}")
@@ -308,12 +324,12 @@ class Jobs:
                 break
             member = self._by_pid.pop(pid, None)
             if member is None:
-                self.launches.exited(pid, status, usage)
+                self.launcher.reaped(pid)
                 continue
             member.wait_status, member.usage = status, usage
-            self.launches.read_late()
-            if member.resolved:
-                self._clear(member)
+            self._hear(member)
+            self._resolve(member)
+            self._clear(member)
         if self._clearing:
             self._check_soon()
 
@@ -345,9 +361,6 @@ class Jobs:
             self._clear_timer.cancel()
             self._clear_timer = None
         if self._cgroups is None:
-            if self.launches.busy:
-                # New children whose pids are not told yet would look like orphans. `settled` calls this again.
-                return
             try:
                 self._check_orphans()
             except OSError as error:  # no descriptor to look with: look again
@@ -367,7 +380,7 @@ class Jobs:
 
     def _check_orphans(self) -> None:
         """Without cgroups: whatever is left of a dead main process descends from an orphan that came to us."""
-        own = {*self._by_pid, self.launches.pid}
+        own = {*self._by_pid, self.launcher.pid}
         sessions = {member.pid: member for member in self.members.values() if member.pid is not None}
         left: dict[str, list[int]] = {}
         for orphan in children(os.getpid()):
@@ -433,6 +446,8 @@ class Jobs:
 
     def _finish(self, member: Member, proof: Proof) -> None:
         member.go(State.OVER)
+        if member.confirm >= 0:
+            self._loop.remove_reader(member.confirm)
         for pump in member.pumps:
             if pump.descriptor >= 0:
                 self._loop.remove_reader(pump.descriptor)
@@ -449,4 +464,3 @@ class Jobs:
         if proof != "never-ran" or member.started_boottime_s is not None:
             self._record(Over(ended=ended))
         self._emit(ended)
-        self._loop.call_soon(self.launches.member_over)  # behind what tells the end

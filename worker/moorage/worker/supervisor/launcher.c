@@ -1,25 +1,25 @@
-/* The launcher in C: what launcher.py does, see there, at a quarter of the price.
+/* The launcher: a small process that clones the supervisor's children, each of which becomes a job.
  *
- * A clone of an interpreter copies its page tables, runs Python on pages that are copied as they are touched, and has
- * all of them torn down again by exec: over a millisecond. A clone here shares the launcher's memory until its exec
- * (CLONE_VM), on a stack of its own and without stopping the launcher: a program on a dead network file system must
- * not hold up the others, which is what vfork(2) would do. So until exec a child makes bare system calls alone, which
- * do not touch errno, and reads its batch, which is used again only once the kernel has told that all of its children
- * have left this memory (CLONE_CHILD_CLEARTID). A child that becomes another user gets a copy of the memory instead.
+ * A clone of the supervisor itself would copy its page tables, and a process that is moved into a cgroup, not cloned
+ * into it, waits for the whole machine. The clones are made with CLONE_PARENT: they are the supervisor's children,
+ * which reaps them, and whose death kills them.
  *
- * A spare is such a child that has no request yet: it waits on a socket of its own for one, so that a start which comes
- * alone waits for neither this process nor a clone (docs/decisions/0039).
+ * A packet on the channel is one start. It holds nothing but descriptors: the pipe on which a failure is reported, a
+ * file in memory with the request, standard output, standard error, and the cgroup's folder if there is one. The answer
+ * is the child's pid, or a negative error number, in 4 bytes. A request is text, each word of it ended by a null: see
+ * `Child.request` in child.py. A failure is reported as "STAGE ERRNO"; exec closes the pipe.
  *
- * Packets, answers and the confirm pipe: see launcher_client.py. Both ends are one installation on one machine.
+ * Where this file was not compiled, forked.py does the same for one start.
  */
 
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <linux/sched.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -30,366 +30,157 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { CGROUP = 1, LIMITS, USER, CWD, EXEC };
-enum { PACKET_BYTES_MAX = 128 * 1024, DESCRIPTORS_MAX = 64, CHILDREN_MAX = 16, STACK_BYTES = 16 * 1024 };
-enum { CHANNEL = 3, CANNOT_START = 127, USAGE = 64 };
-enum { SPARE = -1, SPARE_BYTES_MAX = 16 * 1024, SPARE_STRINGS_MAX = 1024, SPARE_DESCRIPTORS = 5, SPARE_CGROUP = 4 };
+/* CONTRACT is how it exits without arguments, by which launcher_client.py knows that it runs here and is built from this
+ * file: raise it with every change of what is said above. */
+enum { CONTRACT = 101, CANNOT_START = 127 };
+enum { CONFIRM, REQUEST, OUT, ERR, CGROUP, DESCRIPTORS_MAX };
 
-#if __SIZEOF_POINTER__ != 8
-#error "the system calls named here take other arguments on 32-bit machines: launcher.py serves there"
-#endif
 #ifndef CLONE3
 #define CLONE3 SYS_clone3
 #endif
 
-struct limit {
-    int64_t resource;
-    uint64_t soft, hard;
-};
+static pid_t supervisor;
+static int channel, confirm;
+static char *next_word;
 
-/* Then follow the limits, the groups, and as text that ends in a null: cwd, paths, arguments, environment. */
-struct request {
-    int32_t bytes, slot, out, err, cgroup, becomes_user;
-    uint32_t uid, gid;
-    int32_t groups, limits, paths, arguments, environment, padding;
-};
-
-struct child {
-    _Alignas(16) char stack[STACK_BYTES];
-    int is_here; /* cleared by the kernel once the child has left this memory */
-    int in_cgroup;
-    const struct request *request;
-    const int *descriptors;
-    char **strings;
-};
-
-struct batch {
-    struct batch *next;
-    char *large; /* a body that was too large for a packet, mapped */
-    size_t large_bytes;
-    char **strings;
-    int descriptors[DESCRIPTORS_MAX];
-    struct child children[CHILDREN_MAX];
-    _Alignas(8) char body[PACKET_BYTES_MAX];
-};
-
-struct spare {
-    struct child child; /* the first, so that one is the other */
-    struct spare *next;
-    int descriptors[SPARE_DESCRIPTORS];
-    char *strings[SPARE_STRINGS_MAX];
-    _Alignas(8) char body[SPARE_BYTES_MAX];
-};
-
-static pid_t parent;
-
-#if defined(__x86_64__) && !defined(PORTABLE)
-static long call(long number, long a, long b, long c, long d, long e) {
-    register long fourth __asm__("r10") = d;
-    register long fifth __asm__("r8") = e;
-    long result;
-    __asm__ volatile("syscall"
-                     : "=a"(result)
-                     : "0"(number), "D"(a), "S"(b), "d"(c), "r"(fourth), "r"(fifth)
-                     : "rcx", "r11", "memory");
-    return result;
+static void fail(const char *stage) {
+    dprintf(confirm, "%s %d", stage, errno);
+    _exit(CANNOT_START);
 }
 
-/* In the child, which begins on the stack of `arguments`, calls `run`, which never returns. */
-static long clone_and_run(struct clone_args *arguments, void (*run)(struct child *), struct child *child) {
-    long result;
-    __asm__ volatile("syscall\n\ttest %0, %0\n\tjnz 1f\n\tmov %3, %%rdi\n\tcall *%2\n\tud2\n1:"
-                     : "=a"(result)
-                     : "0"((long)CLONE3), "r"(run), "r"(child), "D"(arguments), "S"(sizeof *arguments)
-                     : "rcx", "r11", "memory");
-    return result;
+static void check(const char *stage, long result) { if (result < 0) fail(stage); }
+
+static char *word(void) {
+    char *found = next_word;
+    next_word += strlen(found) + 1;
+    return found;
 }
 
-static const int shares_memory = 1;
-#else
-static long call(long number, long a, long b, long c, long d, long e) {
-    long result = syscall(number, a, b, c, d, e);
-    return result < 0 ? -errno : result;
+static long long number(void) { return strtoll(word(), NULL, 10); }
+
+/* A list as exec wants it: in the request its length stands before it. */
+static char **words(void) {
+    long long count = number();
+    char **list = calloc(count + 1, sizeof *list);
+    if (!list) fail("exec");
+    for (long long place = 0; place < count; place++) list[place] = word();
+    return list;
 }
 
-static long clone_and_run(struct clone_args *arguments, void (*run)(struct child *), struct child *child) {
-    long result = call(CLONE3, (long)arguments, sizeof *arguments, 0, 0, 0);
-    if (result == 0) run(child);
-    return result;
-}
-
-static const int shares_memory = 0; /* a stack of one's own takes a word of assembly */
-#endif
-
-static int descriptor(const struct child *child, int place) {
-    return child->descriptors[place];
-}
-
-static void fail(struct child *child, int32_t stage, long result) {
-    int32_t said[3] = {child->request->slot, stage, (int32_t)-result};
-    call(SYS_write, descriptor(child, 0), (long)said, sizeof said, 0, 0);
-    call(SYS_exit_group, CANNOT_START, 0, 0, 0, 0);
-}
-
-/* In a child: end with the supervisor. It follows the death of the parent's spawning thread; the supervisor has one. */
-static void follow_parent(void) {
-    call(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    if (call(SYS_getppid, 0, 0, 0, 0, 0) != parent) call(SYS_exit_group, CANNOT_START, 0, 0, 0, 0);
-}
-
-/* In the child: put everything in place and exec. Bare system calls only; never returns. */
-static void become(struct child *child) {
-    const struct request *request = child->request;
-    long result = call(SYS_setsid, 0, 0, 0, 0, 0);
-    if (request->cgroup >= 0 && !child->in_cgroup) {
-        int folder = descriptor(child, request->cgroup);
-        long procs = call(SYS_openat, folder, (long)"cgroup.procs", O_WRONLY | O_CLOEXEC, 0, 0);
-        result = procs < 0 ? procs : call(SYS_write, procs, (long)"0", 1, 0, 0);
-        if (result < 0) fail(child, CGROUP, result);
+/* In a child: put everything in place and exec. Never returns. */
+static void become(const int *descriptors, int moves) {
+    confirm = descriptors[CONFIRM];
+    close(channel);
+    setsid();
+    if (moves) {
+        int procs = openat(descriptors[CGROUP], "cgroup.procs", O_WRONLY | O_CLOEXEC);
+        check("cgroup", procs < 0 ? procs : write(procs, "0", 1));
     }
-    if ((result = call(SYS_dup3, descriptor(child, request->out), 1, 0, 0, 0)) < 0) fail(child, CGROUP, result);
-    if ((result = call(SYS_dup3, descriptor(child, request->err), 2, 0, 0, 0)) < 0) fail(child, CGROUP, result);
+    check("cgroup", dup2(descriptors[OUT], 1));
+    check("cgroup", dup2(descriptors[ERR], 2));
+    off_t size = lseek(descriptors[REQUEST], 0, SEEK_END);
+    next_word = mmap(NULL, size, PROT_READ, MAP_PRIVATE, descriptors[REQUEST], 0);
+    if (next_word == MAP_FAILED) fail("cgroup");
 
-    const struct limit *limit = (const struct limit *)(request + 1);
-    for (int number = 0; number < request->limits; number++, limit++) {
-        result = call(SYS_prlimit64, 0, limit->resource, (long)&limit->soft, 0, 0);
-        if (result < 0) fail(child, LIMITS, result);
+    for (long long left = number(); left > 0; left--) {
+        int resource = number();
+        struct rlimit limit;
+        limit.rlim_cur = number();
+        limit.rlim_max = number();
+        check("limits", setrlimit(resource, &limit));
     }
-    if (request->becomes_user) {
+    long long uid = number(), gid = number(), groups = number();
+    gid_t *group_ids = calloc(groups + 1, sizeof *group_ids);
+    if (!group_ids) fail("user");
+    for (long long place = 0; place < groups; place++) group_ids[place] = number();
+    if (uid >= 0) {
         /* Its output is its own to open again (/dev/stdout); what it makes is nobody else's to read. */
-        call(SYS_umask, 077, 0, 0, 0, 0);
-        if ((result = call(SYS_fchown, 1, request->uid, request->gid, 0, 0)) < 0 ||
-            (result = call(SYS_fchown, 2, request->uid, request->gid, 0, 0)) < 0 ||
-            (result = call(SYS_setgroups, request->groups, (long)limit, 0, 0, 0)) < 0 ||
-            (result = call(SYS_setgid, request->gid, 0, 0, 0, 0)) < 0 ||
-            (result = call(SYS_setuid, request->uid, 0, 0, 0, 0)) < 0 ||
-            /* A set-user-id program gives it no other user than this one. */
-            (result = call(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) < 0)
-            fail(child, USER, result);
+        umask(077);
+        check("user", fchown(1, uid, gid));
+        check("user", fchown(2, uid, gid));
+        check("user", setgroups(groups, group_ids));
+        check("user", setgid(gid));
+        check("user", setuid(uid));
+        /* A set-user-id program gives it no other user than this one. */
+        check("user", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     }
-    char **string = child->strings;
-    if ((result = call(SYS_chdir, (long)*string++, 0, 0, 0, 0)) < 0) fail(child, CWD, result);
-    follow_parent(); /* after setuid, which clears it */
+    check("cwd", chdir(word()));
 
-    /* Each list in `strings` ends in a null pointer. */
-    char **paths = string, **arguments = paths + request->paths + 1, **environment = arguments + request->arguments + 1;
-    long refused = 0;
+    /* After setuid, which clears it. It follows the thread that made the launcher: the supervisor's main thread. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != supervisor) _exit(CANNOT_START);
+    char **paths = words(), **arguments = words(), **environment = words();
+    int refused = 0;
     for (; *paths; paths++) {
-        result = call(SYS_execve, (long)*paths, (long)arguments, (long)environment, 0, 0);
-        if (result != -ENOENT && result != -ENOTDIR && result != -EACCES) fail(child, EXEC, result);
+        execve(*paths, arguments, environment);
+        if (errno != ENOENT && errno != ENOTDIR && errno != EACCES) fail("exec");
         /* As execvp(3): look on, but a file that may not be executed is told before one that is not there. */
-        if (refused == 0 || result == -EACCES) refused = result;
+        if (!refused || errno == EACCES) refused = errno;
     }
-    fail(child, EXEC, refused ? refused : -ENOENT);
+    errno = refused ? refused : ENOENT;
+    fail("exec");
 }
 
-/* A child of this process's parent; its pid, or a negative error number. */
-static long start(struct child *child) {
+/* A child of the supervisor, in the cgroup if there is one; its pid, or a negative error number. */
+static int32_t start(const int *descriptors, int count) {
     static int knows_clone3 = 1;
-    const struct request *request = child->request;
+    int has_cgroup = count > CGROUP;
+    long pid = -1;
     if (knows_clone3) {
         struct clone_args arguments = {.flags = CLONE_PARENT};
-        if (request->cgroup >= 0) {
+        if (has_cgroup) {
             arguments.flags |= CLONE_INTO_CGROUP;
-            arguments.cgroup = descriptor(child, request->cgroup);
+            arguments.cgroup = descriptors[CGROUP];
         }
-        child->in_cgroup = 1;
-        if (shares_memory && !request->becomes_user) {
-            arguments.flags |= CLONE_VM | CLONE_CHILD_CLEARTID;
-            arguments.child_tid = (uintptr_t)&child->is_here;
-            arguments.stack = (uintptr_t)child->stack;
-            arguments.stack_size = sizeof child->stack;
-            child->is_here = 1;
-        }
-        long pid = clone_and_run(&arguments, become, child);
-        if (pid < 0) child->is_here = 0;
+        pid = syscall(CLONE3, &arguments, sizeof arguments);
+        if (pid == 0) become(descriptors, 0);
         /* Not known to this kernel, or hidden by a container's seccomp filter. */
-        if (pid != -ENOSYS && pid != -EPERM && pid != -EINVAL) return pid;
-        knows_clone3 = 0;
+        knows_clone3 = pid > 0 || (errno != ENOSYS && errno != EPERM && errno != EINVAL);
     }
-    child->in_cgroup = 0;
-#if defined(__s390x__)
-    long pid = call(SYS_clone, 0, CLONE_PARENT, 0, 0, 0);
-#else
-    long pid = call(SYS_clone, CLONE_PARENT, 0, 0, 0, 0);
-#endif
-    if (pid == 0) become(child);
-    return pid;
+    if (!knows_clone3) {
+        pid = syscall(SYS_clone, CLONE_PARENT, 0, 0, 0, 0);
+        if (pid == 0) become(descriptors, has_cgroup);
+    }
+    return pid < 0 ? -errno : pid;
 }
 
-/* A batch that no child reads any more. There are as many as slow programs keep: the supervisor bounds its members. */
-static struct batch *free_batch(void) {
-    static struct batch *batches;
-    struct batch *batch;
-    for (batch = batches; batch; batch = batch->next) {
-        int in_use = 0;
-        for (int number = 0; number < CHILDREN_MAX; number++)
-            in_use |= __atomic_load_n(&batch->children[number].is_here, __ATOMIC_ACQUIRE);
-        if (!in_use) break;
-    }
-    if (!batch) {
-        if (!(batch = calloc(1, sizeof *batch))) abort();
-        batch->next = batches;
-        batches = batch;
-    }
-    if (batch->large) munmap(batch->large, batch->large_bytes);
-    free(batch->strings);
-    batch->large = NULL;
-    batch->strings = NULL;
-    return batch;
-}
-
-/* Read a packet and its descriptors into a batch; the size of its body, 0 at the end of the channel. */
-static size_t receive(struct batch *batch, int *descriptors) {
+/* The descriptors of the next start; how many, 0 at the end of the channel. */
+static int receive(int *descriptors) {
     union {
         struct cmsghdr header;
         char space[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int))];
     } control;
-    struct iovec body = {batch->body, sizeof batch->body};
+    char byte;
+    struct iovec body = {&byte, 1};
     struct msghdr message = {.msg_iov = &body, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    ssize_t size;
-    do size = recvmsg(CHANNEL, &message, MSG_CMSG_CLOEXEC);
-    while (size < 0 && errno == EINTR);
-    *descriptors = 0;
-    for (struct cmsghdr *part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
-        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
-        *descriptors = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        memcpy(batch->descriptors, CMSG_DATA(part), *descriptors * sizeof(int));
-    }
-    return size > 0 ? size : 0;
-}
-
-/* The list of so many strings from `text` on, as exec wants it; the text behind them. */
-static char *list(char ***strings, char *text, int count) {
-    while (count-- > 0) {
-        *(*strings)++ = text;
-        text += strlen(text) + 1;
-    }
-    *(*strings)++ = NULL;
-    return text;
-}
-
-/* The strings of a child's request, each list with a null pointer behind it, from `free_string` on; what is behind them. */
-static char **find_strings(struct child *child, char **free_string) {
-    const struct request *request = child->request;
-    char *text = (char *)(request + 1) + request->limits * sizeof(struct limit) + request->groups * sizeof(gid_t);
-    child->strings = free_string;
-    *free_string++ = text; /* cwd */
-    text += strlen(text) + 1;
-    text = list(&free_string, text, request->paths);
-    text = list(&free_string, text, request->arguments);
-    list(&free_string, text, request->environment);
-    return free_string;
-}
-
-/* Find the requests of a body, one for each child; how many. Whoever wrote it is of one installation with us. */
-static int find_requests(struct batch *batch, char *body) {
-    int count = *(int32_t *)body;
-    size_t strings = 0;
-    char *at = body + 8;
-    if (count > CHILDREN_MAX) abort();
-    for (int number = 0; number < count; number++) {
-        struct request *request = (struct request *)at;
-        batch->children[number].request = request;
-        batch->children[number].descriptors = batch->descriptors;
-        strings += request->paths + request->arguments + request->environment + 4;
-        at += request->bytes;
-    }
-    char **free_string = batch->strings = malloc(strings * sizeof *free_string);
-    if (!free_string) abort();
-    for (int number = 0; number < count; number++) free_string = find_strings(&batch->children[number], free_string);
+    struct cmsghdr *part = recvmsg(channel, &message, MSG_CMSG_CLOEXEC) > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    int count = part ? (part->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
+    if (count) memcpy(descriptors, CMSG_DATA(part), count * sizeof(int));
     return count;
 }
 
-/* Too large for a packet: the second descriptor is a file in memory that holds the body. */
-static char *large_body(struct batch *batch) {
-    struct stat about;
-    if (fstat(batch->descriptors[1], &about) < 0) abort();
-    batch->large_bytes = about.st_size;
-    batch->large = mmap(NULL, batch->large_bytes, PROT_READ, MAP_PRIVATE, batch->descriptors[1], 0);
-    if (batch->large == MAP_FAILED) abort();
-    return batch->large;
+static void close_range_of(unsigned first, unsigned last) {
+    if (first > last || syscall(SYS_close_range, first, last, 0) == 0) return;
+    for (unsigned number = first, end = sysconf(_SC_OPEN_MAX); number <= last && number < end; number++) close(number);
 }
 
-/* In a spare: wait for the request, then be its child. Bare system calls only; never returns. */
-static void wait_and_become(struct child *child) {
-    struct spare *spare = (struct spare *)child;
-    /* Who holds this open, too, would hide the launcher's end. */
-    call(SYS_close, CHANNEL, 0, 0, 0, 0);
-    follow_parent();
-    long size;
-    do size = call(SYS_read, descriptor(child, 0), (long)spare->body, sizeof spare->body, 0, 0);
-    while (size == -EINTR);
-    const struct request *request = child->request = (const struct request *)spare->body;
-    if (size <= 0 || request->paths + request->arguments + request->environment + 4 > SPARE_STRINGS_MAX)
-        call(SYS_exit_group, 0, 0, 0, 0, 0);
-    find_strings(child, spare->strings);
-    become(child);
-}
-
-/* A spare in the cgroup that the last of these descriptors is the folder of; its pid, or a negative error number. */
-static long start_spare(const int *descriptors) {
-    static struct spare *spares;
-    struct spare *spare = spares;
-    if (!shares_memory) return -ENOSYS;
-    while (spare && __atomic_load_n(&spare->child.is_here, __ATOMIC_ACQUIRE)) spare = spare->next;
-    if (!spare) {
-        if (!(spare = calloc(1, sizeof *spare))) abort();
-        spare->next = spares;
-        spares = spare;
-    }
-    memcpy(spare->descriptors, descriptors, sizeof spare->descriptors);
-    struct child *child = &spare->child;
-    child->descriptors = spare->descriptors;
-    child->in_cgroup = 1;
-    child->is_here = 1;
-    struct clone_args arguments = {
-        .flags = CLONE_PARENT | CLONE_INTO_CGROUP | CLONE_VM | CLONE_CHILD_CLEARTID,
-        .cgroup = descriptors[SPARE_CGROUP],
-        .child_tid = (uintptr_t)&child->is_here,
-        .stack = (uintptr_t)child->stack,
-        .stack_size = sizeof child->stack,
-    };
-    long pid = clone_and_run(&arguments, wait_and_become, child);
-    if (pid < 0) child->is_here = 0;
-    return pid;
-}
-
-/* What the children inherit: dispositions and mask as a fresh process has them, the usual umask, no input. */
-static void prepare(rlim_t soft, rlim_t hard) {
-    fcntl(CHANNEL, F_SETFD, FD_CLOEXEC);
-    /* Whatever the supervisor itself was given, by a shell or a service manager, is not the children's. */
-    if (call(SYS_close_range, CHANNEL + 1, ~0U, 0, 0, 0) < 0)
-        for (long number = CHANNEL + 1, end = sysconf(_SC_OPEN_MAX); number < end; number++) close(number);
-    for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL);
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+/* launcher SUPERVISOR CHANNEL: its pid, and the descriptor that packets come on. */
+int main(int count, char **arguments) {
+    if (count != 3) return CONTRACT;
+    supervisor = atoi(arguments[1]);
+    channel = atoi(arguments[2]);
+    prctl(PR_SET_NAME, "launcher"); /* it is run by the number of a descriptor */
+    /* What the supervisor itself was given, by a shell or a service manager, is not its children's. */
+    close_range_of(3, channel - 1);
+    close_range_of(channel + 1, ~0U);
+    fcntl(channel, F_SETFD, FD_CLOEXEC);
     umask(022);
-    struct rlimit files = {soft, hard};
-    if (setrlimit(RLIMIT_NOFILE, &files) < 0) _exit(USAGE);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-}
-
-/* launcher SOFT HARD: the limits of its children on open files, -1 for none; packets come on descriptor 3. */
-int main(int count, char **words) {
-    if (count != 3) return USAGE;
-    parent = getppid();
-    prepare(strtoll(words[1], NULL, 10), strtoll(words[2], NULL, 10));
-    for (;;) {
-        struct batch *batch = free_batch();
-        int descriptors;
-        if (!receive(batch, &descriptors)) return 0;
-        int32_t answers[CHILDREN_MAX], children = *(int32_t *)batch->body;
-        if (children == SPARE) {
-            if (descriptors != SPARE_DESCRIPTORS) abort();
-            answers[0] = start_spare(batch->descriptors);
-            children = 1;
-        } else {
-            children = find_requests(batch, children ? batch->body : large_body(batch));
-            for (int number = 0; number < children; number++) answers[number] = start(&batch->children[number]);
-        }
-        send(CHANNEL, answers, children * sizeof *answers, MSG_NOSIGNAL);
-        for (int number = 0; number < descriptors; number++) close(batch->descriptors[number]);
+    for (int descriptors[DESCRIPTORS_MAX];;) {
+        int received = receive(descriptors);
+        if (received <= ERR) return 0;
+        int32_t answer = start(descriptors, received);
+        /* Before the answer: the supervisor reads the end of the pipe once the child is over. */
+        for (int place = 0; place < received; place++) close(descriptors[place]);
+        send(channel, &answer, sizeof answer, MSG_NOSIGNAL);
     }
 }

@@ -1,123 +1,139 @@
-"""The supervisor's side of the launcher: start it, send it packets of requests, and read the pids it answers with.
+"""The supervisor's side of the launcher: find the compiled one, run it, and start processes by it.
 
-Why a launcher: a `preexec_fn` costs `subprocess` its vfork, and forking the supervisor itself copies its page tables.
-The launcher, `launcher.c` or else `launcher.py`, is cheap to clone; its clones are the supervisor's own children.
-
-A packet to it is a count of requests (4 bytes, and 4 of padding), then the requests (see `child.py`), each padded to
-8 bytes, together with descriptors: the confirm pipe's, a file in memory, and those whose places the requests name. A
-count of 0 says that the packet is in that file, and one of -1 asks for a spare. The answer is as many pids, or negative
-error numbers, of 4 bytes. All numbers are in the order of this machine.
+Where it was not compiled the supervisor forks itself (forked.py). Either way a process is a child of the thread that
+asks: that must be the main one, since the parent-death signal comes as that thread ends.
 """
 
-import array
+import contextlib
 import os
+import signal
 import socket
+import stat
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
 from moorage.worker.proctree import STATE_MARK
-from moorage.worker.supervisor import launcher
-from moorage.worker.supervisor.child import Request
+from moorage.worker.supervisor import forked
+from moorage.worker.supervisor.child import Child
 
-SPARE: Final = -1
-"""In the place of a packet's count."""
-PACKET_BODY_BYTES_MAX: Final = 64 * 1024
-CONFIRMATION: Final = struct.Struct("=3i")
-"""(slot, stage, error number) of a child that could not exec."""
-STAGES: Final = {
-    launcher.STAGE_CGROUP: "cgroup",
-    launcher.STAGE_LIMITS: "limits",
-    launcher.STAGE_USER: "user",
-    launcher.STAGE_CWD: "cwd",
-    launcher.STAGE_EXEC: "exec",
-}
+PROGRAM: Final = Path(__file__).with_name("launcher.bin")
+"""Where the build hook (worker/build_hook.py) puts the compiled one."""
+CONTRACT: Final = 101
+"""As in launcher.c."""
+ANSWER_S: Final = 2
+"""A launcher that takes longer for a clone is killed, and replaced with the next start."""
+_PROBE_S: Final = 5.0
 
 
 class LauncherGone(Exception):
-    """The launcher process has ended; what it was asked last may or may not have happened."""
+    """The launcher ended before it answered: what it was asked for may or may not have happened."""
+
+
+def open_compiled(program: Path = PROGRAM) -> tuple[int, str]:
+    """The compiled launcher's descriptor and "", or -1 and why there is none that can be used.
+
+    By its descriptor it stays the same file when a newer release is installed over it.
+    """
+    descriptor = -1
+    try:
+        descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
+        about, command = os.fstat(descriptor), [f"/proc/self/fd/{descriptor}"]
+        if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            why = f"can be written by other users (uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o})"
+        elif subprocess.run(command, pass_fds=[descriptor], timeout=_PROBE_S, check=False).returncode != CONTRACT:
+            why = "was built from other sources"
+        else:
+            return descriptor, ""
+    except (OSError, subprocess.SubprocessError) as error:
+        why = f"does not run here: {error}"
+    if descriptor >= 0:
+        os.close(descriptor)
+    return -1, f"{program} {why}"
 
 
 class Launcher:
-    """The launcher process and the socket to it."""
+    """`program` is a descriptor from `open_compiled`, or -1.
 
-    __slots__ = ("_channel", "pid")
+    The launcher carries the state folder's mark, so that another deployment's supervisor does not take it for what a
+    member of its own may have become.
+    """
 
-    def __init__(self, channel: socket.socket, pid: int) -> None:
-        self._channel = channel
-        self.pid = pid
+    def __init__(self, program: int = -1, state_mark: str = "") -> None:
+        self.pid: int | None = None
+        self._program = program
+        self._environ = {STATE_MARK: state_mark}
+        self._channel: socket.socket | None = None
 
-    @classmethod
-    def start(
-        cls, descriptors_soft: int, descriptors_hard: int, state_mark: str = "", program: str | None = None
-    ) -> "Launcher":
-        """Start it as a child of the calling (main) thread; children get these limits on open files.
+    def start(self, child: Child, confirm: int, stdout: int, stderr: int, *cgroup: int) -> int:
+        """Start a process with these descriptors, and return its pid; `cgroup` is the folder of its group, if any.
 
-        `program` is the compiled one, None for `launcher.py`. Raises `OSError`.
-        It carries the state folder's mark, so that another deployment's supervisor does not take it for what a member
-        of its own may have become.
+        Raises `OSError` where there is no process, and `LauncherGone`.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            words = [program] if program else [sys.executable, "-I", "-S", str(Path(launcher.__file__))]
-            pid = os.posix_spawn(
-                words[0],
-                [*words, str(descriptors_soft), str(descriptors_hard)],
-                {STATE_MARK: state_mark} if state_mark else {},
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), launcher.CHANNEL),
-                ],
-            )
-        ours.setblocking(False)
-        return cls(ours, pid)
+        if self._program < 0:
+            return forked.start(child, confirm, stdout, stderr, *cgroup)
+        with open(os.memfd_create("moorage-start", os.MFD_CLOEXEC), "wb") as file:
+            file.write(child.request())
+            file.flush()
+            return self._ask([confirm, file.fileno(), stdout, stderr, *cgroup])
 
-    def fileno(self) -> int:
-        return self._channel.fileno()
+    def prepare(self) -> None:
+        """Run the launcher, so that the first start need not wait for it. Raises `OSError`."""
+        if self._program >= 0:
+            self._running()
 
-    def send(self, requests: list[Request], descriptors: list[int]) -> None:
-        """Ask for these children. The first descriptor is the confirm pipe's. Raises `LauncherGone`, `OSError`."""
-        body = b"".join((struct.pack("=ii", len(requests), 0), *requests))
-        memory = -1
-        try:
-            if len(body) > PACKET_BODY_BYTES_MAX:
-                memory = os.memfd_create("moorage-start", os.MFD_CLOEXEC)
-                with open(memory, "wb", closefd=False) as file:
-                    file.write(body)
-                os.lseek(memory, 0, os.SEEK_SET)
-                body = struct.pack("=ii", 0, 0)
-            # The second place is always the memory file's, so that the requests' places hold either way.
-            self._send(body, [descriptors[0], memory if memory >= 0 else descriptors[0], *descriptors[1:]])
-        finally:
-            if memory >= 0:
-                os.close(memory)
-
-    def send_for_spare(self, descriptors: list[int]) -> None:
-        """Ask for a spare (see `spare.py`), which only the compiled one makes. Raises `LauncherGone`, `OSError`."""
-        self._send(struct.pack("=ii", SPARE, 0), [descriptors[0], *descriptors])
-
-    def _send(self, body: bytes, descriptors: list[int]) -> None:
-        rights = array.array("i", descriptors)
-        try:
-            self._channel.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        except (BrokenPipeError, ConnectionResetError):
-            raise LauncherGone from None
-
-    def receive(self) -> list[int] | None:
-        """The answer to the oldest packet: pids, or negative error numbers. None when there is none yet.
-
-        Raises `LauncherGone`.
-        """
-        try:
-            data = self._channel.recv(launcher.PACKET_BYTES_MAX)
-        except BlockingIOError:
-            return None
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            raise LauncherGone
-        return list(struct.unpack(f"={len(data) // 4}i", data))
+    def reaped(self, pid: int) -> None:
+        """A child of that pid has ended; if that was the launcher, the next start makes another."""
+        if pid == self.pid:
+            self.pid = None
+            self.close()
 
     def close(self) -> None:
-        self._channel.close()
+        """End the launcher process, if there is one."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # not reaped, so that the number is surely its own
+
+    def _ask(self, descriptors: list[int]) -> int:
+        try:
+            socket.send_fds(self._running(), [b"\0"], descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close()  # it ended before it was asked
+            socket.send_fds(self._running(), [b"\0"], descriptors)
+        try:
+            answer = self._running().recv(4)
+        except (BlockingIOError, ConnectionResetError):
+            answer = b""
+        if not answer:
+            self.close()
+            raise LauncherGone("the launcher process ended")
+        pid = int.from_bytes(answer, sys.byteorder, signed=True)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        return pid
+
+    def _running(self) -> socket.socket:
+        """The channel to the launcher process, which is started if there is none. Raises `OSError`."""
+        if self._channel is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                kept = theirs.fileno()
+                self.pid = os.posix_spawn(
+                    f"/proc/self/fd/{self._program}",
+                    ["moorage-launcher", str(os.getpid()), str(kept)],
+                    self._environ,
+                    file_actions=[
+                        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                        (os.POSIX_SPAWN_DUP2, kept, kept),  # which makes it one that exec leaves open
+                    ],
+                    setsigmask=(),
+                    setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+                )
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", ANSWER_S, 0))
+            self._channel = ours
+        return self._channel

@@ -1,6 +1,6 @@
 """The supervisor: the worker's second process, which owns the jobs' processes.
 
-    python -m moorage.worker.supervisor --state DIR [--detach] [--no-cgroup] [--interpreted] [--linger SECONDS]
+    python -m moorage.worker.supervisor --state DIR [--detach] [--no-cgroup] [--forked] [--linger SECONDS]
 
 It starts jobs, is their subreaper, pumps their output, keeps their timeouts and the fence deadline, and lives on when
 the agent dies; the agent connects to it again. One supervisor per state folder, by a lock on a file there. Once it has
@@ -26,7 +26,7 @@ from moorage.worker.cgroup import CgroupBase
 from moorage.worker.collector import leave_what_stays
 from moorage.worker.descriptors import raise_descriptor_limit
 from moorage.worker.proctree import become_subreaper
-from moorage.worker.supervisor.compiled_launcher import compiled_launcher
+from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.protocol import LOG_NAME, OUTPUT_FOLDER, SOCKET_NAME
 from moorage.worker.supervisor.server import Connection
@@ -57,7 +57,7 @@ async def serve(
     cgroups: CgroupBase | None,
     limits: tuple[int, int],
     linger_s: float = LINGER_S,
-    program: str | None = None,
+    program: int = -1,
 ) -> None:
     """Run until told to stop. Raises `OSError`."""
     loop = asyncio.get_running_loop()
@@ -66,9 +66,7 @@ async def serve(
         loop.add_signal_handler(number, supervisor.shut_down, TERM_GRACE_S)
     # uvloop keeps SIGCHLD from its own handlers; those above have set what wakes either loop for any signal
     before = signal.signal(signal.SIGCHLD, lambda *_: loop.call_soon_threadsafe(supervisor.jobs.reap))
-    supervisor.jobs.launches.start_launcher()
-    supervisor.jobs.launches.make_spare()
-    supervisor.jobs.launches.kits.fill()
+    supervisor.jobs.launcher.prepare()
     leave_what_stays()
     server = await loop.create_unix_server(lambda: Connection(supervisor), sock=listener, **SERVER_OPTIONS)
     try:
@@ -84,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--state", type=Path, required=True, help="folder of the socket, the journal and the output")
     parser.add_argument("--detach", action="store_true", help="return once the socket listens, and run on")
     parser.add_argument("--no-cgroup", action="store_true", help="prove by walking the tree even where cgroups work")
-    parser.add_argument("--interpreted", action="store_true", help="launcher.py even where a C compiler is there")
+    parser.add_argument("--forked", action="store_true", help="start by forks even where the launcher is compiled")
     parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds without agent and member until it ends")
     options = parser.parse_args(arguments)
     os.umask(0o077)
@@ -106,7 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
         detach(state)
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    program = None if options.interpreted else compiled_launcher(state, log)
+    program, why = (-1, "--forked was given") if options.forked else open_compiled()
+    log(f"no compiled launcher, each start takes longer: {why}" if why else "jobs start by the compiled launcher")
     become_subreaper()
     limits = raise_descriptor_limit()
     name = "moorage-" + hashlib.blake2b(os.fsencode(state), digest_size=6).hexdigest()

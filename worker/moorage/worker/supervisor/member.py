@@ -16,8 +16,6 @@ from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartMember
 class State(enum.Enum):
     WAITING = "waiting"
     """Accepted; no process exists."""
-    LAUNCHING = "launching"
-    """With the launcher; a process may exist, its pid is not known yet."""
     RUNNING = "running"
     ENDING = "ending"
     """Told by SIGTERM; the grace runs."""
@@ -29,8 +27,7 @@ class State(enum.Enum):
 
 
 LEGAL: Final[dict[State, frozenset[State]]] = {
-    State.WAITING: frozenset({State.LAUNCHING, State.OVER}),
-    State.LAUNCHING: frozenset({State.RUNNING, State.CLEARING, State.OVER}),
+    State.WAITING: frozenset({State.RUNNING, State.CLEARING, State.OVER}),
     State.RUNNING: frozenset({State.ENDING, State.KILLING, State.CLEARING}),
     State.ENDING: frozenset({State.KILLING, State.CLEARING}),
     State.KILLING: frozenset({State.CLEARING}),
@@ -45,7 +42,7 @@ class IllegalTransition(Exception):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """What the supervisor keeps of one member until its end is told; argv and environment only until its launch."""
+    """What the supervisor keeps of one member until its end is told; argv and environment only until its exec."""
 
     start: StartMember
     child: Child | None
@@ -57,15 +54,13 @@ class Member:
     ignored: tuple[str, ...] = ()
     confirmed: bool = False
     """Whether `Started` has been said: exec has succeeded, or has not failed for a while."""
-    resolved: bool = False
-    """Whether the answer to its start has been given, either way; its end is told only after that."""
+    confirm: int = -1
+    """The pipe that says whether its exec has succeeded, until it has said so."""
     failure: tuple[int, str, str] | None = None
     """(error number, stage, message) of a start that failed."""
     cause: Reason | None = None
     """What first asked it to end; null when it ended by itself."""
     why: str = ""
-    end_grace_s: float | None = None
-    """A grace that waits until the pid is known."""
     wait_status: int | None = None
     usage: resource.struct_rusage | None = None
     pumps: list[OutputPump] = field(default_factory=list)
@@ -96,6 +91,8 @@ class Member:
             timer.cancel()
         for pump in self.pumps:
             pump.close()
+        if self.confirm >= 0:
+            os.close(self.confirm)
 
     def ended(self, proof: Proof, now_boottime_s: float) -> Ended:
         """The end as it is told, once the tree is proven gone."""

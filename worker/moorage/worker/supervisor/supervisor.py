@@ -12,6 +12,7 @@ from moorage.worker.supervisor.boottime_timer import BoottimeTimer
 from moorage.worker.supervisor.former_members import FormerMembers
 from moorage.worker.supervisor.jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
 from moorage.worker.supervisor.journal import Forgotten, Journal, Over, Record, read_journal, records_of
+from moorage.worker.supervisor.launcher_client import Launcher
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import (
@@ -51,9 +52,9 @@ class Supervisor:
         cgroups: CgroupBase | None,
         descriptors: tuple[int, int],
         linger_s: float = LINGER_S,
-        program: str | None = None,
+        program: int = -1,
     ) -> None:
-        """Raises `OSError`."""
+        """`program` is the compiled launcher's descriptor, or -1. Raises `OSError`."""
         self.finished = asyncio.Event()
         self._linger_s = linger_s
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -71,16 +72,17 @@ class Supervisor:
         self._former_since_s = self._loop.time()
         self._former_told = False
         self._journal = Journal(state / JOURNAL_NAME, records_of(left))
+        mark = state_mark(state)
         self.jobs = Jobs(
             state=state,
-            state_mark=state_mark(state),
+            state_mark=mark,
             boot_id=machine_boot,
             cgroups=cgroups,
             descriptors=descriptors,
             emit=self._emit,
             record=self._records.append,
             write_ahead=self._write_ahead,
-            program=program,
+            launcher=Launcher(program, mark),
         )
         self.jobs.ended.update((key, entry.ended) for key, entry in left.items() if entry.ended is not None)
         me = read_process(os.getpid())
@@ -208,7 +210,7 @@ class Supervisor:
         connection.say(answer)
         # That a start is accepted is told with the news of it, which comes in a moment: telling it at once would wake
         # the agent, and take this process's time, while the launcher needs a processor.
-        if not (isinstance(request, Start) and self.jobs.launches.has_news_due):
+        if not (isinstance(request, Start) and self.jobs.has_news_due):
             self._flush_soon()
 
     def _start(self, request: Start) -> Message:
@@ -303,7 +305,7 @@ class Supervisor:
             connection.flush()
             connection.close()
         self._fence_timer.close()
-        self.jobs.launches.close()
+        self.jobs.launcher.close()
         self._journal.close()
         if self._cgroups is not None:
             with contextlib.suppress(OSError):

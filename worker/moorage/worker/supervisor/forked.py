@@ -1,0 +1,89 @@
+"""A start without the compiled launcher: a fork of the supervisor does what a child of launcher.c does, only slower."""
+
+import ctypes
+import errno
+import os
+import resource
+import signal
+from typing import Final, NoReturn
+
+from moorage.worker.proctree import PR_SET_PDEATHSIG
+from moorage.worker.supervisor.child import Child
+
+CANNOT_START: Final = 127
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def start(child: Child, confirm: int, stdout: int, stderr: int, cgroup: int = -1) -> int:
+    """Make the process, and return its pid. The descriptors are those of launcher.c. Raises `OSError`."""
+    supervisor = os.getpid()
+    # Until its exec a signal to the child would run handlers of this process there, and wake this one's loop.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(child, supervisor, confirm, stdout, stderr, cgroup)
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _become(child: Child, supervisor: int, confirm: int, stdout: int, stderr: int, cgroup: int) -> NoReturn:
+    stage = "cgroup"
+    number = errno.EINVAL
+    try:
+        os.setsid()
+        for descriptor, source in enumerate((os.open("/dev/null", os.O_RDONLY), stdout, stderr)):
+            os.dup2(source, descriptor)
+        first = 3
+        for kept in sorted({confirm, cgroup} - {-1}):  # what hangs before its exec holds neither lock nor socket
+            os.closerange(first, kept)
+            first = kept + 1
+        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+        if cgroup >= 0:
+            os.write(os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=cgroup), b"0")
+        for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(each, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.umask(0o022)
+        stage = "limits"
+        for limit, pair in child.limits:
+            resource.prlimit(0, limit, pair)
+        stage = "user"
+        if child.ids is not None:
+            uid, gid, groups = child.ids
+            # Its output is its own to open again (/dev/stdout); what it makes is nobody else's to read.
+            os.umask(0o077)
+            for descriptor in (1, 2):
+                os.fchown(descriptor, uid, gid)
+            os.setgroups(groups)
+            os.setgid(gid)
+            os.setuid(uid)
+            # A set-user-id program gives it no other user than this one.
+            if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+                raise OSError(ctypes.get_errno(), "no_new_privs")
+        stage = "cwd"
+        os.chdir(child.cwd)
+        stage = "exec"
+        # After setuid, which clears it. It follows the thread that forked: the supervisor's main thread.
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != supervisor:
+            os._exit(CANNOT_START)
+        environ = dict(entry.split(b"=", 1) for entry in child.environ)
+        refused = 0
+        for path in child.paths:
+            try:
+                os.execve(path, child.argv, environ)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+                    raise
+                # As execvp(3): look on, but a file that may not be executed is told before one that is not there.
+                if not refused or error.errno == errno.EACCES:
+                    refused = error.errno
+        number = refused or errno.ENOENT
+    except OSError as error:
+        number = error.errno or errno.EIO
+    finally:
+        os.write(confirm, f"{stage} {number}".encode())
+        os._exit(CANNOT_START)
