@@ -1,4 +1,4 @@
-"""Compile the launcher of jobs: `python build_launcher.py PROGRAM`. Says why and ends with 1 where it cannot be compiled."""
+"""Compile the launcher of jobs: `python build_launcher.py PROGRAM`; where that fails, say why and end with 1."""
 
 from __future__ import annotations
 
