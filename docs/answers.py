@@ -57,7 +57,7 @@ WORKER: Final[dict[str, str]] = {
     "memory_free_mib": "",
     "labels": "as in hello",
     "drivers": "",
-    "capabilities": "of its drivers, by name, as in hello; of a release before 0.3 empty",
+    "capabilities": "of its drivers, by name, as in hello; empty for a worker of a release before 0.3",
     "release": "",
     "keeps": "",
     "heard_ms_ago": "since its last renewal; null where none came to this leader",

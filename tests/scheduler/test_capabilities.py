@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from moorage.scheduler.core.queries import views
-from moorage.schemas.capabilities import DRIVER_DEFAULT, UNTOLD, Capabilities, driver_of, told_capabilities
+from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, Capabilities, driver_of, reported_capabilities
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import VERSION, Hello
 from tests.scheduler.driving import Driving
@@ -30,7 +30,7 @@ def test_fleet_and_show_carry_what_the_join_told() -> None:
     drive.submit("untold", run={"argv": ["true"]})
     rows = {row["worker"]: row["capabilities"] for row in views.fleet(drive.engine, drive.now)["workers"]}
     assert rows == {"w0": {"parrot": msgspec.to_builtins(CAN)}, "older": {}}
-    assert told_capabilities(shown(drive, "said")) == CAN
+    assert reported_capabilities(shown(drive, "said")) == CAN
     assert "capabilities" not in shown(drive, "untold"), "a worker of an older release tells nothing"
     assert driver_of(shown(drive, "untold")) == DRIVER_DEFAULT
 
@@ -45,7 +45,7 @@ def test_a_leader_that_takes_over_knows_them_from_the_ledger_and_from_a_snapshot
         drive.lead()
         (row,) = views.fleet(drive.engine, drive.now)["workers"]
         assert row["capabilities"] == {"parrot": msgspec.to_builtins(CAN)}
-        assert told_capabilities(shown(drive, "said")) == CAN
+        assert reported_capabilities(shown(drive, "said")) == CAN
 
 
 def test_a_scheduler_of_an_older_release_takes_the_hello_of_this_one() -> None:
@@ -64,7 +64,9 @@ def test_a_scheduler_of_an_older_release_takes_the_hello_of_this_one() -> None:
 
 
 def test_capabilities_of_a_later_release_and_of_none_can_be_read() -> None:
-    assert told_capabilities({"capabilities": {"keeps_output": True, "flies": True}}) == Capabilities(keeps_output=True)
-    assert told_capabilities({"capabilities": {"keeps_output": "perhaps"}}) is None
-    assert told_capabilities({"capabilities": {}}) == UNTOLD
-    assert told_capabilities({}) is None
+    assert reported_capabilities({"capabilities": {"keeps_output": True, "flies": True}}) == Capabilities(
+        keeps_output=True
+    )
+    assert reported_capabilities({"capabilities": {"keeps_output": "perhaps"}}) is None
+    assert reported_capabilities({"capabilities": {}}) == UNKNOWN
+    assert reported_capabilities({}) is None

@@ -121,7 +121,7 @@ def test_a_fence_is_one_of_those_that_exist() -> None:
         find(["tests.worker.test_one_file_driver:Odd"], NO_FILE, {}, simulated=False)
 
 
-def test_the_drivers_of_moorage_declare_what_those_could_that_told_nothing() -> None:
+def test_the_drivers_of_moorage_declare_what_the_table_of_older_releases_says() -> None:
     for driver in (ProcessDriver, NoopDriver, HandlerDriver):
         assert driver.can() == UP_TO_0_2[driver.name]
         assert driver.capabilities.fence in FENCES

@@ -128,9 +128,9 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
 
 def needs_argv(driver: str | None) -> bool:
     """Return whether a job of this driver is known to need a command; of another one its worker decides."""
-    from moorage.schemas.capabilities import DRIVER_DEFAULT, UNTOLD, UP_TO_0_2
+    from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, UP_TO_0_2
 
-    return UP_TO_0_2.get(driver or DRIVER_DEFAULT, UNTOLD).needs_argv
+    return UP_TO_0_2.get(driver or DRIVER_DEFAULT, UNKNOWN).needs_argv
 
 
 def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Request:

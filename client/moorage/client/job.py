@@ -280,7 +280,7 @@ class Job:
         """The whole job: request, replicas, the last transitions; of one long over from its history, as long as that
         is kept (`kept_until_ms`, at the latest). Raises `NotFound`."""
         data = await self._client.read("show", {"job": self.id})
-        self._client.drivers.meet(data)
+        self._client.drivers.learn(data)
         self.learn(data)
         return data
 

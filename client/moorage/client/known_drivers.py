@@ -1,15 +1,15 @@
-"""What the drivers can do that a client has met: those of older releases at once, others once `show` tells it."""
+"""What drivers can do, as far as a client knows: those of older releases at once, others once `show` reports it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from moorage.schemas.capabilities import UNTOLD, UP_TO_0_2, Capabilities, driver_of, told_capabilities
+from moorage.schemas.capabilities import UNKNOWN, UP_TO_0_2, Capabilities, driver_of, reported_capabilities
 
 
 class KnownDrivers:
-    """One client's."""
+    """The drivers that one client knows."""
 
     def __init__(self) -> None:
         self._can = dict(UP_TO_0_2)
@@ -19,10 +19,10 @@ class KnownDrivers:
 
     def can(self, driver: str) -> Capabilities:
         """Return what a driver can do, as far as it is known."""
-        return self._can.get(driver, UNTOLD)
+        return self._can.get(driver, UNKNOWN)
 
-    def meet(self, shown: Mapping[str, Any]) -> None:
-        """Keep what an answer to `show` tells of its job's driver."""
-        can = told_capabilities(shown)
+    def learn(self, shown: Mapping[str, Any]) -> None:
+        """Keep what an answer to `show` reports of the job's driver."""
+        can = reported_capabilities(shown)
         if can is not None:
             self._can[driver_of(shown)] = can

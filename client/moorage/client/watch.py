@@ -324,12 +324,12 @@ class Watch:
         if event.rev <= self.rev:
             return []
         fresh = behind(self.rev, event.changes)
-        if len(fresh) != event.rev - self.rev or self._meets_driver(fresh):
+        if len(fresh) != event.rev - self.rev or self._needs_to_learn(fresh):
             return await self._show()
         return [self._take(msgspec.structs.replace(event, changes=fresh))]
 
-    def _meets_driver(self, changes: list[Change]) -> bool:
-        """Whether a driver that this client has not met yet has begun to write: `show` tells what it can do."""
+    def _needs_to_learn(self, changes: list[Change]) -> bool:
+        """Return whether a job of an unknown driver has begun to run: `show` reports what the driver can do."""
         known = not self._output or not self.driver or self.driver in self._client.drivers
         return not known and any(change.state == RUNNING for change in changes)
 
@@ -350,7 +350,7 @@ class Watch:
             await asyncio.sleep(RETRY_S)
             return []
         data = self.shown = answer.data
-        self._client.drivers.meet(data)
+        self._client.drivers.learn(data)
         told = data.get("own_subject", False) or data.get("request", {}).get("events") != "tenant"
         if not told and self._feed is None:
             # a scheduler of an older release sends its events in the tenant's frames only: listen there, and ask again

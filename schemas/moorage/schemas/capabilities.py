@@ -1,4 +1,4 @@
-"""What a driver can do, as its worker's hello tells it: the one thing by which others tell drivers apart."""
+"""What a driver can do, as its worker reports it in its hello: all that is known of a driver outside its file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FENCES: Final = ("agent", "supervisor", "none")
 
 
 class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a driver can do. A capability that a worker does not tell has the value that stands here.
+    """What a driver can do. A capability that a worker does not report has the default here.
 
     `fence` says what ends the driver's members when the worker's lease runs out: `agent`, `supervisor` (also if the
     agent is dead), or `none`.
@@ -28,14 +28,14 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     outlives_agent: bool = False  # members run on without the agent, and their ends are kept until it has told them
     simulated_only: bool = False  # nothing really runs: only simulated workers may offer it
     fence: str = "agent"
-    #: the keys that it reads of `driver_config.<its name>`: others are refused; null: it checks its block by itself
+    #: the keys that it reads of `driver_config.<its name>`, others are refused; null: the driver checks them itself
     config: list[str] | None = None
 
 
 #: a driver of which nothing is known
-UNTOLD: Final = Capabilities()
+UNKNOWN: Final = Capabilities()
 
-#: the drivers of the releases up to 0.2, whose workers tell no capabilities
+#: the drivers of the releases up to 0.2, whose workers report no capabilities
 UP_TO_0_2: Final[Mapping[str, Capabilities]] = {
     DRIVER_DEFAULT: Capabilities(
         needs_argv=True, keeps_output=True, ends_streams=True, outlives_agent=True, fence="supervisor"
@@ -51,8 +51,8 @@ def driver_of(shown: Mapping[str, Any]) -> str:
     return "" if run is None else str(run.get("driver", DRIVER_DEFAULT))
 
 
-def told_capabilities(shown: Mapping[str, Any]) -> Capabilities | None:
-    """Return what an answer to `show` tells of the job's driver; None where it tells nothing that can be read."""
+def reported_capabilities(shown: Mapping[str, Any]) -> Capabilities | None:
+    """Return what an answer to `show` reports of the job's driver; None where it reports nothing that can be read."""
     try:
         return msgspec.convert(shown["capabilities"], Capabilities) if "capabilities" in shown else None
     except msgspec.ValidationError:

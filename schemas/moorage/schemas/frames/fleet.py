@@ -56,7 +56,7 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     keeps: dict[str, float] = {}
     #: drivers by tenant that it lets its jobs have, `*` for all others; empty: any. Told with a join, never in public
     drivers_for: dict[str, list[str]] = {}
-    #: what each of `drivers` can do, by its name; one of a release before 0.3 tells nothing
+    #: what each of `drivers` can do, by its name; a worker of a release before 0.3 does not report it
     capabilities: dict[str, Capabilities] = {}
 
 

@@ -125,7 +125,7 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
 
 
 def _capabilities(engine: Engine, request: Request) -> dict[str, Any]:
-    """Return what a request's driver can do, as workers that offer it tell it; a part of an answer, empty if untold."""
+    """Return what a request's driver can do, as a part of an answer; empty if no worker that offers it reports that."""
     driver = request.workload.driver
     for cls in engine.fleet.classes.values():
         host = next(iter(cls.hosts.values()), None) if driver in cls.drivers else None
