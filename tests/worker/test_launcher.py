@@ -19,7 +19,7 @@ import pytest
 
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.supervisor import launcher_client
-from moorage.worker.supervisor.child import StartRefused, judge
+from moorage.worker.supervisor.child import Child, StartRefused, judge
 from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone, open_compiled
 from moorage.worker.supervisor.protocol import StartMember
 
@@ -55,7 +55,8 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
     groups = os.getgroups()
     if os.geteuid() == 0:
         os.setgroups([*groups, 4321])  # what no child that becomes a user may keep
-    made.prepare()
+    if program >= 0:
+        made.running()
     yield made
     os.close(given)
     if os.geteuid() == 0:
@@ -63,6 +64,10 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
     end(made)
     if program >= 0:
         os.close(program)
+
+
+def start(launcher: Launcher, child: Child, confirm: int, stdout: int, stderr: int, *cgroup: int) -> int:
+    return launcher.answer(launcher.ask(child, confirm, stdout, stderr, *cgroup))
 
 
 def end(launcher: Launcher) -> None:
@@ -94,7 +99,7 @@ def test_a_process_is_our_child_in_its_cgroup(launcher: Launcher) -> None:
         script = "cat /proc/self/cgroup; cut -d' ' -f4,6 /proc/$$/stat; ulimit -n; ls /proc/self/fd; cat"
         child = judge(member("sh", "-c", script), files=(256, 256))
         opened = [os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)] if folder is not None else []
-        pid = launcher.start(child, confirm_write, out_write, out_write, *opened)
+        pid = start(launcher, child, confirm_write, out_write, out_write, *opened)
         for descriptor in (confirm_write, out_write, *opened):
             os.close(descriptor)
         assert os.read(confirm, 64) == b""
@@ -118,9 +123,9 @@ def test_a_child_that_cannot_exec_says_where_it_failed(launcher: Launcher) -> No
         b"limits 22": member("/bin/true", limits={"NOFILE": (9, 8)}),
         b"": member("/bin/true"),
     }
-    for said, start in failing.items():
+    for said, asked in failing.items():
         with pipes() as ((confirm, confirm_write), (_, out_write)):
-            pid = launcher.start(judge(start), confirm_write, out_write, out_write)
+            pid = start(launcher, judge(asked), confirm_write, out_write, out_write)
             os.close(confirm_write)
             assert os.read(confirm, 64) == said
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (127 if said else 0)
@@ -135,7 +140,7 @@ def test_a_child_has_all_that_was_asked_for_and_nothing_else(launcher: Launcher)
     env = {"PATH": "/bin:/usr/bin", "LARGE": "x" * 100_000, "EMPTY": "", "SAYS": "a=b"}
     asked = member("sh", "-c", script, env=env, cwd="/usr", user="54321", limits={"fsize": (512, -1)})
     with pipes() as ((confirm, confirm_write), (out, out_write)):
-        pid = launcher.start(judge(asked), confirm_write, out_write, out_write)
+        pid = start(launcher, judge(asked), confirm_write, out_write, out_write)
         os.close(confirm_write)
         os.close(out_write)
         with open(out, closefd=False) as file:
@@ -158,7 +163,7 @@ def test_a_program_that_cannot_be_read_yet_holds_up_no_other(launcher: Launcher,
         with pipes() as ((confirm, confirm_write), (out, out_write)):
             pids = []
             for argv in ((str(program), "its own"), ("/bin/true", "another's"), ("/bin/true", "another's")):
-                pids.append(launcher.start(judge(member(*argv)), confirm_write, out_write, out_write))
+                pids.append(start(launcher, judge(member(*argv)), confirm_write, out_write, out_write))
             os.close(confirm_write)
             for pid in pids[1:]:
                 assert os.waitpid(pid, 0) == (pid, 0)
@@ -181,7 +186,7 @@ def test_a_launcher_that_dies_or_hangs_is_replaced(built: dict[str, Path], monke
     launcher = Launcher(program)
     child = judge(member("/bin/true"))
     with pipes() as ((_, confirm), (_, out)):
-        launcher.prepare()
+        launcher.running()
         for number in (signal.SIGKILL, signal.SIGSTOP):
             first = launcher.pid
             assert first is not None
@@ -190,9 +195,9 @@ def test_a_launcher_that_dies_or_hangs_is_replaced(built: dict[str, Path], monke
                 os.waitpid(first, 0)
             else:  # it may still do what it was asked for: nobody can say whether there is a process
                 with pytest.raises(LauncherGone):
-                    launcher.start(child, confirm, out, out)
+                    start(launcher, child, confirm, out, out)
                 assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == -signal.SIGKILL
-            pid = launcher.start(child, confirm, out, out)
+            pid = start(launcher, child, confirm, out, out)
             assert os.waitpid(pid, 0) == (pid, 0)
             assert launcher.pid != first
     end(launcher)
@@ -210,10 +215,10 @@ def test_a_child_ends_with_the_process_that_started_it(launcher: Launcher, reque
         "launcher = Launcher(open_compiled(Path(sys.argv[1]))[0])\n"
         "child = judge(StartMember(key='k', argv=('/bin/sleep', '600'), env={}))\n"
         "confirm, write = os.pipe()\n"
-        "pid = launcher.start(child, write, 2, 2)\n"
+        "pid = launcher.answer(launcher.ask(child, write, 2, 2))\n"
         "os.close(write)\n"
         "os.read(confirm, 9)\n"
-        "other = threading.Thread(target=launcher.prepare)\n"
+        "other = threading.Thread(target=time.sleep, args=(0.0,))\n"
         "other.start()\nother.join()\n"
         "launcher.close()\n"
         "print(pid, flush=True)\n"

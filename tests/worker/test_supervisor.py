@@ -748,6 +748,25 @@ def test_a_launcher_that_dies_is_replaced_and_its_jobs_run_on(tmp_path: Path) ->
     with_rig(tmp_path, ("--no-cgroup",), scenario)
 
 
+@needs_compiled
+@pytest.mark.parametrize("proof", ["cgroup", "walk"])
+def test_a_start_whose_launcher_dies_is_told_as_one_that_may_have_run(tmp_path: Path, proof: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        [first] = launchers(rig)
+        os.kill(first, signal.SIGSTOP)
+        [starting] = rig.client.begin_start([sh("j", "echo ran")])
+        with pytest.raises(TimeoutError):  # it waits for the launcher's answer
+            await asyncio.wait_for(rig.client.ping(), 0.3)
+        os.kill(first, signal.SIGKILL)
+        await starting
+        ended = await rig.ended("j")
+        assert (ended.reason, ended.stage) == ("start-failed", "launcher")
+        assert ended.proof == proof
+        assert (await rig.run(sh("next", "exit 0"))).exit_code == 0
+
+    with_rig(tmp_path, arguments_of(proof), scenario)
+
+
 def test_sigterm_ends_members_first(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
         await rig.client.start([sh("j", "trap 'exit 6' TERM; echo up; while :; do sleep 0.05; done")])

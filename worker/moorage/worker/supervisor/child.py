@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from moorage.schemas.printable import in_one_line
 from moorage.worker.supervisor.protocol import KEY_CHARS_MAX, StartMember
@@ -20,14 +20,11 @@ OUTPUT_CAP_BYTES_MAX: Final = 1 << 40
 UID_NONE: Final = (1 << 32) - 1
 #: of a program, a folder or a PATH in the words for people; all of them together fit a fact's detail
 TOLD_CHARS_MAX: Final = 60
-_KEY_CHARS: Final = f"key must have 1..{KEY_CHARS_MAX} characters"
 _ENCODING: Final = sys.getfilesystemencoding()
 _ENCODING_ERRORS: Final = sys.getfilesystemencodeerrors()
 _LIMITS: Final = {
     name.removeprefix("RLIMIT_"): value for name, value in vars(resource).items() if name.startswith("RLIMIT_")
 }
-
-Ids: TypeAlias = tuple[int, int, list[int]]
 
 
 @dataclass(eq=False)
@@ -49,7 +46,7 @@ class Child:
     search: str
     """Its PATH."""
     cwd: bytes
-    ids: Ids | None
+    ids: tuple[int, int, list[int]] | None
     limits: list[tuple[int, tuple[int, int]]]
 
     def request(self) -> bytes:
@@ -72,7 +69,7 @@ def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: 
     Raises `StartRefused`; the file system is not touched.
     """
     environ = member.env if environ is None else environ
-    _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", _KEY_CHARS)
+    _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", f"key must have 1..{KEY_CHARS_MAX} characters")
     _check(bool(member.argv) and bool(member.argv[0]), "exec", "argv must begin with the name of a program")
     for name in ("grace_s", "timeout_s", "ends_in_s", "checkpoint_before_s"):
         seconds = getattr(member, name)
@@ -84,12 +81,13 @@ def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: 
     if member.checkpoint_signal is not None:
         signal_number(member.checkpoint_signal)
         _check(member.checkpoint_before_s is not None, "request", "checkpoint_signal needs checkpoint_before_s")
-    for name in environ:
-        if not name or "=" in name:
-            raise StartRefused(errno.EINVAL, "request", f"not a name of a variable: {name!r}")
+    variables = []
     try:
+        for name, value in environ.items():
+            if not name or "=" in name:
+                raise StartRefused(errno.EINVAL, "request", f"not a name of a variable: {name!r}")
+            variables.append(_bytes(f"{name}={value}"))
         argv = [_bytes(argument) for argument in member.argv]
-        variables = [_bytes(f"{name}={value}") for name, value in environ.items()]
         cwd = _bytes(member.cwd) if member.cwd is not None else b"/"
     except ValueError as error:
         raise StartRefused(errno.EINVAL, "request", str(error)) from None
@@ -172,7 +170,7 @@ def _limit(name: str, pair: tuple[int, int]) -> tuple[int, tuple[int, int]]:
     return number, pair
 
 
-def _resolve_user(user: str | int) -> Ids | None:
+def _resolve_user(user: str | int) -> tuple[int, int, list[int]] | None:
     try:
         entry = pwd.getpwnam(user) if isinstance(user, str) and not user.isdecimal() else pwd.getpwuid(int(user))
     except KeyError:

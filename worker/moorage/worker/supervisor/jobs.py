@@ -127,12 +127,18 @@ class Jobs:
 
     def _start_some(self) -> None:
         """Start the first members that wait; the next ones in a later turn of the loop, which has other work too."""
+        asked = []
         for _ in range(min(len(self._waiting), TURN_MEMBERS_MAX)):
             member = self._waiting.popleft()
             try:
-                member.pid = self._launches.start(member)
+                asked.append((member, self._launches.ask(member)))
             except StartRefused as refused:
                 self._refuse(member, refused)
+        for member, answer in asked:
+            try:
+                member.pid = self.launcher.answer(answer)
+            except OSError as error:
+                self._refuse(member, StartRefused(error.errno or errno.EIO, "clone", error.strerror or ""))
             except LauncherGone as gone:
                 member.failure = (errno.ECHILD, "launcher", str(gone))
                 self._clear(member)  # it may have left a tree

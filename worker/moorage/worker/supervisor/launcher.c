@@ -1,13 +1,12 @@
 /* The launcher: a small process that clones the supervisor's children, each of which becomes a job.
  *
- * A clone of the supervisor itself would copy its page tables, and a process that is moved into a cgroup, not cloned
- * into it, waits for the whole machine. The clones are made with CLONE_PARENT: they are the supervisor's children,
- * which reaps them, and whose death kills them.
+ * They are born in their cgroup: to be moved there takes a grace period of the kernel. They are made with CLONE_PARENT:
+ * they are the supervisor's children, which reaps them, and whose death kills them.
  *
- * A packet on the channel is one start. It holds nothing but descriptors: the pipe on which a failure is reported, a
- * file in memory with the request, standard output, standard error, and the cgroup's folder if there is one. The answer
- * is the child's pid, or a negative error number, in 4 bytes. A request is text, each word of it ended by a null: see
- * `Child.request` in child.py. A failure is reported as "STAGE ERRNO"; exec closes the pipe.
+ * A message on the channel is one start: the number of its bytes, in 4 bytes, and then a request, which is text, each word
+ * of it ended by a null (`Child.request` in child.py). With it come descriptors: the pipe on which a failure is reported,
+ * standard output, standard error, and the cgroup's folder if there is one. The answer is the child's pid, or a negative
+ * error number, in 4 bytes. A failure is reported as "STAGE ERRNO"; exec closes the pipe.
  *
  * Where this file was not compiled, forked.py does the same for one start.
  */
@@ -22,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -33,7 +31,7 @@
 /* CONTRACT is how it exits without arguments, by which launcher_client.py knows that it runs here and is built from this
  * file: raise it with every change of what is said above. */
 enum { CONTRACT = 101, CANNOT_START = 127 };
-enum { CONFIRM, REQUEST, OUT, ERR, CGROUP, DESCRIPTORS_MAX };
+enum { CONFIRM, OUT, ERR, CGROUP, DESCRIPTORS_MAX };
 
 #ifndef CLONE3
 #define CLONE3 SYS_clone3
@@ -41,7 +39,7 @@ enum { CONFIRM, REQUEST, OUT, ERR, CGROUP, DESCRIPTORS_MAX };
 
 static pid_t supervisor;
 static int channel, confirm;
-static char *next_word;
+static char *request, *next_word;
 
 static void fail(const char *stage) {
     dprintf(confirm, "%s %d", stage, errno);
@@ -78,9 +76,7 @@ static void become(const int *descriptors, int moves) {
     }
     check("cgroup", dup2(descriptors[OUT], 1));
     check("cgroup", dup2(descriptors[ERR], 2));
-    off_t size = lseek(descriptors[REQUEST], 0, SEEK_END);
-    next_word = mmap(NULL, size, PROT_READ, MAP_PRIVATE, descriptors[REQUEST], 0);
-    if (next_word == MAP_FAILED) fail("cgroup");
+    next_word = request;
 
     for (long long left = number(); left > 0; left--) {
         int resource = number();
@@ -144,16 +140,19 @@ static int32_t start(const int *descriptors, int count) {
     return pid < 0 ? -errno : pid;
 }
 
-/* The descriptors of the next start; how many, 0 at the end of the channel. */
+/* Read the next request, and its descriptors; how many, 0 at the end of the channel. */
 static int receive(int *descriptors) {
     union {
         struct cmsghdr header;
         char space[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int))];
     } control;
-    char byte;
-    struct iovec body = {&byte, 1};
-    struct msghdr message = {.msg_iov = &body, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    struct cmsghdr *part = recvmsg(channel, &message, MSG_CMSG_CLOEXEC) > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    uint32_t size;
+    struct iovec head = {&size, sizeof size};
+    struct msghdr message = {.msg_iov = &head, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    if (recvmsg(channel, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL) != sizeof size) return 0;
+    if (!(request = realloc(request, size))) abort();
+    if (recv(channel, request, size, MSG_WAITALL) != size) return 0;
+    struct cmsghdr *part = CMSG_FIRSTHDR(&message);
     int count = part ? (part->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
     if (count) memcpy(descriptors, CMSG_DATA(part), count * sizeof(int));
     return count;
@@ -164,7 +163,7 @@ static void close_range_of(unsigned first, unsigned last) {
     for (unsigned number = first, end = sysconf(_SC_OPEN_MAX); number <= last && number < end; number++) close(number);
 }
 
-/* launcher SUPERVISOR CHANNEL: its pid, and the descriptor that packets come on. */
+/* launcher SUPERVISOR CHANNEL: its pid, and the descriptor of the channel. */
 int main(int count, char **arguments) {
     if (count != 3) return CONTRACT;
     supervisor = atoi(arguments[1]);

@@ -67,22 +67,33 @@ class Launcher:
         self._environ = {STATE_MARK: state_mark}
         self._channel: socket.socket | None = None
 
-    def start(self, child: Child, confirm: int, stdout: int, stderr: int, *cgroup: int) -> int:
-        """Start a process with these descriptors, and return its pid; `cgroup` is the folder of its group, if any.
-
-        Raises `OSError` where there is no process, and `LauncherGone`.
-        """
+    def ask(self, child: Child, confirm: int, stdout: int, stderr: int, *cgroup: int) -> socket.socket | int:
+        """Ask for a process; `cgroup` is its group's folder, if any. Raises `OSError` where there will be none."""
         if self._program < 0:
             return forked.start(child, confirm, stdout, stderr, *cgroup)
-        with open(os.memfd_create("moorage-start", os.MFD_CLOEXEC), "wb") as file:
-            file.write(child.request())
-            file.flush()
-            return self._ask([confirm, file.fileno(), stdout, stderr, *cgroup])
+        request = child.request()
+        message = len(request).to_bytes(4, sys.byteorder) + request
+        with contextlib.suppress(OSError):
+            return self._send(message, [confirm, stdout, stderr, *cgroup])
+        # It has not read all of it, and has begun nothing.
+        return self._send(message, [confirm, stdout, stderr, *cgroup])
 
-    def prepare(self) -> None:
-        """Run the launcher, so that the first start need not wait for it. Raises `OSError`."""
-        if self._program >= 0:
-            self._running()
+    def answer(self, asked: socket.socket | int) -> int:
+        """Wait for the pid of the process asked for, in the order of asking. Raises `LauncherGone`, `OSError`."""
+        if isinstance(asked, int):
+            return asked
+        try:
+            answer = asked.recv(4)
+        except OSError:
+            answer = b""
+        if not answer:
+            if asked is self._channel:
+                self.close()
+            raise LauncherGone("the launcher process ended")
+        pid = int.from_bytes(answer, sys.byteorder, signed=True)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        return pid
 
     def reaped(self, pid: int) -> None:
         """A child of that pid has ended; if that was the launcher, the next start makes another."""
@@ -99,28 +110,21 @@ class Launcher:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # not reaped, so that the number is surely its own
 
-    def _ask(self, descriptors: list[int]) -> int:
+    def _send(self, message: bytes, descriptors: list[int]) -> socket.socket:
+        channel = self.running()
         try:
-            socket.send_fds(self._running(), [b"\0"], descriptors)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close()  # it ended before it was asked
-            socket.send_fds(self._running(), [b"\0"], descriptors)
-        try:
-            answer = self._running().recv(4)
-        except (BlockingIOError, ConnectionResetError):
-            answer = b""
-        if not answer:
+            sent = socket.send_fds(channel, [message], descriptors)
+            if sent < len(message):
+                channel.sendall(message[sent:])
+        except OSError:
             self.close()
-            raise LauncherGone("the launcher process ended")
-        pid = int.from_bytes(answer, sys.byteorder, signed=True)
-        if pid < 0:
-            raise OSError(-pid, os.strerror(-pid))
-        return pid
+            raise
+        return channel
 
-    def _running(self) -> socket.socket:
+    def running(self) -> socket.socket:
         """The channel to the launcher process, which is started if there is none. Raises `OSError`."""
         if self._channel is None:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with theirs:
                 kept = theirs.fileno()
                 self.pid = os.posix_spawn(
@@ -134,6 +138,7 @@ class Launcher:
                     setsigmask=(),
                     setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
                 )
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", ANSWER_S, 0))
+            for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                ours.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", ANSWER_S, 0))
             self._channel = ours
         return self._channel

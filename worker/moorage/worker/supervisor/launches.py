@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,11 +36,8 @@ class Launches:
     def __post_init__(self) -> None:
         self._room = DiskRoom(self.state)
 
-    def start(self, member: Member) -> int:
-        """Make the process of a member, and return its pid.
-
-        Raises `StartRefused` where there is none, and `LauncherGone`.
-        """
+    def ask(self, member: Member) -> socket.socket | int:
+        """Ask the launcher for the process of a member. Raises `StartRefused` where there is none, and will be none."""
         assert member.child is not None
         passed: list[int] = []
         stage = "cgroup"
@@ -52,10 +50,10 @@ class Launches:
             self.write_ahead([record])
             member.started_boottime_s = now_s
             stage = "clone"
-            return self.launcher.start(member.child, *passed)
+            return self.launcher.ask(member.child, *passed)
         except OSError as error:
-            number = error.errno or errno.EIO
-            raise StartRefused(number, stage, os.strerror(number) if stage == "clone" else str(error)) from None
+            why = error.strerror if stage == "clone" else str(error)
+            raise StartRefused(error.errno or errno.EIO, stage, why) from None
         finally:
             for descriptor in passed:
                 os.close(descriptor)

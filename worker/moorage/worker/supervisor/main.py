@@ -66,7 +66,8 @@ async def serve(
         loop.add_signal_handler(number, supervisor.shut_down, TERM_GRACE_S)
     # uvloop keeps SIGCHLD from its own handlers; those above have set what wakes either loop for any signal
     before = signal.signal(signal.SIGCHLD, lambda *_: loop.call_soon_threadsafe(supervisor.jobs.reap))
-    supervisor.jobs.launcher.prepare()
+    if program >= 0:  # else the first job would wait for it
+        supervisor.jobs.launcher.running()
     leave_what_stays()
     server = await loop.create_unix_server(lambda: Connection(supervisor), sock=listener, **SERVER_OPTIONS)
     try:
