@@ -154,9 +154,8 @@ def test_kept_scores_choose_what_a_full_scan_chooses(seed: int, monkeypatch: pyt
     assert placed > 60
 
 
-@pytest.mark.parametrize("name", ["fragments", "fgd"])
-def test_a_host_may_come_back_with_more_devices_than_any_had(name: str) -> None:
-    shapes, fleet, ranker = Shapes(), Fleet(), RANKERS[name]()
+def test_a_host_may_come_back_with_more_devices_than_any_had() -> None:
+    shapes, fleet, ranker = Shapes(), Fleet(), Fragments()
     add(fleet, worker(0, ["NVIDIA T4"] * 2))
     add(fleet, worker(1, ["NVIDIA T4"] * 2))
     pair = shapes.of(request(GpuSpec(count=2)))
@@ -220,10 +219,9 @@ def test_a_small_request_leaves_the_whole_devices_that_others_ask_for() -> None:
     assert choice.host is rich
 
 
-@pytest.mark.parametrize(("name", "taken"), [("fragments", 1), ("fgd", 0)])
-def test_a_share_goes_where_the_rest_can_be_filled_to_the_end(name: str, taken: int) -> None:
+def test_a_share_goes_where_the_rest_can_be_filled_to_the_end() -> None:
     """40 of 100 leave 60, where 10 or 20 stay idle; 40 of 90 leave 50. To the next arrival alone they are alike."""
-    shapes, fleet, ranker = Shapes(), Fleet(), RANKERS[name]()
+    shapes, fleet, ranker = Shapes(), Fleet(), Fragments()
     hosts = [add(fleet, worker(num, ["NVIDIA T4"])) for num in range(2)]
     tenth, small, half = (
         shapes.of(request(GpuSpec(sharing="mps", share=Share(0, percent)))) for percent in (10, 40, 50)
@@ -233,7 +231,7 @@ def test_a_share_goes_where_the_rest_can_be_filled_to_the_end(name: str, taken: 
         ranker.arrived(shape, 1)
     choice = ranker.choose(fleet, small, {}, frozenset())
     assert choice is not None
-    assert choice.host is hosts[taken]
+    assert choice.host is hosts[1]
 
 
 def test_who_may_go_elsewhere_stays_off_a_model_that_others_must_have() -> None:

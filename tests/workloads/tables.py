@@ -24,7 +24,6 @@ BOUNDS: Final = {
     ("rank.mix", "COUNTED_MAX"): 32,
     ("rank.table", "RANKS_MAX"): 32,
     ("rank.prices", "RANKS_MAX"): 32,
-    ("rank.classic", "_ASKS_MAX"): 32,
     ("rank.fragments", "KEPT_MAX"): 48,
     ("rank.scarcity", "SHAPES_MAX"): 32,
     ("rank.prices", "CELLS_MAX"): 64,
