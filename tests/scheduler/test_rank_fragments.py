@@ -12,7 +12,7 @@ from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.rank import fragments as fragments_module
 from moorage.scheduler.core.rank import table as table_module
 from moorage.scheduler.core.rank import waste as waste_module
-from moorage.scheduler.core.rank.fragments import Fragments, Scan
+from moorage.scheduler.core.rank.fragments import Fragments
 from moorage.scheduler.core.rank.mix import LOOK_FIRST
 from moorage.scheduler.core.rank.ranker import RANKERS, Choice, Pack
 from moorage.scheduler.core.shape import Shape, Shapes
@@ -87,16 +87,14 @@ def fits(choice: Choice, shape: Shape) -> bool:
 def test_kept_scores_choose_what_a_full_scan_chooses(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random life of a fleet: arrivals, ends, hosts that come, go and fall ill, barred hosts and spread.
 
-    Of some seeds all hosts have devices of one kind and all share in one mode: there few hosts are scored one by one.
+    Of some seeds all hosts have devices of one kind and all share in one mode.
     """
     plain = seed % 5 < 3
-    if seed % 5 == 0:
-        monkeypatch.setattr(fragments_module, "FEW_MAX", 2)
     if seed % 2:  # rows are looked up in the order in which they were written, as of a large fleet
         monkeypatch.setattr(table_module, "WRITTEN_PART", 1)
         monkeypatch.setattr(table_module, "WRITTEN_KEPT", 32)
     chance, shapes = random.Random(seed), Shapes()
-    rankers = (Fragments(), Scan())
+    rankers = (Fragments(), Fragments())  # the second keeps no scores: it scores every host each time
     fleets = (Fleet(), Fleet())  # each ranker looks after a fleet of its own; the two fleets live the same life
     kinds = [asked(chance, shapes, ("mps",) if plain else ("mps", "time-slice")) for _ in range(30)]
     members: list[tuple[int, Shape, int]] = []
@@ -122,6 +120,7 @@ def test_kept_scores_choose_what_a_full_scan_chooses(seed: int, monkeypatch: pyt
         for ranker, fleet in zip(rankers, fleets, strict=True):
             ranker.arrived(shape, 1)
             choices.append(ranker.choose(fleet, shape, avoid, barred))
+        rankers[1]._scores.clear()
         first, second = choices
         assert (first and (first.host.worker.num, first.mask)) == (second and (second.host.worker.num, second.mask))
         pack = Pack().choose(fleets[0], shape, avoid, barred)
@@ -383,13 +382,14 @@ def test_jobs_start_once_a_large_mix_is_in_use(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.interpreted
 def test_many_demands_for_processors_make_no_table_larger_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waste_module, "CELLS_MAX", 3 * 8 * table_module.ROOMS)
-    shapes, fleets, rankers = Shapes(), (_six_hosts(), _six_hosts()), (Fragments(), Scan())
+    shapes, fleets, rankers = Shapes(), (_six_hosts(), _six_hosts()), (Fragments(), Fragments())
     many = _many(shapes, *rankers)
     for shape in many:
         first, second = (
             ranker.choose(fleet, shape, {}, frozenset()) for ranker, fleet in zip(rankers, fleets, strict=True)
         )
         assert (first and (first.host.worker.num, first.mask)) == (second and (second.host.worker.num, second.mask))
+        rankers[1]._scores.clear()
         if first is not None:
             for fleet in fleets:
                 fleet.take(fleet.hosts[first.host.worker.num], shape, first.mask)

@@ -1,7 +1,6 @@
-"""What one replica takes off the waste of many hosts (`waste.py`), with arrays; of a few hosts see `few.py`.
+"""What one replica takes off the waste of hosts (`waste.py`), in percent of a device times the mix's weight.
 
-In percent of a device times the mix's weight. `cells` is what the rows have left, or would have; in `NOTE` stands the
-waste of that, where the table has it noted.
+`cells` is what the rows have left, or would have.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
-from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, KIND, NOTE, ROOM, ROOMS, Ask, HostTable, Ints
+from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, KIND, ROOM, ROOMS, Ask, HostTable, Ints
 from moorage.scheduler.core.rank.waste import HUGE, Waste
 
 
@@ -45,9 +44,9 @@ def _before_devices(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells:
     at = cells[KIND] * waste.stride
     at += waste.level(cells[CPU] - ask.cpu) * ROOMS
     each = waste.by_device(table, cells, at) + room
-    now = cells[NOTE] if table.note is not None else waste.of(table, cells)
     wasted = waste.flat.take(each)
-    gain: Ints = now - np.add.reduce(wasted, 0)
+    gain = waste.of(table, cells)
+    gain -= np.add.reduce(wasted, 0)
     if ask.mode == EXCLUSIVE:
         asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride if table.mixed else at
         gain += ask.count * waste.of_whole.take(asked)

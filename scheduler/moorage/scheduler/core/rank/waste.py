@@ -16,7 +16,6 @@ That sum splits into one term for each device and one for their number, which de
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
@@ -75,7 +74,6 @@ class Waste:
         self._lack(self._short_of_mix)
         self.stride = levels * ROOMS
         self._weighed: Ints | None = None
-        self.demands: list[int] = self.thresholds.tolist()
         self._use(self._of_mix)
 
     def weigh(self, cpus: Ints, needs: Ints, weights: Ints, counts: Ints) -> None:
@@ -109,7 +107,6 @@ class Waste:
         self.short: Ints = short
         self.shortens = bool(short.any())  # whether anybody asks for several devices
         self.short_flat = short.ravel()
-        self.short_view = self.short_flat.data  # for whoever looks up single numbers
         # by what the lack of free devices changes when a sharer takes one of them
         taken = np.zeros_like(short)
         among = short[:, :, : self._free]
@@ -119,7 +116,6 @@ class Waste:
     def _use(self, waste: Ints) -> None:
         self.waste: Ints = waste
         self.flat = waste.ravel()
-        self.view = self.flat.data
         self.of_whole = self.flat[100:]  # of a device that is wholly free
 
     def level(self, cpu: Ints) -> Ints:
@@ -133,17 +129,6 @@ class Waste:
         if self.shortens:
             found += self.short_flat.take(at + cells[FREE])
         return found
-
-    def of_one(self, cells: list[int]) -> int:
-        """`of` for one host with devices of one kind; for a few hosts less than what the array operations take."""
-        if cells[KIND] >= len(self.waste):
-            return 0  # a kind that came since: tables are made anew for it
-        at = (cells[KIND] * self.levels + bisect_right(self.demands, cells[CPU])) * ROOMS
-        total: int = self.short_view[at + cells[FREE]] if self.shortens else 0
-        line = self.view[at : at + ROOMS]
-        for room in cells[ROOM:]:
-            total += line[room]
-        return total
 
     def by_device(self, table: HostTable, cells: Ints, at: Ints) -> Ints:
         """The places in the tables by device and host; `at` holds those of each host's first device."""
