@@ -47,8 +47,11 @@ from moorage.scheduler.simulate.openb import pod_lists
 
 NEVER: Final = 1 << 50
 
+#: switches a part off until the stack is left
+Off = Callable[[ExitStack], object]
 
-def _off(owner: object, name: str, value: Any) -> Callable[[ExitStack], object]:
+
+def _off(owner: object, name: str, value: Any) -> Off:
     return lambda stack: stack.enter_context(patch.object(owner, name, value))
 
 
@@ -62,7 +65,7 @@ def _pressed_alone(self: Prices, table: HostTable, shape: Shape, pressed: Ints) 
 
 
 #: the parts of ranking, and how each is switched off
-RANKING: Final[dict[str, Callable[[ExitStack], object]]] = {
+RANKING: Final[dict[str, Off]] = {
     "prices": _off(Prices, "charges", _pressed_alone),
     "pressure": _off(Pressure, "charges", lambda self, gpus_percent: np.zeros_like(self.of_type)),
     "scarcity": _off(fragments.Fragments, "_look_at_scarcity", lambda self, table: False),
@@ -72,7 +75,7 @@ RANKING: Final[dict[str, Callable[[ExitStack], object]]] = {
     "mix-classes": _off(Mix, "_class_changed", lambda self: False),
 }
 #: and those of reservations
-QUEUEING: Final[dict[str, Callable[[ExitStack], object]]] = {
+QUEUEING: Final[dict[str, Off]] = {
     "probes": _off(filling, "PROBES_A_HOST", 0),
     "running-siblings": _off(filling, "_lasts_ms", lambda draft, job: -1),
     "siblings": _off(durations, "SIBLINGS_MS", -1),
