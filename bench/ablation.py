@@ -68,7 +68,6 @@ def _pressed_alone(self: Prices, table: HostTable, shape: Shape, pressed: Ints) 
 RANKING: Final[dict[str, Off]] = {
     "prices": _off(Prices, "charges", _pressed_alone),
     "pressure": _off(Pressure, "charges", lambda self, gpus_percent: np.zeros_like(self.of_type)),
-    "scarcity": _off(fragments.Fragments, "_look_at_scarcity", lambda self, table: False),
     "look-ahead": _off(fragments, "AHEAD", 0),
     "step": _off(fragments, "STEP_MILLI", 1),
     "gpus-run-out": _off(prices, "GPUS_RUN_OUT", NEVER),

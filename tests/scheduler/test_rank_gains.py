@@ -39,16 +39,6 @@ def _fleet(chance: random.Random, kinds: list[Shape], mixed: bool) -> Fleet:
     return fleet
 
 
-def _waste(chance: random.Random, table: HostTable, kinds: list[Shape], several: bool, weighed: bool) -> Waste:
-    mix = [(shape, chance.randrange(1, 50)) for shape in kinds if several or shape.count <= 1]
-    waste = Waste(table, mix, 4, [2_000, 5_000])
-    if weighed:
-        answering = np.array([[chance.choice((100, 100, NO_ROOM)) for _ in range(2)] for _ in table.kinds], np.int64)
-        counts = np.array([1, 2 if several else 1], np.int64)
-        waste.weigh(np.array([2_000, 5_000]), answering, np.array([700, 3_000]), counts)
-    return waste
-
-
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("modes", [("mps",), ("time-slice",), ("mps", "time-slice")])
 @pytest.mark.parametrize("seed", range(6))
@@ -59,7 +49,7 @@ def test_a_gain_is_what_is_wasted_less_once_it_is_placed(seed: int, modes: tuple
     fleet = _fleet(chance, kinds, mixed)
     table = HostTable(fleet)
     several = seed % 2 == 0
-    waste = _waste(chance, table, kinds, several, weighed=seed % 3 > 0)
+    waste = Waste(table, [(shape, chance.randrange(1, 50)) for shape in kinds if several or shape.count <= 1], 4)
     assert waste.shortens == several
     compared = shared = 0
     for shape in kinds:

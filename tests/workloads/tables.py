@@ -25,7 +25,6 @@ BOUNDS: Final = {
     ("rank.table", "RANKS_MAX"): 32,
     ("rank.prices", "RANKS_MAX"): 32,
     ("rank.fragments", "KEPT_MAX"): 48,
-    ("rank.scarcity", "SHAPES_MAX"): 32,
     ("rank.prices", "CELLS_MAX"): 64,
     ("fairshare", "RATES_MAX"): 32,
     ("host", "FITS_MAX"): 32,

@@ -24,7 +24,6 @@ from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
 from moorage.scheduler.core.rank.prices import ALL, Prices, gpu_percent
 from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
-from moorage.scheduler.core.rank.scarcity import Scarcity
 from moorage.scheduler.core.rank.table import (
     CLASS,
     CPU,
@@ -88,10 +87,7 @@ class Fragments(Pack):
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
         self._pressure: Pressure | None = None
-        self._scarcity: Scarcity | None = None
-        self._weighs_next = False  # whether the next decision looks at scarcity
         self._made = 0  # grows with every new waste, prices or pressure: a stamp may come again, they are others then
-        self._charged = 0  # and where prices or pressure are others
         self._hosts = 0
         #: what it is for, and the parts that are still to be made: of the mix as it was when it began
         self._renewal: tuple[tuple[int, ...], Iterator[None]] | None = None
@@ -217,16 +213,12 @@ class Fragments(Pack):
         yield
         pressure = Pressure(table, mix, self._pressure)
         yield
-        scarcity = Scarcity(table, mix)
+        waste = Waste(table, top, AHEAD)
         yield
-        waste = Waste(table, top, AHEAD, scarcity.cpus.tolist())
-        yield
-        self._prices, self._pressure, self._scarcity, self._waste = prices, pressure, scarcity, waste
+        self._prices, self._pressure, self._waste = prices, pressure, waste
         self._stamp = stamp
         self._made += 1
-        self._charged = self._made
         self._step = STEP_MILLI * waste.weight
-        self._look_at_scarcity(table)
 
     def _look(self, fleet: Fleet) -> HostTable:
         """The table, up to date, with tables of waste and prices for it and the mix in use."""
@@ -236,27 +228,10 @@ class Fragments(Pack):
             for _ in self._renewing(table, stamp):
                 pass
         elif self._pressure is not None and not self._pressure.until_look():
-            if self._pressure.look(table):
-                self._made += 1
-                self._charged = self._made
-            self._weighs_next = True
+            self._made += self._pressure.look(table)
         elif self._pressure is not None and self._pressure.is_to_catch_up():
             self._pressure.catch_up(table)
-        elif self._weighs_next:  # not with the pressure: no decision pays for both
-            self._weighs_next = False
-            if self._look_at_scarcity(table):
-                self._made += 1
         return table
-
-    def _look_at_scarcity(self, table: HostTable) -> bool:
-        """Whether other weights are in use now than before."""
-        scarcity, pressure = self._scarcity, self._pressure
-        assert scarcity is not None
-        assert pressure is not None
-        if not scarcity.look(table, pressure.left, pressure.back):
-            return False
-        self._waste.weigh(scarcity.cpus, scarcity.needs, scarcity.weights, scarcity.counts)
-        return True
 
     def _scores_of(self, table: HostTable, shape: Shape) -> Scores:
         found = self._scores.get(shape)
@@ -277,8 +252,7 @@ class Fragments(Pack):
             ask.renew(table)
             every = True
         if found.made != self._made:
-            if found.made < self._charged:
-                found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
+            found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
             found.made = self._made
             every = True
         rows: Ints | None = None
