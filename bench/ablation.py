@@ -76,7 +76,6 @@ RANKING: Final[dict[str, Off]] = {
 #: and those of reservations
 QUEUEING: Final[dict[str, Off]] = {
     "probes": _off(filling, "PROBES_A_HOST", 0),
-    "running-siblings": _off(filling, "_lasts_ms", lambda draft, job: -1),
     "siblings": _off(durations, "SIBLINGS_MS", -1),
     "one-more": _off(reserve, "LATE_MIN_MS", NEVER),
     "moves": _off(holding, "MOVE_MS_A_HOST", NEVER),

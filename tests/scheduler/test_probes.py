@@ -63,29 +63,6 @@ def test_a_batch_that_turns_out_long_lets_nobody_else_in() -> None:
     assert [drive.states(name)[0] for name in "abc"] == ["RUNNING", "QUEUED", "QUEUED"]
 
 
-@pytest.mark.parametrize(
-    ("runs_on_ms", "limit", "state"),
-    [(60_000, {}, "PLACED"), (300_000, {}, "QUEUED"), (300_000, {"timeout_s": 100}, "PLACED")],
-)
-def test_a_sibling_that_runs_on_tells_more_than_those_that_ended(
-    runs_on_ms: int, limit: dict[str, Any], state: str
-) -> None:
-    """The short ones of a batch end first. It counts as going on for as long again, but a time limit is sure."""
-    drive = reserved(600)
-    for name in "abc":
-        ask(drive, name)
-    for name in "ab":  # b and c follow a
-        drive.settle()
-        drive.pass_time(10_000)
-        (mine,) = [key for key in drive.workers["w0"].held if key[1] == name]
-        drive.workers["w0"].finish(mine)
-        drive.settle()
-        drive.pass_time(2_000)
-    assert drive.states("c") == ["RUNNING"]
-    drive.pass_time(runs_on_ms, step=10_000)
-    assert ask(drive, "d", run={"driver": "noop", "grace_s": 0, **limit}) == state
-
-
 def test_the_replicas_of_one_job_are_a_batch() -> None:
     drive = reserved()
     ask(drive, "many", replicas=3)

@@ -2,15 +2,13 @@
 
 That is whoever surely ends before the reservation can start. Beside it, of a batch of which nobody has run yet, one job
 is filled in if it ends in time at even odds: a *probe*. Jobs of one shape and workload that come within minutes of each
-other mostly run alike, so its end tells whether the rest of its batch surely ends in time. So does what still runs:
-the short ones of a batch end first, and one that outlives them says that the rest may, too. A probe that runs on keeps
+other mostly run alike, so its end tells whether the rest of its batch surely ends in time. A probe that runs on keeps
 the reservation waiting, so there are at most `PROBES_A_HOST` for each host that is held back, and none that ranks below
 the job they are held for. Under fair share there are none: who waits with a reservation there is owed the hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -18,12 +16,12 @@ from moorage.scheduler.core.decide.holding import Holding
 from moorage.scheduler.core.decide.lines import Lines
 from moorage.scheduler.core.decide.placing import Placing
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.queueing.backfill import DEPTH_MAX, Estimates, after_ms, began_ms
+from moorage.scheduler.core.queueing.backfill import DEPTH_MAX, Estimates
 from moorage.scheduler.core.queueing.durations import SIBLINGS_MS, workload_of
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line, Queue
 from moorage.scheduler.core.queueing.reserve import Reservation
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED, Job
+from moorage.scheduler.core.state import QUEUED
 from moorage.schemas.job import Request
 
 #: probes that one reservation lets in, for each host that is held back for it
@@ -91,7 +89,7 @@ class Filling:
             found = self._candidate(draft, line, item)
             if found is None:
                 continue
-            is_probe = not self._surely_ends(draft, found, held.start_ms - draft.time_ms)
+            is_probe = not self._surely_ends(found, held.start_ms - draft.time_ms)
             if is_probe and not self._may_probe(draft, line, held, found):
                 continue
             if self._placing.place(draft, shape, item, taken) is None:
@@ -119,39 +117,10 @@ class Filling:
         fresh = self.fresh.get(num)
         return None if fresh is None else _Candidate(num, *fresh, line.shape, draft.time_ms)
 
-    def _surely_ends(self, draft: Draft, found: _Candidate, within_ms: int) -> bool:
-        """By its time limit, else by nine of ten such runs, unless those of its batch that still run say otherwise.
-
-        Ended siblings alone would mislead, as the short ones end first: once one has run for longer than each of them
-        did, the batch counts as going on for as long again (see `durations`).
-        """
+    def _surely_ends(self, found: _Candidate, within_ms: int) -> bool:
+        """Whether it ends in so many ms, by its time limit, else by nine of ten such runs."""
         most_ms = self._estimates.most_ms(found.tenant, found.request, found.shape, found.accepted_ms)
-        if most_ms is None or most_ms > within_ms:
-            return False
-        if found.request.workload.timeout_s is not None or not self._asks():
-            return True
-        lasts_ms = max((_lasts_ms(draft, job) for job in self._begun_siblings(draft, found)), default=-1)
-        if lasts_ms <= self._estimates.longest_sibling_ms(found.tenant, found.request, found.shape, found.accepted_ms):
-            return True
-        return 2 * lasts_ms + after_ms(found.request) <= within_ms
-
-    def _asks(self) -> bool:
-        """Whether one more candidate of this pass may be asked about its siblings; then it counts as asked."""
-        if self._asked >= ASKED_MAX:
-            return False
-        self._asked += 1
-        return True
-
-    def _begun_siblings(self, draft: Draft, found: _Candidate) -> Iterator[Job]:
-        """Those of its batch that run, as far as they are among the jobs that were accepted just before it."""
-        jobs = draft.state.jobs
-        for before in range(found.num, found.num - NEIGHBOURS_MAX, -1):
-            job = jobs.get(before)
-            if job is None or job.over or job.tenant != found.tenant or job.shape is not found.shape:
-                continue
-            other = _Candidate(before, job.tenant, self._estimates.request_of(job), found.shape, job.accepted_ms)
-            if found.is_sibling(other) and any(draft.state_of(replica) != QUEUED for replica in job.replicas):
-                yield job
+        return most_ms is not None and most_ms <= within_ms
 
     # ---------------------------------------------------------------------------------------------- probes
 
@@ -162,19 +131,22 @@ class Filling:
         lines = self._lines
         if lines.turns is not None or lines.standing(line) < lines.standing_of(held.priority, held.item):
             return False
-        if not self._asks():
+        if self._asked >= ASKED_MAX:
             return False
+        self._asked += 1
         even_ms = self._estimates.even_ms(found.tenant, found.request, found.shape, found.accepted_ms)
         return even_ms is not None and draft.time_ms + even_ms <= held.start_ms and not self._has_begun(draft, found)
 
     def _has_begun(self, draft: Draft, found: _Candidate) -> bool:
-        """Whether one of its batch runs already."""
+        """Whether one of its batch runs already, among the jobs that were accepted just before it."""
         if any(found.is_sibling(other) for other in self._probes):  # accepted in this very record, it may be
             return True
-        return any(True for _ in self._begun_siblings(draft, found))
-
-
-def _lasts_ms(draft: Draft, job: Job) -> int:
-    """For how long a job has run by now, the one of its replicas that began first; 0 before that."""
-    members = [replica.member for replica in job.replicas if replica.member is not None]
-    return max((draft.time_ms - began_ms(member, draft.time_ms) for member in members), default=0)
+        jobs = draft.state.jobs
+        for before in range(found.num, found.num - NEIGHBOURS_MAX, -1):
+            job = jobs.get(before)
+            if job is None or job.over or job.tenant != found.tenant or job.shape is not found.shape:
+                continue
+            other = _Candidate(before, job.tenant, self._estimates.request_of(job), found.shape, job.accepted_ms)
+            if found.is_sibling(other) and any(draft.state_of(replica) != QUEUED for replica in job.replicas):
+                return True
+        return False

@@ -52,10 +52,6 @@ class Estimates:
         found = self.durations.estimate(tenant, workload, shape, _limit_ms(request))
         return found.p50_ms + after_ms(request) if found is not None else None
 
-    def longest_sibling_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int:
-        """As of `Durations`."""
-        return self.durations.longest_sibling_ms(tenant, workload_of(request), shape, accepted_ms)
-
     def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:
         """(the ledger ms at which a member is expected to end, whether anything tells)."""
         runs_as = self.runs_as(member)
