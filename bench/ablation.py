@@ -81,7 +81,6 @@ QUEUEING: Final[dict[str, Off]] = {
     "moves": _off(holding, "MOVE_MS_A_HOST", NEVER),
     "whole-hosts-first": _off(holding, "fills_hosts", lambda fleet, shape: True),
     "many-hosts-later": _off(Claims, "comes_due", lambda self, claim, now_ms, waits: True),
-    "later-looks": _off(holding, "LATER_MS", NEVER),
 }
 
 Job = tuple[str, int, tuple[str, ...]]

@@ -16,8 +16,6 @@ from moorage.scheduler.core.queueing.backfill import Estimates
 from moorage.scheduler.core.queueing.claims import Claim, Claims, fills_hosts
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line
 from moorage.scheduler.core.queueing.reserve import (
-    LATER_MS,
-    LATER_PART,
     MOVE_MS_A_HOST,
     SHORT_MS,
     Reservation,
@@ -123,7 +121,7 @@ class Holding:
             barred = lines.left_too_soon(draft, held.item) | held.shape.refusing
             with self._fleet.avoiding(held.shape.avoid):
                 if self._keep(held, barred, draft.time_ms):
-                    self._reopen(held, draft.time_ms)
+                    self._reopen(held)
                     return
             self.give_up()
         likely = self._likely_lines()
@@ -237,24 +235,16 @@ class Holding:
         self._moved_ms = now_ms
         self._fleet.opens()  # the hosts it leaves
 
-    def _reopen(self, held: Reservation, now_ms: int) -> None:
-        """Time alone may let somebody pass a reservation, though nothing changes in the fleet: look at those again.
+    def _reopen(self, held: Reservation) -> None:
+        """Look again at the lines that may pass a reservation now, though nothing has changed in the fleet.
 
-        To a tenant more is owed by and by, hosts are free later than they were expected to be, and a probe that has
-        ended tells how long its siblings run.
+        More is owed to a tenant by and by, and a probe that has ended tells how long its siblings run.
         """
         learned, self._learned = self._learned, set()
-        start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
-        if start_ms is not None:
-            least_ms = max(LATER_MS, (start_ms - now_ms) // LATER_PART)
-            later = looked_ms is None or start_ms - looked_ms > least_ms
-            if looked_ms is None or later or start_ms < looked_ms:
-                held.looked_start_ms = start_ms
         for line in self._lines.queue.lines.values():
             if not line.barred:
                 continue
-            again = later or line.shape in learned
-            if again or not held.hosts & self.barred(line.priority, line.shape, line.tenant):
+            if line.shape in learned or not held.hosts & self.barred(line.priority, line.shape, line.tenant):
                 line.barred, line.blocked_at = False, -1
 
     def ended(self, num: int, shape: Shape) -> None:

@@ -27,9 +27,6 @@ PATIENCE_MS: Final = 30_000
 #: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
 #: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
 MOVE_MS_A_HOST: Final = 3
-#: who might be filled in is looked for again once the start is expected so much later, and by this part of what is left
-LATER_MS: Final = 5_000
-LATER_PART: Final = 8
 #: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
@@ -51,7 +48,7 @@ class Reservation:
     """
 
     __slots__ = (
-        "hosts", "item", "late_ms", "looked_start_ms", "more", "priority", "probes", "shape", "short_ms", "since_ms",
+        "hosts", "item", "late_ms", "more", "priority", "probes", "shape", "short_ms", "since_ms",
         "start_ms", "tenant",
     )  # fmt: skip
 
@@ -76,7 +73,6 @@ class Reservation:
         self.more = 0
         self.probes: set[int] = set()  # jobs that were filled in though they may well outlast its start, by number
         self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
-        self.looked_start_ms = start_ms  # as it was when those that it bars were last looked at because of it
 
     def is_short_for(self, now_ms: int) -> int:
         """Its hosts could not hold it at this look; for how many ms that is so."""
