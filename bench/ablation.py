@@ -35,7 +35,7 @@ from bench.placement.run import one as saturated
 from moorage.scheduler.compiled import is_compiled
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.decide import filling, holding
-from moorage.scheduler.core.queueing import durations, reserve
+from moorage.scheduler.core.queueing import durations
 from moorage.scheduler.core.queueing.claims import Claims
 from moorage.scheduler.core.rank import fragments, prices
 from moorage.scheduler.core.rank.mix import Mix
@@ -77,7 +77,6 @@ RANKING: Final[dict[str, Off]] = {
 QUEUEING: Final[dict[str, Off]] = {
     "probes": _off(filling, "PROBES_A_HOST", 0),
     "siblings": _off(durations, "SIBLINGS_MS", -1),
-    "one-more": _off(reserve, "LATE_MIN_MS", NEVER),
     "moves": _off(holding, "MOVE_MS_A_HOST", NEVER),
     "whole-hosts-first": _off(holding, "fills_hosts", lambda fleet, shape: True),
     "many-hosts-later": _off(Claims, "comes_due", lambda self, claim, now_ms, waits: True),

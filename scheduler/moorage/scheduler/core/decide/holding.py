@@ -19,7 +19,6 @@ from moorage.scheduler.core.queueing.reserve import (
     MOVE_MS_A_HOST,
     SHORT_MS,
     Reservation,
-    another,
     expected,
     soonest,
     still_holds,
@@ -206,25 +205,20 @@ class Holding:
             held.short_ms = -1
             self._move(held, barred, now_ms)
             return True
-        hosts, start_ms = soonest(self._fleet, held.shape, barred, self._estimates, now_ms, held.more)
+        hosts, start_ms = soonest(self._fleet, held.shape, barred, self._estimates, now_ms)
         if not hosts:
             return held.is_short_for(now_ms) < SHORT_MS
         self._take_hosts(held, hosts, start_ms, now_ms)
         return True
 
     def _move(self, held: Reservation, barred: frozenset[int], now_ms: int) -> None:
-        """See again when a reservation's hosts will hold it, and now and then whether others would sooner.
-
-        One that is late closes one host more.
-        """
+        """See again when a reservation's hosts will hold it, and now and then whether others would sooner."""
         fleet, estimates = self._fleet, self._estimates
-        if now_ms >= held.late_ms:
-            held.one_more(another(fleet, held, barred, estimates, now_ms), now_ms)
         held.start_ms = expected(fleet, held, barred, estimates, now_ms)
         if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
             return
         self._moved_ms = now_ms
-        hosts, start_ms = soonest(fleet, held.shape, barred, estimates, now_ms, held.more)
+        hosts, start_ms = soonest(fleet, held.shape, barred, estimates, now_ms)
         if start_ms is None or hosts == held.hosts or (held.start_ms is not None and held.start_ms <= start_ms):
             return
         self._take_hosts(held, hosts, start_ms, now_ms)
