@@ -205,26 +205,3 @@ def test_what_is_left_is_counted_by_what_changed_as_it_is_anew() -> None:
             anew.look(table)
             assert (kept.by_type == anew.by_type).all()
     assert len(held) > 5
-
-
-@pytest.mark.interpreted
-def test_most_of_what_a_look_counts_is_counted_by_a_decision_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes, ranker = Shapes(), Fragments()
-    fleet, _ = fleet_of(*[(A10, 8, 64_000)] * 20)
-    shape = shapes.of(request(GpuSpec(count=2), 1_000))
-    ranker.arrived(shape, 64)
-    looks: list[int] = []
-    chosen: list[Host] = []
-    look = Left.look
-
-    def noted(left: Left, table: HostTable) -> None:
-        looks.append(len(chosen))
-        look(left, table)
-
-    monkeypatch.setattr(Left, "look", noted)
-    for _ in range(2 * LOOK_MIN + 1):
-        choice = ranker.choose(fleet, shape, {}, frozenset())
-        assert choice is not None
-        chosen.append(choice.host)
-        fleet.take(choice.host, shape, choice.mask)
-    assert looks == [0, LOOK_MIN * 3 // 4, LOOK_MIN, LOOK_MIN + LOOK_MIN * 3 // 4, 2 * LOOK_MIN]

@@ -229,8 +229,6 @@ class Fragments(Pack):
                 pass
         elif self._pressure is not None and not self._pressure.until_look():
             self._made += self._pressure.look(table)
-        elif self._pressure is not None and self._pressure.is_to_catch_up():
-            self._pressure.catch_up(table)
         return table
 
     def _scores_of(self, table: HostTable, shape: Shape) -> Scores:

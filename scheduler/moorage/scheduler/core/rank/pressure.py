@@ -52,8 +52,6 @@ MOVED: Final = ONE // 16
 #: decisions between two looks: so many for each host, at least
 LOOK_HOSTS: Final = 8
 LOOK_MIN: Final = 32
-#: this part of them before a look, what is left is caught up with
-CAUGHT_UP_PART: Final = 4
 #: what counts as left of a fleet in 64ths: so much always, and so much more where all that is taken is given back
 LEFT_ALWAYS: Final = 2
 LEFT_BACK: Final = 32
@@ -100,8 +98,6 @@ class Pressure:
         self._given: int = 0 if before is None else before._given
         self._taken: int = 0 if before is None else before._taken
         self._look_later(table)
-        self.back = 0  # 64ths of the empty fleet that count as left
-        self.left = 0  # what is left for all, hundredths of a GPU
         self.of_type: Ints = self._found(table)
 
     def decided(self, number: int) -> None:
@@ -112,19 +108,9 @@ class Pressure:
         """How many more replicas are decided on before the next look; 0 when it is due."""
         return max(0, self._look_after - self._decided)
 
-    def is_to_catch_up(self) -> bool:
-        """Whether the next look is near: most of what it counts is counted before, so that no decision pays for all."""
-        return self._decided >= self._catch_up_after
-
-    def catch_up(self, table: HostTable) -> None:
-        """Count what is left by now."""
-        self._catch_up_after = self._look_after
-        self._left.look(table)
-
     def _look_later(self, table: HostTable) -> None:
         self._decided = 0
         self._look_after = max(LOOK_MIN, len(table) // LOOK_HOSTS)
-        self._catch_up_after = self._look_after - self._look_after // CAUGHT_UP_PART
 
     def look(self, table: HostTable) -> bool:
         """Find it anew; whether it moved so far that it is in use now."""
@@ -142,12 +128,12 @@ class Pressure:
     def _found(self, table: HostTable) -> Ints:
         self._left.look(table)
         self._learn(table)
-        self.back = LEFT_ALWAYS + (min(LEFT_BACK, LEFT_BACK * self._given // self._taken) if self._taken else 0)
-        left = self._left.by_type + (self._empty * self.back >> 6)
+        # 64ths of the empty fleet that count as left
+        back = LEFT_ALWAYS + (min(LEFT_BACK, LEFT_BACK * self._given // self._taken) if self._taken else 0)
+        left = self._left.by_type + (self._empty * back >> 6)
         every, left = left[0], left[1:]
         asked = (self._demands * left // np.maximum(1, left.sum(1, keepdims=True))).sum(0)
-        self.left = int(every.sum())
-        pressure = asked * self.left // np.maximum(1, every) // (_DEMAND // ONE)
+        pressure = asked * int(every.sum()) // np.maximum(1, every) // (_DEMAND // ONE)
         found: Ints = np.minimum(PRESSURE_MAX, pressure)
         return found
 
