@@ -34,7 +34,7 @@ from bench.placement.run import TRACES, digest_of
 from bench.placement.run import one as saturated
 from moorage.scheduler.compiled import is_compiled
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.decide import filling, holding
+from moorage.scheduler.core.decide import holding
 from moorage.scheduler.core.queueing import durations
 from moorage.scheduler.core.queueing.claims import Claims
 from moorage.scheduler.core.rank import fragments, prices
@@ -75,7 +75,6 @@ RANKING: Final[dict[str, Off]] = {
 }
 #: and those of reservations
 QUEUEING: Final[dict[str, Off]] = {
-    "probes": _off(filling, "PROBES_A_HOST", 0),
     "siblings": _off(durations, "SIBLINGS_MS", -1),
     "moves": _off(holding, "MOVE_MS_A_HOST", NEVER),
     "whole-hosts-first": _off(holding, "fills_hosts", lambda fleet, shape: True),

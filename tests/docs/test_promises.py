@@ -13,8 +13,8 @@ from tests.named_tests import ROOT, left_out, missing
 PAGE: Final = (ROOT / "docs" / "promises.md").read_text()
 PROMISES_MAX: Final = 45
 TESTS_MAX: Final = 4
-#: the entries of the list that the page replaced
-EARLIER: Final = 209
+#: the entries of the list that the page replaced, but for three that are no longer promised
+EARLIER: Final = 206
 
 LIST, _, TABLE = PAGE.partition("\n## Where the earlier promises went\n")
 SECTIONS: Final = re.split(r"^### ", LIST, flags=re.MULTILINE)[1:]

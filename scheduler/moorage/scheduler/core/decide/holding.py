@@ -49,7 +49,6 @@ class Holding:
         self._draft: Draft | None = None  # the last pass's
         self._looked_ms = -patience_ms
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
-        self._learned: set[Shape] = set()  # since the last look, of which shapes a probe ended
         self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
 
     # ------------------------------------------------------------------------------------- whose they are
@@ -230,21 +229,12 @@ class Holding:
         self._fleet.opens()  # the hosts it leaves
 
     def _reopen(self, held: Reservation) -> None:
-        """Look again at the lines that may pass a reservation now, though nothing has changed in the fleet.
-
-        More is owed to a tenant by and by, and a probe that has ended tells how long its siblings run.
-        """
-        learned, self._learned = self._learned, set()
+        """Look again at the lines that may pass a reservation now: more is owed to a tenant by and by."""
         for line in self._lines.queue.lines.values():
             if not line.barred:
                 continue
-            if line.shape in learned or not held.hosts & self.barred(line.priority, line.shape, line.tenant):
+            if not held.hosts & self.barred(line.priority, line.shape, line.tenant):
                 line.barred, line.blocked_at = False, -1
-
-    def ended(self, num: int, shape: Shape) -> None:
-        """A job is over; a probe tells how long the others of its batch run."""
-        if self.reservation is not None and num in self.reservation.probes:
-            self._learned.add(shape)
 
     def forget(self, num: int) -> None:
         """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
@@ -256,5 +246,4 @@ class Holding:
         if self.reservation is None:
             return
         self.reservation = None
-        self._learned.clear()
         self._fleet.opens()  # its hosts

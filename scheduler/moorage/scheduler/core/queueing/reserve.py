@@ -41,7 +41,7 @@ class Reservation:
     """
 
     __slots__ = (
-        "hosts", "item", "priority", "probes", "shape", "short_ms", "since_ms",
+        "hosts", "item", "priority", "shape", "short_ms", "since_ms",
         "start_ms", "tenant",
     )  # fmt: skip
 
@@ -61,7 +61,6 @@ class Reservation:
         self.hosts = hosts
         self.start_ms = start_ms
         self.since_ms = since_ms
-        self.probes: set[int] = set()  # jobs that were filled in though they may well outlast its start, by number
         self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
 
     def is_short_for(self, now_ms: int) -> int:
