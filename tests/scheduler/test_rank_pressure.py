@@ -31,7 +31,7 @@ def fleet_of(*hosts: tuple[str, int, int]) -> tuple[Fleet, list[Host]]:
 def pressures(fleet: Fleet, mix: list[tuple[Shape, int]]) -> list[int]:
     """By host, on a table of its own: two sorts of hosts must differ in devices or processors."""
     table = HostTable(fleet)
-    found = Pressure(table, mix, None).of_type.tolist()
+    found = Pressure(table, mix).of_type.tolist()
     return [found[kind] for kind in table.cells[TYPE, : len(table)].tolist()]
 
 
@@ -70,33 +70,6 @@ def test_those_who_need_many_processors_press_on_the_hosts_that_have_them() -> N
     )
     first, *others = pressures(fleet, [(free, 40), (few, 4), (many, 2)])
     assert first > max(others)
-
-
-@pytest.mark.parametrize("returns", [False, True])
-def test_what_is_given_back_counts_as_left(returns: bool) -> None:
-    """The A10 are full for a moment: scarce for those who name them only where nothing comes back."""
-    shapes = Shapes()
-    free, named = shapes.of(request(GpuSpec())), shapes.of(request(GpuSpec(model="=A10")))
-    fleet, hosts = fleet_of(*[(A10, 8, 0)] * 4, (T4, 4, 0))
-    table = HostTable(fleet)
-    pressure = Pressure(table, [(free, 40), (named, 20)], None)
-    for _ in range(8):
-        masks = [(host, place(fleet, host, free)) for host in hosts[:4]]
-        table.look()
-        pressure.look(table)
-        if returns:
-            for host, mask in masks:
-                fleet.give(host, free, mask)
-            table.look()
-            pressure.look(table)
-    if returns:
-        for host in hosts[:4]:
-            for _ in range(8):
-                place(fleet, host, free)
-        table.look()
-        pressure.look(table)
-    assert not any(host.open for host in hosts[:4])
-    assert (int(pressure.of_type[0]) < 2 * ONE) is returns
 
 
 def test_a_fleet_that_fills_is_looked_at_again() -> None:

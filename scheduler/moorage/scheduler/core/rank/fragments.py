@@ -211,7 +211,7 @@ class Fragments(Pack):
         prices = Prices(table, mix, self._prices)
         yield from prices.settling()
         yield
-        pressure = Pressure(table, mix, self._pressure)
+        pressure = Pressure(table, mix)
         yield
         waste = Waste(table, top, AHEAD)
         yield
