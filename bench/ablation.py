@@ -37,7 +37,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.decide import holding
 from moorage.scheduler.core.queueing import durations
 from moorage.scheduler.core.queueing.claims import Claims
-from moorage.scheduler.core.rank import fragments, prices
+from moorage.scheduler.core.rank import fragments
 from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
 from moorage.scheduler.core.rank.prices import Prices
@@ -70,7 +70,6 @@ RANKING: Final[dict[str, Off]] = {
     "pressure": _off(Pressure, "charges", lambda self, gpus_percent: np.zeros_like(self.of_type)),
     "look-ahead": _off(fragments, "AHEAD", 0),
     "step": _off(fragments, "STEP_MILLI", 1),
-    "gpus-run-out": _off(prices, "GPUS_RUN_OUT", NEVER),
     "mix-classes": _off(Mix, "_class_changed", lambda self: False),
 }
 #: and those of reservations

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
-import pytest
-
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.rank.fragments import Fragments
 from moorage.scheduler.core.rank.pressure import LOOK_MIN, ONE, Left, Pressure, classes_of
-from moorage.scheduler.core.rank.prices import ALL, Prices
 from moorage.scheduler.core.rank.prices import ONE as ONE_GPU
+from moorage.scheduler.core.rank.prices import Prices
 from moorage.scheduler.core.rank.ranker import lowest_slots
 from moorage.scheduler.core.rank.table import TYPE, HostTable
 from moorage.scheduler.core.shape import Shape, Shapes
@@ -108,29 +105,6 @@ def test_a_group_goes_no_further_than_the_next_look() -> None:
 
 def _prices(mix: list[tuple[Shape, int]], fleet: Fleet) -> Prices:
     return Prices(HostTable(fleet), mix, None).settle()
-
-
-@pytest.mark.parametrize(("cpu_each", "part"), [(4_000, ALL), (7_200, ALL), (7_400, 614), (7_600, 0), (30_000, 0)])
-def test_nobody_keeps_off_gpus_that_wait_for_processors(cpu_each: int, part: int) -> None:
-    """8 processors a GPU: from 90 % of them on GPUs are kept less, at 95 % for nobody. CPU-only jobs count, too."""
-    shapes = Shapes()
-    fleet, _ = fleet_of((T4, 4, 32_000), *[(A10, 4, 32_000)] * 3)
-    half, alone = shapes.of(request(GpuSpec(), cpu_each // 2)), shapes.of(request(None, cpu_each // 4))
-    mix = [(half, 10), (alone, 20)]
-    assert _prices(mix, fleet).gpus_run_out == part
-    named = shapes.of(request(GpuSpec(model="=T4"), cpu_each))
-    ranker = Fragments()
-    for shape, number in ((named, 40), (shapes.of(request(GpuSpec(), cpu_each)), 60)):
-        ranker.mix.add(shape, number)
-    ranker.mix.use()
-    free = shapes.of(request(GpuSpec(), 0))
-    assert ranker.choose(fleet, free, {}, frozenset()) is not None
-    table = HostTable(fleet)
-    pressed, alone_priced = (
-        ranker._charges(table, free),
-        _prices(ranker.mix.all(), fleet).charges(table, free, np.zeros(len(table.types), np.int64)),
-    )
-    assert (pressed.tolist() == alone_priced.tolist()) == (part == 0)
 
 
 def test_no_gpu_is_dear_where_processors_run_out_first() -> None:

@@ -22,7 +22,7 @@ from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.rank.gains import gains, gains_by_device
 from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
-from moorage.scheduler.core.rank.prices import ALL, Prices, gpu_percent
+from moorage.scheduler.core.rank.prices import Prices, gpu_percent
 from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
 from moorage.scheduler.core.rank.table import (
     CLASS,
@@ -270,8 +270,7 @@ class Fragments(Pack):
     def _charges(self, table: HostTable, shape: Shape) -> Ints:
         assert self._prices is not None
         assert self._pressure is not None
-        pressed = self._pressure.charges(gpu_percent(table, shape)) * self._prices.gpus_run_out // ALL
-        return self._prices.charges(table, shape, pressed)
+        return self._prices.charges(table, shape, self._pressure.charges(gpu_percent(table, shape)))
 
     def _score(self, table: HostTable, found: Scores, rows: Ints | None) -> None:
         """Write the scores of those of some rows, or of all, on which it may fit."""
