@@ -16,7 +16,7 @@ ROOMS  := schemas bus scheduler worker client tests bench docs
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help test test-all test-slow test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli \
-        bench-placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
+        bench-placement bench-decisions bench-fairness bench-queueing bench-ablation bench-peers transcripts nats-image record-frames sim \
         sim-wide sim-long workloads chaos chaos-long soak takeover hostile poison fsyncs fuzz clean
 
 help:  ## what there is
@@ -131,8 +131,12 @@ bench-peers: $(STAMP)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from
 bench-fairness: $(STAMP)  ## two tenants of weights 3:1 on real processes for ten minutes
 	$(BIN)/python -m bench.fairness
 
-bench-queueing: $(STAMP)  ## waits on the Philly jobs: ours beside FIFO, EASY, greedy backfill and SJF
-	$(BIN)/python -m bench.queueing --out bench/QUEUEING.md
+bench-queueing: $(STAMP)  ## waits on the Philly jobs and copies of them: ours beside FIFO, EASY, greedy backfill and SJF
+	$(BIN)/python -m bench.queueing --keep .cache/queueing --out bench/QUEUEING.md
+
+bench-ablation: $(STAMP)  ## what each part of ranking and of reservations brings: runs without it, printed
+	$(BIN)/python -m bench.ablation ranking --keep .cache/ablation
+	$(BIN)/python -m bench.ablation queueing --keep .cache/ablation
 
 bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli

@@ -40,7 +40,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / "mixed.csv").write_text(mixed())
     draw("order.svg", PHILLY, "--cluster", "2869ce", "--fleet", "8x8xA100", "--set", "order=fifo,fair")
-    draw("rankers.svg", FOLDER / "mixed.csv", "--fleet", "12x8xA100+12x4xT4", "--ranker", "random,pack,fragments")
+    draw("rankers.svg", FOLDER / "mixed.csv", "--fleet", "12x8xA100+12x4xT4", "--ranker", "headroom,pack,fragments")
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ import numpy
 
 from bench import book
 from bench.bounds import bound_of
-from bench.placement.openb import NO_PEERS, NOBODY, fleet_of, request_of
+from bench.placement.openb import NO_PEERS, NOBODY, fleet_of, ranker_of, request_of
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.rank.ranker import RANKERS, Choice, Ranker
+from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.simulate.openb import TraceHost, TraceTask, node_list, pod_lists, read_hosts, read_tasks
 
@@ -89,7 +89,7 @@ def measure(hosts: list[TraceHost], tasks: list[TraceTask], name: str, decisions
     """Fill the fleet, let it live until all is warm, then measure."""
     shapes = Shapes()
     kinds = [(shapes.of(request_of(task)), task.gpu_demand_milli) for task in tasks]
-    ranker: Ranker = RANKERS[name]()
+    ranker = ranker_of(name, SEED)
     chance = random.Random(SEED)
     ordered = list(hosts)
     random.Random(SEED).shuffle(ordered)
@@ -229,7 +229,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decisions", type=int, default=4000, help="measured; as many before to warm up")
     parser.add_argument("--only", nargs="*", choices=list(fleets()), help="some fleets alone; writes no page")
-    parser.add_argument("--ranker", default="fragments", choices=list(RANKERS))
+    parser.add_argument("--ranker", default="fragments", help="also a classic policy, or module:Class")
     options = parser.parse_args()
     busy = book.busy_percent()
     print(COLUMNS, flush=True)

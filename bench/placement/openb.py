@@ -17,10 +17,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from bench.placement.classic import CLASSIC, Random
 from bench.placement.draws import drawn
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.rank.mix import UNIT
-from moorage.scheduler.core.rank.ranker import RANKERS, Ranker
+from moorage.scheduler.core.rank.ranker import Ranker, maker_of
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Worker
 from moorage.scheduler.simulate.openb import TraceHost, TraceTask
@@ -128,12 +129,10 @@ def _key(task: TraceTask) -> tuple[object, ...]:
 
 
 def ranker_of(policy: str, seed: int) -> Ranker:
-    """A ranker by its name in production; the random one gets the run's seed."""
-    if policy == "random":
-        from moorage.scheduler.core.rank.classic import Random
-
+    """Return a ranker by its name in `CLASSIC` or in the settings; the random one gets the run's seed."""
+    if policy == Random.name:
         return Random(seed)
-    return RANKERS[policy]()
+    return (CLASSIC[policy] if policy in CLASSIC else maker_of(policy))()
 
 
 def run(

@@ -24,6 +24,7 @@ from typing import Final
 
 from bench import book
 from bench.placement import relatives
+from bench.placement.classic import CLASSIC
 from bench.placement.openb import Outcome, run
 from bench.placement.page import (
     AT,
@@ -40,13 +41,15 @@ from moorage.scheduler.simulate.openb import node_list, pod_lists, read_hosts
 
 TRACES: Final = ROOT / "bench/traces/openb"
 RESULTS: Final = ROOT / "bench/RESULTS-placement.md"
-CLASSIC: Final = ("fgd", "best-fit", "gpu-packing", "gpu-clustering", "dot-product", "random")
+#: in the order of the page, the best first
+POLICIES: Final = tuple(reversed(CLASSIC))
 #: what an outcome depends on besides its job and the traces
 CODE: Final = (
     "scheduler/moorage/scheduler/core/rank",
     "scheduler/moorage/scheduler/core/fleet.py",
     "scheduler/moorage/scheduler/core/shape.py",
     "scheduler/moorage/scheduler/simulate/openb.py",
+    "bench/placement/classic.py",
     "bench/placement/draws.py",
     "bench/placement/openb.py",
     "bench/placement/relatives.py",
@@ -128,7 +131,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--lists", nargs="*", help="some pod lists alone")
     parser.add_argument("--made", action="store_true", help="lists made from those of the folder, too")
-    parser.add_argument("--policies", nargs="*", default=[OURS, *CLASSIC], help="told policies to run beside ours")
+    parser.add_argument("--policies", nargs="*", default=[OURS, *POLICIES], help="told policies to run beside ours")
     parser.add_argument("--until", type=int, default=AT, help="percent asked for at which a run ends")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", type=Path, help="a folder for outcomes, to go on from after a cut")

@@ -11,7 +11,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.decide import holding
 from moorage.scheduler.core.queueing import durations
 from moorage.scheduler.core.queueing.backfill import FREED_MS
-from moorage.scheduler.core.queueing.reserve import LATE_MIN_MS, LATE_TIMES, PATIENCE_MS
+from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
 from tests.scheduler.driving import Driving
 from tests.turns import turns
 
@@ -244,78 +244,6 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
     held = drive.engine.planner.holding.reservation
     where = [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] if held is not None else ["started"]
     assert where in (["w1"], ["started"])
-
-
-def test_a_reservation_that_is_late_closes_one_host_more_and_again_each_time_it_took_twice_as_long() -> None:
-    drive = Driving()
-    for name in ("w0", "w1", "w2", "w3"):
-        drive.worker(name, 8)
-        drive.submit(f"on-{name}", gpu={"count": 4})
-        drive.submit(f"too-{name}", gpu={"count": 4})
-        drive.settle()
-    drive.submit("big", gpu={"count": 8})
-    drive.submit("small", gpu={"count": 1}, run=limited(10**6))
-    drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
-    assert held is not None
-    assert held.start_ms is None, "nobody knows how long such jobs run"
-    closed = [len(held.hosts)]
-    for more_ms in (LATE_MIN_MS + 10_000, LATE_MIN_MS - 60_000, 120_000, LATE_MIN_MS + 60_000, LATE_MIN_MS):
-        drive.pass_time(more_ms, step=10_000)
-        closed.append(len(held.hosts))
-    assert closed == [1, 2, 2, 3, 3, 4]
-    worker = drive.workers["w2"]
-    worker.finish(next(iter(worker.held)))
-    drive.settle()
-    assert drive.states("small") == ["QUEUED"], "the host that was closed later is as closed as the others"
-    drive.run_out("w2")
-    drive.settle()
-    assert drive.states("big") == ["RUNNING"]
-
-
-def test_a_reservation_is_not_late_as_long_as_it_takes_little_more_than_was_expected() -> None:
-    drive = Driving()
-    for name, timeout_s in (("w0", 300), ("w1", 400)):
-        drive.worker(name, 8)
-        drive.submit(f"on-{name}", gpu={"count": 8}, run=limited(timeout_s))
-        drive.settle()
-    drive.submit("big", gpu={"count": 8})
-    drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
-    assert held is not None
-    assert held.start_ms is not None
-    expected_ms = held.start_ms - held.since_ms
-    drive.pass_time(LATE_TIMES * expected_ms - 60_000, step=10_000)  # the limits are not kept to here
-    assert len(held.hosts) == 1
-    drive.pass_time(120_000, step=10_000)
-    assert len(held.hosts) == 2
-
-
-def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_though_nothing_changes() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
-    alike = {"gpu": {"count": 4}, "labels": {"workload": "train"}}
-    for number in range(3):  # each runs for 40 s: so long is the next one expected to
-        drive.submit(f"past{number}", **alike)
-        drive.settle()
-        drive.pass_time(40_000)
-        drive.run_out("w0")
-    drive.submit("runs", **alike)
-    drive.settle()
-    drive.submit("big", gpu={"count": 8})
-    drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
-    assert held is not None
-    assert held.start_ms is not None
-    assert held.start_ms - drive.now < 20_000
-    drive.submit("short", gpu={"count": 2}, run=limited(30))
-    drive.pass_time(5_000)
-    assert drive.states("short") == ["QUEUED"], "it would not be over by then"
-    changes = drive.engine.fleet.changes
-    drive.pass_time(40_000)  # "runs" has outlived all that is known of its kind, and may go on as long again
-    assert drive.states("short") != ["QUEUED"]
-    assert drive.engine.planner.holding.reservation is held, "and nothing else has happened"
-    assert drive.engine.fleet.changes == changes
 
 
 def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_changes() -> None:

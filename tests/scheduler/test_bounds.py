@@ -62,7 +62,7 @@ def test_hosts_that_join_with_other_devices_or_processors_each_time_leave_no_num
         assert len(table.classes) <= 4 + 4 * 2 + 1
         assert len(table.kinds) <= 2 * (4 + 4 * 2 + 1)
     assert [kind.name for kind in table.kinds][-1] == "A199"
-    assert table.kinds[table.types[table.lines[table.row_of[1]][TYPE]].kinds[0]].name == "A199"
+    assert table.kinds[table.types[table.cells[TYPE, table.row_of[1]]].kinds[0]].name == "A199"
 
 
 def test_what_waits_in_turns_is_bounded_for_all_tenants_together() -> None:

@@ -128,7 +128,7 @@ def test_a_host_that_is_told_apart_keeps_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize("remembered", [0, 5, 4_096])
-@pytest.mark.parametrize("ranker", ["fragments", "pack", "headroom", "fgd"])
+@pytest.mark.parametrize("ranker", ["fragments", "pack", "headroom"])
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_is_required_runs_on_hosts_that_have_it_and_waits_only_where_none_is_free(
     seed: int, ranker: str, remembered: int, monkeypatch: pytest.MonkeyPatch

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
-import pytest
-
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.rank.fragments import Fragments
 from moorage.scheduler.core.rank.pressure import LOOK_MIN, ONE, Left, Pressure, classes_of
-from moorage.scheduler.core.rank.prices import ALL, Prices
 from moorage.scheduler.core.rank.prices import ONE as ONE_GPU
+from moorage.scheduler.core.rank.prices import Prices
 from moorage.scheduler.core.rank.ranker import lowest_slots
 from moorage.scheduler.core.rank.table import TYPE, HostTable
 from moorage.scheduler.core.shape import Shape, Shapes
@@ -31,7 +28,7 @@ def fleet_of(*hosts: tuple[str, int, int]) -> tuple[Fleet, list[Host]]:
 def pressures(fleet: Fleet, mix: list[tuple[Shape, int]]) -> list[int]:
     """By host, on a table of its own: two sorts of hosts must differ in devices or processors."""
     table = HostTable(fleet)
-    found = Pressure(table, mix, None).of_type.tolist()
+    found = Pressure(table, mix).of_type.tolist()
     return [found[kind] for kind in table.cells[TYPE, : len(table)].tolist()]
 
 
@@ -72,33 +69,6 @@ def test_those_who_need_many_processors_press_on_the_hosts_that_have_them() -> N
     assert first > max(others)
 
 
-@pytest.mark.parametrize("returns", [False, True])
-def test_what_is_given_back_counts_as_left(returns: bool) -> None:
-    """The A10 are full for a moment: scarce for those who name them only where nothing comes back."""
-    shapes = Shapes()
-    free, named = shapes.of(request(GpuSpec())), shapes.of(request(GpuSpec(model="=A10")))
-    fleet, hosts = fleet_of(*[(A10, 8, 0)] * 4, (T4, 4, 0))
-    table = HostTable(fleet)
-    pressure = Pressure(table, [(free, 40), (named, 20)], None)
-    for _ in range(8):
-        masks = [(host, place(fleet, host, free)) for host in hosts[:4]]
-        table.look()
-        pressure.look(table)
-        if returns:
-            for host, mask in masks:
-                fleet.give(host, free, mask)
-            table.look()
-            pressure.look(table)
-    if returns:
-        for host in hosts[:4]:
-            for _ in range(8):
-                place(fleet, host, free)
-        table.look()
-        pressure.look(table)
-    assert not any(host.open for host in hosts[:4])
-    assert (int(pressure.of_type[0]) < 2 * ONE) is returns
-
-
 def test_a_fleet_that_fills_is_looked_at_again() -> None:
     """Those who may go anywhere keep off the T4 until whole hosts are what is scarce."""
     shapes = Shapes()
@@ -135,29 +105,6 @@ def test_a_group_goes_no_further_than_the_next_look() -> None:
 
 def _prices(mix: list[tuple[Shape, int]], fleet: Fleet) -> Prices:
     return Prices(HostTable(fleet), mix, None).settle()
-
-
-@pytest.mark.parametrize(("cpu_each", "part"), [(4_000, ALL), (7_200, ALL), (7_400, 614), (7_600, 0), (30_000, 0)])
-def test_nobody_keeps_off_gpus_that_wait_for_processors(cpu_each: int, part: int) -> None:
-    """8 processors a GPU: from 90 % of them on GPUs are kept less, at 95 % for nobody. CPU-only jobs count, too."""
-    shapes = Shapes()
-    fleet, _ = fleet_of((T4, 4, 32_000), *[(A10, 4, 32_000)] * 3)
-    half, alone = shapes.of(request(GpuSpec(), cpu_each // 2)), shapes.of(request(None, cpu_each // 4))
-    mix = [(half, 10), (alone, 20)]
-    assert _prices(mix, fleet).gpus_run_out == part
-    named = shapes.of(request(GpuSpec(model="=T4"), cpu_each))
-    ranker = Fragments()
-    for shape, number in ((named, 40), (shapes.of(request(GpuSpec(), cpu_each)), 60)):
-        ranker.mix.add(shape, number)
-    ranker.mix.use()
-    free = shapes.of(request(GpuSpec(), 0))
-    assert ranker.choose(fleet, free, {}, frozenset()) is not None
-    table = HostTable(fleet)
-    pressed, alone_priced = (
-        ranker._charges(table, free),
-        _prices(ranker.mix.all(), fleet).charges(table, free, np.zeros(len(table.types), np.int64)),
-    )
-    assert (pressed.tolist() == alone_priced.tolist()) == (part == 0)
 
 
 def test_no_gpu_is_dear_where_processors_run_out_first() -> None:
@@ -205,25 +152,3 @@ def test_what_is_left_is_counted_by_what_changed_as_it_is_anew() -> None:
             anew.look(table)
             assert (kept.by_type == anew.by_type).all()
     assert len(held) > 5
-
-
-def test_most_of_what_a_look_counts_is_counted_by_a_decision_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes, ranker = Shapes(), Fragments()
-    fleet, _ = fleet_of(*[(A10, 8, 64_000)] * 20)
-    shape = shapes.of(request(GpuSpec(count=2), 1_000))
-    ranker.arrived(shape, 64)
-    looks: list[int] = []
-    chosen: list[Host] = []
-    look = Left.look
-
-    def noted(left: Left, table: HostTable) -> None:
-        looks.append(len(chosen))
-        look(left, table)
-
-    monkeypatch.setattr(Left, "look", noted)
-    for _ in range(2 * LOOK_MIN + 1):
-        choice = ranker.choose(fleet, shape, {}, frozenset())
-        assert choice is not None
-        chosen.append(choice.host)
-        fleet.take(choice.host, shape, choice.mask)
-    assert looks == [0, LOOK_MIN * 3 // 4, LOOK_MIN, LOOK_MIN + LOOK_MIN * 3 // 4, 2 * LOOK_MIN]

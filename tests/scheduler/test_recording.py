@@ -117,6 +117,15 @@ def test_a_recording_does_not_say_which_code_is_loaded(tmp_path: Path, monkeypat
     assert "mine_to_rank" not in sys.modules
 
 
+def test_a_recording_of_a_ranker_that_moved_out_says_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "leader.rec"
+    drive, recorder = Driving(), Recorder(path)
+    RecordedEngine(drive.state, Config(ranker="fgd"), SUBJECTS, drive.engine.leader, drive.now, recorder)
+    recorder.close()
+    with pytest.raises(CannotReplay, match=r"'fgd', which moved out of moorage: it is bench\.placement\.classic:Fgd"):
+        list(replay(path))
+
+
 def test_a_decision_by_other_rules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from moorage.scheduler.core.rank import ranker as rank
 

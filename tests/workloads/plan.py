@@ -287,7 +287,7 @@ def _settings(draw: Draw, theme: str) -> dict[str, Any]:
         "reserve_after": draw.pick(1, 1, 2, 30),
         "ageing": draw.pick(0, 0, 0, 36_000),
         "ended_max": draw.pick(4, 20),
-        "ranker": draw.pick(*["fragments"] * 6, "pack", "headroom", "best-fit", "fgd"),
+        "ranker": draw.pick(*["fragments"] * 6, "pack", "headroom"),
         "fair_share_half_life": draw.pick(10, 3_600),
     }
     if theme == "preemption" or draw.random.random() < 0.15:

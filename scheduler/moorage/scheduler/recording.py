@@ -37,6 +37,7 @@ from moorage.scheduler.core.events import (
 from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
+from moorage.scheduler.core.rank.ranker import maker_of
 from moorage.scheduler.core.records import STEP_WIDTH, Op
 from moorage.scheduler.core.state import Job, State
 from moorage.schemas.codec import Decoder, encode, is_json
@@ -362,12 +363,13 @@ def _begin(path: Path, rest: list[Any]) -> ContainedEngine:
         format_, state, config, prefix, leader, mono_ms = rest
         if format_ != FORMAT:
             raise CannotReplay(f"{path.name} has format {format_}; this release reads {FORMAT}")
-        if is_own(ranker := config.get("ranker", "")) and ranker.partition(":")[0] not in sys.modules:
+        if is_own(ranker := config.get("ranker", "fragments")) and ranker.partition(":")[0] not in sys.modules:
             # a file must not say which code is loaded
             raise CannotReplay(
                 f"{path.name} was decided with the ranker {ranker}: import it in a program of yours, and call"
                 " moorage.scheduler.recording.replay"
             )
+        maker_of(ranker)
         return ContainedEngine(snapshot.load(state), Config(**config), Subjects(prefix), leader, mono_ms)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise CannotReplay(f"{path.name}: {error}") from None

@@ -92,12 +92,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30 * 86400.0
     ranker: Annotated[
         str,
-        setting(
-            "How the hosts that fit are ranked: fragments, pack, headroom, a classic policy for comparison, or"
-            " module:Class of your own."
-        ),
+        setting("How the hosts that fit are ranked: fragments, pack, headroom, or module:Class of your own."),
     ] = "fragments"
-
     order: Annotated[
         Literal["fair", "arrival", "fifo"],
         setting(

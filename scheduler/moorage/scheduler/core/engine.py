@@ -538,9 +538,7 @@ class Engine:
             self._indexing.reshape(job)
             self.sessions.health.avoids(job)
         for job in folded.ended[:LEARNED_MAX]:
-            shape = self.shape_of(job)
-            self.durations.learn(job, shape, self.workload_of(job))
-            self.planner.holding.ended(job.num, shape)
+            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         wanted = WantedFrames(state, self.subjects)
         writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded.workers, out, mono_ms)

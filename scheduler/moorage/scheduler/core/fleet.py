@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Fits, Host, HostClass, Rules, SharedDevice, islands_of
+from moorage.scheduler.core.host import EXCLUSIVE, Fit, Fits, Host, HostClass, Rules, SharedDevice, islands_of
 from moorage.scheduler.core.shape import Avoid, Shape
 from moorage.scheduler.core.state import Member, Worker
 from moorage.schemas.frames import OTHERS
@@ -53,8 +53,6 @@ class Fleet:
         self.labelled: dict[str, dict[str, list[int]]] = {}
         self._asked: dict[str, set[str]] = {}  # label -> values that some request has required
         self._asked_count = 0
-        #: for a ranker that asked for it: members of each host by `tag_of` in rank/classic.py
-        self.tags: dict[int, dict[int, int]] | None = None
 
     # -------------------------------------------------------------------------- what lets somebody start
 
@@ -175,8 +173,6 @@ class Fleet:
         if host is None:
             return
         self._exit(host)
-        if self.tags is not None:
-            self.tags.pop(worker_num, None)
         for label, value in host.labels.items():
             values = self.labelled[label]
             values[value].remove(worker_num)
@@ -238,8 +234,6 @@ class Fleet:
     def take_all(self, host: Host, shape: Shape, masks: list[int]) -> None:
         """Count members of one shape on one host in; it is filed once."""
         count = len(masks)
-        if self.tags is not None:
-            self._tag(host, shape, count)
         host.held += count
         host.version += 1
         host.cpu_free -= shape.cpu_milli * count
@@ -251,14 +245,6 @@ class Fleet:
             for mask in masks:
                 self._take_shared(host, shape, mask)
         self.refresh(host)
-
-    def _tag(self, host: Host, shape: Shape, count: int) -> None:
-        if self.tags is not None and shape.mode != NO_GPU:
-            tags = self.tags.setdefault(host.worker.num, {})
-            tag = shape.count if shape.mode == EXCLUSIVE else -1
-            tags[tag] = tags.get(tag, 0) + count
-            if tags[tag] <= 0:
-                del tags[tag]
 
     def _take_shared(self, host: Host, shape: Shape, mask: int) -> None:
         num, cls = host.worker.num, host.cls
@@ -286,8 +272,6 @@ class Fleet:
         """Count members of one host out again; it is filed once."""
         host.version += 1
         for shape, mask in taken:
-            if self.tags is not None:
-                self._tag(host, shape, -1)
             host.held -= 1
             host.cpu_free += shape.cpu_milli
             host.memory_free += shape.memory_mib

@@ -16,12 +16,9 @@ from moorage.scheduler.core.queueing.backfill import Estimates
 from moorage.scheduler.core.queueing.claims import Claim, Claims, fills_hosts
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line
 from moorage.scheduler.core.queueing.reserve import (
-    LATER_MS,
-    LATER_PART,
     MOVE_MS_A_HOST,
     SHORT_MS,
     Reservation,
-    another,
     expected,
     soonest,
     still_holds,
@@ -52,7 +49,6 @@ class Holding:
         self._draft: Draft | None = None  # the last pass's
         self._looked_ms = -patience_ms
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
-        self._learned: set[Shape] = set()  # since the last look, of which shapes a probe ended
         self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
 
     # ------------------------------------------------------------------------------------- whose they are
@@ -123,7 +119,7 @@ class Holding:
             barred = lines.left_too_soon(draft, held.item) | held.shape.refusing
             with self._fleet.avoiding(held.shape.avoid):
                 if self._keep(held, barred, draft.time_ms):
-                    self._reopen(held, draft.time_ms)
+                    self._reopen(held)
                     return
             self.give_up()
         likely = self._likely_lines()
@@ -208,25 +204,20 @@ class Holding:
             held.short_ms = -1
             self._move(held, barred, now_ms)
             return True
-        hosts, start_ms = soonest(self._fleet, held.shape, barred, self._estimates, now_ms, held.more)
+        hosts, start_ms = soonest(self._fleet, held.shape, barred, self._estimates, now_ms)
         if not hosts:
             return held.is_short_for(now_ms) < SHORT_MS
         self._take_hosts(held, hosts, start_ms, now_ms)
         return True
 
     def _move(self, held: Reservation, barred: frozenset[int], now_ms: int) -> None:
-        """See again when a reservation's hosts will hold it, and now and then whether others would sooner.
-
-        One that is late closes one host more.
-        """
+        """See again when a reservation's hosts will hold it, and now and then whether others would sooner."""
         fleet, estimates = self._fleet, self._estimates
-        if now_ms >= held.late_ms:
-            held.one_more(another(fleet, held, barred, estimates, now_ms), now_ms)
         held.start_ms = expected(fleet, held, barred, estimates, now_ms)
         if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
             return
         self._moved_ms = now_ms
-        hosts, start_ms = soonest(fleet, held.shape, barred, estimates, now_ms, held.more)
+        hosts, start_ms = soonest(fleet, held.shape, barred, estimates, now_ms)
         if start_ms is None or hosts == held.hosts or (held.start_ms is not None and held.start_ms <= start_ms):
             return
         self._take_hosts(held, hosts, start_ms, now_ms)
@@ -237,30 +228,13 @@ class Holding:
         self._moved_ms = now_ms
         self._fleet.opens()  # the hosts it leaves
 
-    def _reopen(self, held: Reservation, now_ms: int) -> None:
-        """Time alone may let somebody pass a reservation, though nothing changes in the fleet: look at those again.
-
-        To a tenant more is owed by and by, hosts are free later than they were expected to be, and a probe that has
-        ended tells how long its siblings run.
-        """
-        learned, self._learned = self._learned, set()
-        start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
-        if start_ms is not None:
-            least_ms = max(LATER_MS, (start_ms - now_ms) // LATER_PART)
-            later = looked_ms is None or start_ms - looked_ms > least_ms
-            if looked_ms is None or later or start_ms < looked_ms:
-                held.looked_start_ms = start_ms
+    def _reopen(self, held: Reservation) -> None:
+        """Look again at the lines that may pass a reservation now: more is owed to a tenant by and by."""
         for line in self._lines.queue.lines.values():
             if not line.barred:
                 continue
-            again = later or line.shape in learned
-            if again or not held.hosts & self.barred(line.priority, line.shape, line.tenant):
+            if not held.hosts & self.barred(line.priority, line.shape, line.tenant):
                 line.barred, line.blocked_at = False, -1
-
-    def ended(self, num: int, shape: Shape) -> None:
-        """A job is over; a probe tells how long the others of its batch run."""
-        if self.reservation is not None and num in self.reservation.probes:
-            self._learned.add(shape)
 
     def forget(self, num: int) -> None:
         """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
@@ -272,5 +246,4 @@ class Holding:
         if self.reservation is None:
             return
         self.reservation = None
-        self._learned.clear()
         self._fleet.opens()  # its hosts

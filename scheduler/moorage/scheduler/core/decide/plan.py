@@ -117,7 +117,6 @@ class Planner:
         if not self.placing.ranker.prepare(self.fleet):
             self._unprepared = True
             return 0
-        self.filling.begin()
         self._opened.clear()
         self._still_full.clear()
         self._full.clear()

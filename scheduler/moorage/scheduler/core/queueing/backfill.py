@@ -44,18 +44,6 @@ class Estimates:
         found = self.durations.estimate(tenant, workload_of(request), shape, None, accepted_ms)
         return found.p90_ms + after if found is not None else None
 
-    def even_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int | None:
-        """How long a member holds its devices at even odds, as `most_ms`; None where a sibling's run tells more."""
-        workload = workload_of(request)
-        if self.durations.longest_sibling_ms(tenant, workload, shape, accepted_ms) >= 0:
-            return None
-        found = self.durations.estimate(tenant, workload, shape, _limit_ms(request))
-        return found.p50_ms + after_ms(request) if found is not None else None
-
-    def longest_sibling_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int:
-        """As of `Durations`."""
-        return self.durations.longest_sibling_ms(tenant, workload_of(request), shape, accepted_ms)
-
     def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:
         """(the ledger ms at which a member is expected to end, whether anything tells)."""
         runs_as = self.runs_as(member)

@@ -232,12 +232,6 @@ class Durations:
         ms = _left_ms(known, elapsed_ms, percent)
         return (ms if left is None else min(ms, left)), len(known)
 
-    def longest_sibling_ms(self, tenant: str, workload: str, shape: Shape, accepted_ms: int) -> int:
-        """The longest run of a sibling of such a job, accepted at that ledger ms; -1 where none has run."""
-        own = self._runs.get(groups_of(tenant, workload, shape)[0])
-        near = own.siblings(accepted_ms) if own is not None else None
-        return near[-1] if near else -1
-
     def half_left_ms(self, groups: Groups, elapsed_ms: int, limit_ms: int | None, accepted_ms: int) -> int | None:
         """The `p50_ms` of `remaining` alone, of whoever asks for thousands of members."""
         known = self._known(groups, accepted_ms)

@@ -3,10 +3,6 @@
 Whoever is first (see `claims`) and has waited beyond the setting `reserve_after` gets a reservation: the hosts on which
 it would fit soonest are closed to everybody else until it starts. Behind its back goes only who surely ends before it
 could start (backfill; Lifka, "The ANL/IBM SP Scheduling System", 1995).
-
-Which hosts those are is a guess, and a wrong one can cost a day: a job that outlives all of its kind. So a reservation
-that takes `LATE_TIMES` as long as was expected closes one host more, and again each time it has taken twice as long.
-Where the guesses are good that never comes to pass; however bad they are, it is a host a doubling.
 """
 
 from __future__ import annotations
@@ -27,15 +23,9 @@ PATIENCE_MS: Final = 30_000
 #: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
 #: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
 MOVE_MS_A_HOST: Final = 3
-#: who might be filled in is looked for again once the start is expected so much later, and by this part of what is left
-LATER_MS: Final = 5_000
-LATER_PART: Final = 8
 #: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
-#: a reservation is late once it has taken so many times as long as was expected, and at least so many ms
-LATE_TIMES: Final = 4
-LATE_MIN_MS: Final = 600_000
 #: a reservation whose hosts could not hold it any more, though emptied, is given up after so many ms
 SHORT_MS: Final = 60_000
 
@@ -47,11 +37,11 @@ class Reservation:
     operator's act on the tenant moves it to another.
 
     `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells. It stands since
-    `since_ms`; late, it has `more` hosts closed beyond those that it takes, and the next one will be at `late_ms`.
+    `since_ms`.
     """
 
     __slots__ = (
-        "hosts", "item", "late_ms", "looked_start_ms", "more", "priority", "probes", "shape", "short_ms", "since_ms",
+        "hosts", "item", "priority", "shape", "short_ms", "since_ms",
         "start_ms", "tenant",
     )  # fmt: skip
 
@@ -71,25 +61,13 @@ class Reservation:
         self.hosts = hosts
         self.start_ms = start_ms
         self.since_ms = since_ms
-        takes_ms = LATE_TIMES * (start_ms - since_ms) if start_ms is not None else 0
-        self.late_ms = since_ms + max(LATE_MIN_MS, takes_ms)
-        self.more = 0
-        self.probes: set[int] = set()  # jobs that were filled in though they may well outlast its start, by number
         self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
-        self.looked_start_ms = start_ms  # as it was when those that it bars were last looked at because of it
 
     def is_short_for(self, now_ms: int) -> int:
         """Its hosts could not hold it at this look; for how many ms that is so."""
         if self.short_ms < 0:
             self.short_ms = now_ms
         return now_ms - self.short_ms
-
-    def one_more(self, host: int | None, now_ms: int) -> None:
-        """It is late: one more host is closed, if there is any; the next once it has taken twice as long as by now."""
-        if host is not None:
-            self.hosts |= {host}
-            self.more += 1
-        self.late_ms = now_ms + max(LATE_MIN_MS, now_ms - self.since_ms)
 
     @property
     def num(self) -> int:
@@ -134,32 +112,24 @@ def _in_time(capable: list[_Row], shape: Shape, estimates: Estimates, now_ms: in
 
 
 def soonest(
-    fleet: Fleet, shape: Shape, barred: frozenset[int], estimates: Estimates, now_ms: int, more: int = 0
+    fleet: Fleet, shape: Shape, barred: frozenset[int], estimates: Estimates, now_ms: int
 ) -> tuple[frozenset[int], int | None]:
     """The hosts on which the whole gang would fit soonest, and when; no hosts where none could hold it.
 
-    None of `barred`, on which it may not start. So many `more` hosts are added, the next to come free. It walks the
-    fleet, at most once a second and only while somebody is out of patience.
+    None of `barred`, on which it may not start. It walks the fleet, at most once a second and only while a job is out
+    of patience.
     """
     capable = _capable(fleet, shape, barred)
-    chosen: dict[int, tuple[int, bool, int]] = {}  # host -> replicas, and when
-    left, start_ms = shape.together, None
+    chosen: dict[int, tuple[int, bool]] = {}  # host -> replicas, and whether nothing tells when
+    left = shape.together
     for at, unsure, num, room in _in_time(capable, shape, estimates, now_ms):
-        before = chosen.get(num, (0, False, 0))[0]
+        before = chosen.get(num, (0, False))[0]
         if room <= before:
             continue
-        if left <= 0:
-            if not more:
-                break
-            more -= num not in chosen
-            chosen[num] = (room, unsure, at)
-            continue
-        chosen[num] = (room, unsure, at)
+        chosen[num] = (room, unsure)
         left -= room - before
         if left <= 0:
-            start_ms = at if not any(unknown for _, unknown, _ in chosen.values()) else None
-    if left <= 0:
-        return frozenset(chosen), start_ms
+            return frozenset(chosen), at if not any(unknown for _, unknown in chosen.values()) else None
     every: list[int] = []
     left = shape.together
     for _, room, num, _ in capable:  # more hosts than were looked at
@@ -169,12 +139,6 @@ def soonest(
         if left <= 0:
             return frozenset(every), None
     return frozenset(), None
-
-
-def another(fleet: Fleet, held: Reservation, barred: frozenset[int], estimates: Estimates, now_ms: int) -> int | None:
-    """The host beside those that are held back, and none of `barred`, on which something of it would fit soonest."""
-    capable = _capable(fleet, held.shape, barred | held.hosts)
-    return next((num for _, _, num, _ in _in_time(capable, held.shape, estimates, now_ms)), None)
 
 
 def expected(fleet: Fleet, held: Reservation, barred: frozenset[int], estimates: Estimates, now_ms: int) -> int | None:

@@ -6,8 +6,7 @@ coarse step and the fixed order are not for speed: they act as first fit and kee
 really arrives (`mix.py`), counted from the ledger's accepted jobs.
 
 Scores are kept by shape and written anew only for hosts that changed since the shape was last asked for, so that a
-popular shape costs a few rows and the search for the least: one by one where they are few (`few.py`), else with arrays
-(`gains.py`). `Scan` does the same with all hosts each time, with arrays: a test compares the two.
+popular shape costs a few rows and the search for the least. A test compares that with a scan of all hosts each time.
 """
 
 from __future__ import annotations
@@ -20,19 +19,16 @@ import numpy.typing as npt
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
-from moorage.scheduler.core.rank import few
 from moorage.scheduler.core.rank.gains import gains, gains_by_device
 from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
-from moorage.scheduler.core.rank.prices import ALL, Prices, gpu_percent
+from moorage.scheduler.core.rank.prices import Prices, gpu_percent
 from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
-from moorage.scheduler.core.rank.scarcity import Scarcity
 from moorage.scheduler.core.rank.table import (
     CLASS,
     CPU,
     FREE,
     NO_ROOM,
-    NOTE,
     ROOM,
     TYPE,
     Ask,
@@ -62,8 +58,6 @@ LARGE_SHAPES: Final = 4_096
 LARGE_LEVELS: Final = 512
 #: parts of that which are made while nobody is placed; then it is made in one go
 PARTS_MAX: Final = 16
-#: hosts up to which they are scored one by one
-FEW_MAX: Final = 12
 #: shapes whose scores are kept, times hosts: 4 bytes each
 KEPT_MAX: Final = 3 << 20
 
@@ -85,7 +79,6 @@ class Fragments(Pack):
     """Least fragmentation over the request mix; `spread` counts this job's replicas first."""
 
     name: ClassVar[str] = "fragments"
-    _one_by_one = True  # where few hosts are scored
 
     def __init__(self) -> None:
         self.mix = Mix()
@@ -94,10 +87,7 @@ class Fragments(Pack):
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
         self._pressure: Pressure | None = None
-        self._scarcity: Scarcity | None = None
-        self._weighs_next = False  # whether the next decision looks at scarcity
         self._made = 0  # grows with every new waste, prices or pressure: a stamp may come again, they are others then
-        self._charged = 0  # and where prices or pressure are others
         self._hosts = 0
         #: what it is for, and the parts that are still to be made: of the mix as it was when it began
         self._renewal: tuple[tuple[int, ...], Iterator[None]] | None = None
@@ -221,19 +211,14 @@ class Fragments(Pack):
         prices = Prices(table, mix, self._prices)
         yield from prices.settling()
         yield
-        pressure = Pressure(table, mix, self._pressure)
+        pressure = Pressure(table, mix)
         yield
-        scarcity = Scarcity(table, mix)
+        waste = Waste(table, top, AHEAD)
         yield
-        waste = Waste(table, top, AHEAD, scarcity.cpus.tolist())
-        yield
-        self._prices, self._pressure, self._scarcity, self._waste = prices, pressure, scarcity, waste
+        self._prices, self._pressure, self._waste = prices, pressure, waste
         self._stamp = stamp
         self._made += 1
-        self._charged = self._made
         self._step = STEP_MILLI * waste.weight
-        self._look_at_scarcity(table)
-        self._note_waste(table)
 
     def _look(self, fleet: Fleet) -> HostTable:
         """The table, up to date, with tables of waste and prices for it and the mix in use."""
@@ -243,35 +228,8 @@ class Fragments(Pack):
             for _ in self._renewing(table, stamp):
                 pass
         elif self._pressure is not None and not self._pressure.until_look():
-            if self._pressure.look(table):
-                self._made += 1
-                self._charged = self._made
-            self._weighs_next = True
-        elif self._pressure is not None and self._pressure.is_to_catch_up():
-            self._pressure.catch_up(table)
-        elif self._weighs_next:  # not with the pressure: no decision pays for both
-            self._weighs_next = False
-            if self._look_at_scarcity(table):
-                self._note_waste(table)
-                self._made += 1
+            self._made += self._pressure.look(table)
         return table
-
-    def _look_at_scarcity(self, table: HostTable) -> bool:
-        """Whether other weights are in use now than before."""
-        scarcity, pressure = self._scarcity, self._pressure
-        assert scarcity is not None
-        assert pressure is not None
-        if not scarcity.look(table, pressure.left, pressure.back):
-            return False
-        self._waste.weigh(scarcity.cpus, scarcity.needs, scarcity.weights, scarcity.counts)
-        return True
-
-    def _note_waste(self, table: HostTable) -> None:
-        cells = table.cells[:, : len(table)]
-        cells[NOTE] = self._waste.of(table, cells)
-        for line, note in zip(table.lines, cells[NOTE].tolist(), strict=True):
-            line[NOTE] = note
-        table.note = None if table.mixed else self._waste.of_one
 
     def _scores_of(self, table: HostTable, shape: Shape) -> Scores:
         found = self._scores.get(shape)
@@ -292,8 +250,7 @@ class Fragments(Pack):
             ask.renew(table)
             every = True
         if found.made != self._made:
-            if found.made < self._charged:
-                found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
+            found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
             found.made = self._made
             every = True
         rows: Ints | None = None
@@ -313,34 +270,14 @@ class Fragments(Pack):
     def _charges(self, table: HostTable, shape: Shape) -> Ints:
         assert self._prices is not None
         assert self._pressure is not None
-        pressed = self._pressure.charges(gpu_percent(table, shape)) * self._prices.gpus_run_out // ALL
-        return self._prices.charges(table, shape, pressed)
+        return self._prices.charges(table, shape, self._pressure.charges(gpu_percent(table, shape)))
 
     def _score(self, table: HostTable, found: Scores, rows: Ints | None) -> None:
         """Write the scores of those of some rows, or of all, on which it may fit."""
-        ask = found.ask
-        if self._one_by_one and few.is_simple(table, ask):
-            able = few.able(table, ask, rows)
-            if len(able) <= FEW_MAX:
-                self._score_few(table, found, able)
-                return
-            rows = np.array(able)
-        else:
-            rows = ask.able(table, rows)
-        cells = table.cells.take(rows, 1)
-        found.keys[rows] = self._keys(found, cells, gains(table, self._waste, ask, rows, cells))
-
-    def _score_few(self, table: HostTable, found: Scores, rows: list[int]) -> None:
-        ask = found.ask
-        for row in rows:
-            line = table.lines[row]
-            gain, slot = few.gain(self._waste, ask, line)
-            if slot is None:
-                continue
-            key = (found.charges.item(line[TYPE]) - gain * 10) // self._step
-            if ask.ranked:
-                key += ask.ranks.item(line[CLASS]) << WORDS_BITS
-            found.keys[row] = key
+        rows = found.ask.able(table, rows)
+        if len(rows):
+            cells = table.cells.take(rows, 1)
+            found.keys[rows] = self._keys(found, cells, gains(table, self._waste, found.ask, rows, cells))
 
     def _keys(self, found: Scores, cells: Ints, gain: Ints) -> Ints:
         # less its charge, in thousandths of a GPU, and that in steps, by one division: rounded down as by two
@@ -359,10 +296,7 @@ class Fragments(Pack):
         host, ask, shape = table.hosts[row], found.ask, found.ask.shape
         assert host is not None
         if shape.count == 1:
-            if self._one_by_one and few.is_simple(table, ask):
-                slot = few.gain(self._waste, ask, table.lines[row])[1] or 0
-            else:
-                slot = int(gains_by_device(table, self._waste, ask, row).argmax())
+            slot = int(gains_by_device(table, self._waste, ask, row).argmax())
             device = host.shared.get(slot)
             if host.open >> slot & 1 if device is None else host.room_beside(slot, device, shape):
                 return Choice(host, 1 << slot, host.open.bit_count())
@@ -410,7 +344,6 @@ class Fragments(Pack):
         before = np.arange(len(masks))
         cells[CPU] -= before * (shape.cpu_milli if host.cpu_milli else 0)
         cells[FREE] -= before * count
-        cells[NOTE] = self._waste.of(table, cells)
         gain = gains(table, self._waste, found.ask, np.full(len(masks), row, np.int64), cells)
         for number, key in enumerate(self._keys(found, cells, gain).tolist()):
             if (key, row) > rival:
@@ -418,17 +351,6 @@ class Fragments(Pack):
                 break
         pressure.decided(len(masks))
         return masks
-
-
-class Scan(Fragments):
-    """The same, and scores every host for every request, with arrays alone: what `Fragments` must come to."""
-
-    name: ClassVar[str] = "fragments-scan"
-    _one_by_one = False
-
-    def _catch_up(self, table: HostTable, found: Scores) -> None:
-        found.made = -1
-        super()._catch_up(table, found)
 
 
 def _beside(table: HostTable, keys: Keys, avoid: dict[int, int], barred: frozenset[int]) -> Keys:

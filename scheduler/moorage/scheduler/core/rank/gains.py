@@ -1,15 +1,14 @@
-"""What one replica takes off the waste of many hosts (`waste.py`), with arrays; of a few hosts see `few.py`.
+"""What one replica takes off the waste of hosts (`waste.py`), in percent of a device times the mix's weight.
 
-In percent of a device times the mix's weight. `cells` is what the rows have left, or would have; in `NOTE` stands the
-waste of that, where the table has it noted.
+`cells` is what the rows have left, or would have.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
-from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, KIND, NOTE, ROOM, ROOMS, Ask, HostTable, Ints
+from moorage.scheduler.core.host import EXCLUSIVE
+from moorage.scheduler.core.rank.table import CLASS, CPU, FREE, KIND, ROOM, ROOMS, Ask, HostTable, Ints
 from moorage.scheduler.core.rank.waste import HUGE, Waste
 
 
@@ -39,28 +38,30 @@ def gains_by_device(table: HostTable, waste: Waste, ask: Ask, row: int) -> Ints:
 def _before_devices(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Ints, Ints | None]:
     """What a replica takes off the waste apart from the device that a sharer gets; and what each such device adds.
 
-    The second is huge where a device does not suffice, and None for who shares nothing.
+    The second is huge where a device does not suffice, and None for a request that shares nothing. The hosts with and
+    without the replica are looked up together: a call costs more than the few rows that most calls are for.
     """
-    room = cells[ROOM:]
-    at = cells[KIND] * waste.stride
-    at += waste.level(cells[CPU] - ask.cpu) * ROOMS
-    each = waste.by_device(table, cells, at) + room
-    now = cells[NOTE] if table.note is not None else waste.of(table, cells)
+    count = cells.shape[1]
+    both = np.concatenate((cells, cells), 1)
+    both[CPU, :count] -= ask.cpu
+    if ask.mode == EXCLUSIVE:
+        both[FREE, :count] -= ask.count
+    at = both[KIND] * waste.stride
+    at += waste.level(both[CPU]) * ROOMS
+    each = waste.by_device(table, both, at) + both[ROOM:]
     wasted = waste.flat.take(each)
-    gain: Ints = now - np.add.reduce(wasted, 0)
+    total = np.add.reduce(wasted, 0)
+    if waste.shortens:
+        total += waste.short_flat.take(at + both[FREE])
+    gain: Ints = total[count:] - total[:count]
+    at = at[:count]
     if ask.mode == EXCLUSIVE:
         asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride if table.mixed else at
         gain += ask.count * waste.of_whole.take(asked)
-        if waste.shortens:
-            gain -= waste.short_flat.take(at + (cells[FREE] - ask.count))
+    if ask.mode <= EXCLUSIVE:
         return gain, None
-    free = at + cells[FREE]
+    rooms = ask.rooms(table, rows, cells, cells[ROOM:])
+    change = waste.after_share(each[:, :count], rooms, ask.need(table, cells), wasted[:, :count])
     if waste.shortens:
-        gain -= waste.short_flat.take(free)
-    if ask.mode == NO_GPU:
-        return gain, None
-    rooms = ask.rooms(table, rows, cells, room)
-    change = waste.after_share(each, rooms, ask.need(table, cells), wasted)
-    if waste.shortens:
-        change += (rooms == 100) * waste.taken.take(free)
+        change += (rooms == 100) * waste.taken.take(at + cells[FREE])
     return gain, change

@@ -13,8 +13,7 @@ others need not fill them, and whole hosts, once few are left, for requests for 
 asked for by a GPU that is left. Taken of an empty fleet alone, it kept T4 idle until no whole host was left; now both
 run out at the same time.
 
-What comes back counts as left, too: half of a fleet where as much is given back as taken, hardly any of one that fills.
-That part is learned from what was taken and given between two looks.
+A little of the empty fleet always counts as left, as some of it will come back.
 
 In whole numbers; no clock, no chance: the same mix and the same states of a fleet give the same pressure everywhere.
 """
@@ -52,11 +51,8 @@ MOVED: Final = ONE // 16
 #: decisions between two looks: so many for each host, at least
 LOOK_HOSTS: Final = 8
 LOOK_MIN: Final = 32
-#: this part of them before a look, what is left is caught up with
-CAUGHT_UP_PART: Final = 4
-#: what counts as left of a fleet in 64ths: so much always, and so much more where all that is taken is given back
+#: so many 64ths of the empty fleet count as left besides what is
 LEFT_ALWAYS: Final = 2
-LEFT_BACK: Final = 32
 #: classes with the most demand that take part
 CLASSES_MAX: Final = 64
 _DEMAND: Final = 1 << 20
@@ -80,9 +76,9 @@ class Class(NamedTuple):
 
 
 class Pressure:
-    """The pressure of one mix on one numbering of a table; `before` is whom it learned from what comes back."""
+    """The pressure of one mix on one numbering of a table."""
 
-    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], before: Pressure | None) -> None:
+    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
         classes = classes_of(table, mix)
         mean = sum(each.cpu_milli * each.demand for each in classes) // _DEMAND
         hosts = np.bincount(table.cells[TYPE, : len(table)][table.alive()], minlength=len(table.types))
@@ -94,14 +90,7 @@ class Pressure:
         self._empty: Ints = hosts * runs_on * np.array(empty, np.int64)
         #: a row a class; no row where no request of the mix asks for a GPU that some host has
         self._demands: Ints = np.array([each.demand for each in classes[1:]], np.int64).reshape(-1, 1)
-        self._room: Ints = np.zeros(0, np.int64) if before is None else before._room
-        self._generation: int = -1 if before is None else before._generation
-        self._learned: int = -1 if before is None else before._learned
-        self._given: int = 0 if before is None else before._given
-        self._taken: int = 0 if before is None else before._taken
         self._look_later(table)
-        self.back = 0  # 64ths of the empty fleet that count as left
-        self.left = 0  # what is left for all, hundredths of a GPU
         self.of_type: Ints = self._found(table)
 
     def decided(self, number: int) -> None:
@@ -112,19 +101,9 @@ class Pressure:
         """How many more replicas are decided on before the next look; 0 when it is due."""
         return max(0, self._look_after - self._decided)
 
-    def is_to_catch_up(self) -> bool:
-        """Whether the next look is near: most of what it counts is counted before, so that no decision pays for all."""
-        return self._decided >= self._catch_up_after
-
-    def catch_up(self, table: HostTable) -> None:
-        """Count what is left by now."""
-        self._catch_up_after = self._look_after
-        self._left.look(table)
-
     def _look_later(self, table: HostTable) -> None:
         self._decided = 0
         self._look_after = max(LOOK_MIN, len(table) // LOOK_HOSTS)
-        self._catch_up_after = self._look_after - self._look_after // CAUGHT_UP_PART
 
     def look(self, table: HostTable) -> bool:
         """Find it anew; whether it moved so far that it is in use now."""
@@ -141,37 +120,12 @@ class Pressure:
 
     def _found(self, table: HostTable) -> Ints:
         self._left.look(table)
-        self._learn(table)
-        self.back = LEFT_ALWAYS + (min(LEFT_BACK, LEFT_BACK * self._given // self._taken) if self._taken else 0)
-        left = self._left.by_type + (self._empty * self.back >> 6)
+        left = self._left.by_type + (self._empty * LEFT_ALWAYS >> 6)
         every, left = left[0], left[1:]
         asked = (self._demands * left // np.maximum(1, left.sum(1, keepdims=True))).sum(0)
-        self.left = int(every.sum())
-        pressure = asked * self.left // np.maximum(1, every) // (_DEMAND // ONE)
+        pressure = asked * int(every.sum()) // np.maximum(1, every) // (_DEMAND // ONE)
         found: Ints = np.minimum(PRESSURE_MAX, pressure)
         return found
-
-    def _learn(self, table: HostTable) -> None:
-        """What was taken and given back since the last look, older looks counting less."""
-        known = self._generation == table.generation
-        if known and len(self._room) == len(table):
-            changed = table.changed_since(self._learned)
-        else:
-            changed = np.arange(len(table))
-        room = _room_of(table.cells[ROOM:].take(changed, 1))
-        if known:
-            before = changed < len(self._room)
-            change = room[before] - self._room[changed[before]]
-            given, net = int(np.maximum(0, change).sum()), int(change.sum())
-            self._given += given - (self._given >> 3)
-            self._taken += given - net - (self._taken >> 3)
-        if not known or len(self._room) != len(table):
-            rooms = np.zeros(len(table), np.int64)
-            if known:
-                rooms[: len(self._room)] = self._room
-            self._room = rooms
-        self._generation, self._learned = table.generation, table.changes
-        self._room[changed] = room
 
 
 def _room_of(rooms: Ints) -> Ints:

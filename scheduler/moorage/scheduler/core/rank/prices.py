@@ -38,12 +38,6 @@ CHOOSY: Final = 692  # e^-30 for a whole GPU's difference
 STEP: Final = 20
 #: packing needs some slack: processors and memory count as asked for so many percent
 HOST_DEMAND_PERCENT: Final = 110
-#: once all GPUs are asked for, so much of all processors is, in percent: up to the first GPUs are what runs out, from
-#: the second on they wait for processors and are none to keep for anybody (`pressure.py`); linear between
-GPUS_RUN_OUT: Final = 90
-GPUS_IN_PLENTY: Final = 95
-#: `Prices.gpus_run_out` when they do
-ALL: Final = 1 << 10
 #: classes of requests that take part, those with the most demand first; and markets, beyond which nothing is priced
 CLASSES_MAX: Final = 192
 MARKETS_MAX: Final = 256
@@ -93,7 +87,6 @@ class Prices:
                 if old is not None:
                     self.gpu[market] = before.gpu[old]
                     self.host[:, market] = before.host[:, old]
-        self.gpus_run_out = ALL  # part of a charge for GPUs that others need: none where processors run out first
         total = int(self.gpus.sum())
         # GPUs for each unit of a host's resource, in 2^-32
         self.worth = np.where(self.stock > 0, (self.gpus << 32) // np.maximum(self.stock, 1), 0)
@@ -197,21 +190,11 @@ class Prices:
         self.host[self.stock == 0] = FLOOR
 
     def _scale(self, rows: list[tuple[int, int, int, Ints, int]], asked: int, total: int) -> int:
-        """For how many hundredths of GPUs the mix is to ask: all, or fewer where processors run out first.
-
-        And how much of a charge counts for GPUs that others need.
-        """
-        scale = 100 * total
+        """For how many hundredths of GPUs the mix is to ask: all, or fewer where processors run out first."""
         cpu = sum(row[1] * row[4] for row in rows)
         counted = 100 * int(self.gpus[self.stock[0] > 0].sum())  # GPUs beside processors that are counted
         for_all = asked * int(self.stock[0].sum())  # what `cpu` is once all GPUs and all processors are asked for
-        if counted and for_all:
-            percent = 100 * cpu * counted // for_all
-            short = min(max(0, GPUS_IN_PLENTY - percent), GPUS_IN_PLENTY - GPUS_RUN_OUT)
-            self.gpus_run_out = ALL * short // (GPUS_IN_PLENTY - GPUS_RUN_OUT)
-            if cpu * counted > for_all:
-                scale = scale * for_all // (cpu * counted)
-        return scale
+        return 100 * total * for_all // (cpu * counted) if 0 < for_all < cpu * counted else 100 * total
 
     def charges(self, table: HostTable, shape: Shape, pressed: Ints) -> Ints:
         """What a shape costs on each type of host above the cheapest that may run it, in thousandths of a GPU.

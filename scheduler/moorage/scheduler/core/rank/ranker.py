@@ -270,32 +270,34 @@ def _fragments() -> Ranker:
     return Fragments()
 
 
-def _classic(name: str) -> Callable[[], Ranker]:
-    def make() -> Ranker:
-        from moorage.scheduler.core.rank.classic import CLASSIC  # loads numpy
-
-        return CLASSIC[name]()
-
-    return make
-
-
 RANKERS: Final[dict[str, Callable[[], Ranker]]] = {
     "pack": Pack,
     "fragments": _fragments,
     "headroom": _headroom,
-    "random": _classic("random"),
-    "best-fit": _classic("best-fit"),
-    "dot-product": _classic("dot-product"),
-    "gpu-packing": _classic("gpu-packing"),
-    "gpu-clustering": _classic("gpu-clustering"),
-    "fgd": _classic("fgd"),
 }
+
+#: rankers that 0.2 had and that are for comparison, with the name of their class in `MOVED_TO` of the source tree
+MOVED: Final = {
+    "random": "Random",
+    "best-fit": "BestFit",
+    "dot-product": "DotProduct",
+    "gpu-packing": "GpuPacking",
+    "gpu-clustering": "GpuClustering",
+    "fgd": "Fgd",
+}
+MOVED_TO: Final = "bench.placement.classic"
 
 
 def maker_of(name: str) -> Callable[[], Ranker]:
     """What makes the ranker of a name: one of `RANKERS`, or `module:Class` of your own. Raises ValueError."""
     if is_own(name):
         return own_class(name, Ranker)
-    if name not in RANKERS:
-        raise ValueError(f"ranker must be {', '.join(RANKERS)}, or module:Class of your own, found {name!r}")
-    return RANKERS[name]
+    if name in RANKERS:
+        return RANKERS[name]
+    says = f"ranker must be {', '.join(RANKERS)}, or module:Class of your own, found {name!r}"
+    if name in MOVED:
+        says += (
+            f", which moved out of moorage: it is {MOVED_TO}:{MOVED[name]} with the root of moorage's source tree on"
+            " PYTHONPATH"
+        )
+    raise ValueError(says)

@@ -39,7 +39,7 @@ STALE_EACH: Final = 4
 WRITTEN_KEPT: Final = 4_096
 WRITTEN_PART: Final = 8
 #: first index of `HostTable.cells`; from ROOM on, what each device has left, and in MOST the most of those
-CPU, MEMORY, FREE, MOST, CLASS, TYPE, KIND, NOTE, ROOM = range(9)
+CPU, MEMORY, FREE, MOST, CLASS, TYPE, KIND, ROOM = range(8)
 
 
 class Kind:
@@ -93,8 +93,6 @@ class HostTable:
     def __init__(self, fleet: Fleet, stale_spare: int = STALE_SPARE) -> None:
         self.fleet = fleet
         self._stale_spare = stale_spare
-        #: what a ranker wants to stand beside a row, in the place NOTE, whenever that is written
-        self.note: Callable[[list[int]], int] | None = None
         self.kinds: list[Kind] = []
         self.types: list[HostType] = []
         self.classes: list[HostClass] = []
@@ -119,7 +117,7 @@ class HostTable:
         nums = sorted(fleet.hosts)
         self.nums: list[int] = []
         self.hosts: list[Host | None] = []
-        self.lines: list[list[int]] = []  # the cells of each row once more, for whoever looks at a few rows
+        self._of: list[tuple[int, int, int]] = []  # the class, type and kind of each row
         self.row_of: dict[int, int] = {}
         self.dead = 0
         self.width = max((len(cls.devices) for cls in fleet.classes.values()), default=1) or 1
@@ -181,7 +179,7 @@ class HostTable:
             self._grow()
         self.nums.append(num)
         self.hosts.append(None)
-        self.lines.append([])
+        self._of.append((-1, -1, -1))
         self.row_of[num] = row
         self._describe(row, host)
 
@@ -195,8 +193,7 @@ class HostTable:
         """A host that is new, or joined anew."""
         self.hosts[row] = host
         kind = self._index_type(host)
-        of = (self._index_class(host.cls), kind.index, kind.kinds[0] if kind.kinds else 0)
-        self.lines[row] = [-1, -1, 0, 0, *of, 0, *self._no_rooms]
+        self._of[row] = (self._index_class(host.cls), kind.index, kind.kinds[0] if kind.kinds else 0)
         self._write(row, host)
 
     def _index_class(self, cls: HostClass) -> int:
@@ -329,7 +326,7 @@ class HostTable:
                     new.append((num, host))
             elif host is None:
                 self._bury(row)
-            elif self.hosts[row] is host and self.classes[self.lines[row][CLASS]] is host.cls:
+            elif self.hosts[row] is host and self.classes[self._of[row][0]] is host.cls:
                 self._write(row, host)
             elif len(host.cls.devices) > self.width:  # it came back with more devices than any host had
                 self._build()
@@ -366,11 +363,7 @@ class HostTable:
 
     def _close(self, row: int) -> None:
         """Nobody fits on this row."""
-        line = self.lines[row]
-        line[CPU] = line[MEMORY] = -1
-        line[FREE] = line[MOST] = line[NOTE] = 0
-        line[ROOM:] = self._no_rooms
-        self._put(row, line)
+        self._put(row, [-1, -1, 0, 0, *self._of[row], *self._no_rooms])
 
     def _put(self, row: int, line: list[int]) -> None:
         self.cells[:, row] = line
@@ -383,13 +376,10 @@ class HostTable:
         if host.bucket < 0 or host.held >= MEMBERS_MAX:  # filed nowhere: not usable
             self._close(row)
             return
-        line = self.lines[row]
-        line[CPU] = host.cpu_free if host.cpu_milli else UNCOUNTED
-        line[MEMORY] = host.memory_free if host.memory_mib else UNCOUNTED
-        line[ROOM:] = self._no_rooms
+        cpu = host.cpu_free if host.cpu_milli else UNCOUNTED
+        memory = host.memory_free if host.memory_mib else UNCOUNTED
+        line = [cpu, memory, 0, 0, *self._of[row], *self._no_rooms]
         self._write_rooms(line, host)
-        if self.note is not None:
-            line[NOTE] = self.note(line)
         self._put(row, line)
         if self._tells_modes:
             self._write_mode(row, host)
@@ -445,9 +435,7 @@ class Ask:
         "all_fit",
         "count",
         "cpu",
-        "enough",
         "fits",
-        "fits_class",
         "generation",
         "kinds",
         "kinds_asked",
@@ -473,8 +461,7 @@ class Ask:
         """Answer for the classes and kinds that came since."""
         shape = self.shape
         found: list[Fit] = [cls.fit(shape) for cls in table.classes]
-        self.fits_class = [not fit.reason for fit in found]
-        self.fits: Bools = np.array(self.fits_class, np.bool_)
+        self.fits: Bools = np.array([not fit.reason for fit in found], np.bool_)
         self.all_fit = bool(self.fits.all())
         self.ranks: Ints = np.array([2 - fit.rank if not fit.reason else 0 for fit in found], np.int64)
         self.ranked = bool(self.ranks.any())
@@ -489,8 +476,8 @@ class Ask:
         devices = shape.count if shape.mode == EXCLUSIVE else 0
         room = min(self.needs, default=0) if shape.mode > EXCLUSIVE else 0
         #: what a host must have of CPU, MEMORY, FREE and MOST
-        self.enough = (shape.cpu_milli, shape.memory_mib or -UNCOUNTED, devices, room)
-        self.least: Ints = np.array(self.enough, np.int64)[:, None]
+        enough = (shape.cpu_milli, shape.memory_mib or -UNCOUNTED, devices, room)
+        self.least: Ints = np.array(enough, np.int64)[:, None]
         self.kinds = len(table.kinds)
         # the kind of the first slot that answers, by class
         self.kinds_asked: Ints = np.array(

@@ -16,8 +16,6 @@ That sum splits into one term for each device and one for their number, which de
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -36,25 +34,19 @@ CELLS_MAX: Final = 1 << 19
 
 
 class Waste:
-    """The tables of one mix over one table's kinds of devices; `ahead` arrivals are looked ahead, 0 is FGD itself.
+    """The tables of one mix over one table's kinds of devices; `ahead` arrivals are looked ahead, 0 is FGD itself."""
 
-    `besides` are demands for processors that `weigh` is told of later, besides those of the mix.
-    """
-
-    def __init__(
-        self, table: HostTable, mix: list[tuple[Shape, int]], ahead: int = 0, besides: Iterable[int] = ()
-    ) -> None:
+    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], ahead: int = 0) -> None:
         total = sum(count for _, count in mix) or 1
         weighed = [(shape, max(1, count * WEIGHTS // total)) for shape, count in mix]
         self.weight = sum(weight for _, weight in weighed) or 1
-        self.generation = (table.generation, len(table.kinds))
         with_gpu = [(shape, weight) for shape, weight in weighed if shape.mode != NO_GPU]
-        demands = sorted({shape.cpu_milli for shape, _ in with_gpu}.union(besides))
+        demands = sorted({shape.cpu_milli for shape, _ in with_gpu})
         kinds = len(table.kinds) or 1
         told_apart = max(1, CELLS_MAX // (kinds * ROOMS) - 1)
         self.thresholds: Ints = np.array(demands[:: max(1, -(-len(demands) // told_apart))], np.int64)
         levels = self.levels = len(self.thresholds) + 1
-        self._free = 1 + min(FREE_MAX, table.width)  # numbers of free devices that a host may have
+        free = 1 + min(FREE_MAX, table.width)  # numbers of free devices that a host may have
         fits = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the least room that will do
         several = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the number of devices
         shapes = [shape for shape, _ in with_gpu]
@@ -67,60 +59,21 @@ class Waste:
         who, kind = who[more], kind[more]
         np.add.at(several, (kind, level[who], devices[who]), weights[who])
         idle = idle_after(fits.sum(1)[:, :NO_ROOM], self.weight, ahead)
-        self._of_mix = _unserved(fits, None)
-        self._of_mix[:, :, :NO_ROOM] += idle[:, None]
-        self._of_mix[:, :, NO_ROOM] = 0
+        self.waste: Ints = _unserved(fits)
+        self.waste[:, :, :NO_ROOM] += idle[:, None]
+        self.waste[:, :, NO_ROOM] = 0
+        self.flat = self.waste.ravel()
+        self.of_whole = self.flat[100:]  # of a device that is wholly free
         # of those it serves, requests for more devices than are free find none of them of use
-        self._short_of_mix = _short_of(several, self._free)
-        self._lack(self._short_of_mix)
-        self.stride = levels * ROOMS
-        self._weighed: Ints | None = None
-        self.demands: list[int] = self.thresholds.tolist()
-        self._use(self._of_mix)
-
-    def weigh(self, cpus: Ints, needs: Ints, weights: Ints, counts: Ints) -> None:
-        """Count requests for so many devices besides the mix, with such weights: what is of no use to them.
-
-        `needs` is what they take by kind and request, `NO_ROOM` of a kind that does not answer. In place of those that
-        were told before.
-        """
-        # by the levels alone at which one of them begins to fit: between those all is as below
-        begins, at = np.unique(self.level(cpus), return_inverse=True)
-        above = begins.searchsorted(np.arange(self.levels), side="right")
-        fits = np.zeros((len(self._of_mix), len(begins), ROOMS), np.int64)
-        several = np.zeros_like(fits)
-        for kind, need in enumerate(needs):
-            np.add.at(fits[kind], (at, need), weights)
-            there = (counts > 1) & (need != NO_ROOM)
-            np.add.at(several[kind], (at[there], counts[there]), weights[there])
-        if self._weighed is None:
-            self._weighed = np.empty_like(self._of_mix)
-        more = _unserved(fits, int(weights.sum()))
-        more[:, :, NO_ROOM] = 0
-        np.take(_from_none(more, int(weights.sum())), above, 1, self._weighed, "clip")
-        self._weighed += self._of_mix
-        self._use(self._weighed)
-        if (counts > 1).any():
-            short = np.zeros((len(fits), len(begins) + 1, ROOMS), np.int64)
-            short[:, 1:] = _short_of(several, self._free)
-            self._lack(self._short_of_mix + short.take(above, 1))
-
-    def _lack(self, short: Ints) -> None:
-        self.short: Ints = short
-        self.shortens = bool(short.any())  # whether anybody asks for several devices
+        short = _short_of(several, free)
+        self.shortens = bool(short.any())  # whether the mix asks for several devices
         self.short_flat = short.ravel()
-        self.short_view = self.short_flat.data  # for whoever looks up single numbers
         # by what the lack of free devices changes when a sharer takes one of them
         taken = np.zeros_like(short)
-        among = short[:, :, : self._free]
-        taken[:, :, 1 : self._free] = among[:, :, :-1] - among[:, :, 1:]
+        among = short[:, :, :free]
+        taken[:, :, 1:free] = among[:, :, :-1] - among[:, :, 1:]
         self.taken: Ints = taken.ravel()
-
-    def _use(self, waste: Ints) -> None:
-        self.waste: Ints = waste
-        self.flat = waste.ravel()
-        self.view = self.flat.data
-        self.of_whole = self.flat[100:]  # of a device that is wholly free
+        self.stride = levels * ROOMS
 
     def level(self, cpu: Ints) -> Ints:
         """How many of the mix's demands are covered by these processors."""
@@ -133,17 +86,6 @@ class Waste:
         if self.shortens:
             found += self.short_flat.take(at + cells[FREE])
         return found
-
-    def of_one(self, cells: list[int]) -> int:
-        """`of` for one host with devices of one kind; for a few hosts less than what the array operations take."""
-        if cells[KIND] >= len(self.waste):
-            return 0  # a kind that came since: tables are made anew for it
-        at = (cells[KIND] * self.levels + bisect_right(self.demands, cells[CPU])) * ROOMS
-        total: int = self.short_view[at + cells[FREE]] if self.shortens else 0
-        line = self.view[at : at + ROOMS]
-        for room in cells[ROOM:]:
-            total += line[room]
-        return total
 
     def by_device(self, table: HostTable, cells: Ints, at: Ints) -> Ints:
         """The places in the tables by device and host; `at` holds those of each host's first device."""
@@ -165,35 +107,18 @@ class Waste:
 
     def held_bytes(self) -> int:
         """What the tables take, in bytes."""
-        arrays = [
-            self.waste,
-            *([] if self.waste is self._of_mix else [self._of_mix]),
-            self.short,
-            *([] if self.short is self._short_of_mix else [self._short_of_mix]),
-            self.taken,
-        ]
-        return sum(int(array.nbytes) for array in arrays)
+        return sum(int(array.nbytes) for array in (self.waste, self.short_flat, self.taken))
 
 
-def _unserved(fits: Ints, total: int | None) -> Ints:
+def _unserved(fits: Ints) -> Ints:
     """What is of no use to others than those served, of a device by kind, level and room: percent times their weight.
 
-    `fits` is the weight by the least that will do, and is written over; `total` all their weight, None for what is
-    served at the highest level.
+    `fits` is the weight by the least that will do, and is written over; all count that the highest level serves.
     """
     np.cumsum(fits, 1, out=fits)
     np.cumsum(fits, 2, out=fits)
-    found: Ints = (fits[:, -1:] if total is None else total) - fits
+    found: Ints = fits[:, -1:] - fits
     found *= np.arange(ROOMS)
-    return found
-
-
-def _from_none(more: Ints, total: int) -> Ints:
-    """With a lowest level, where nobody is served."""
-    room = np.arange(ROOMS)
-    room[NO_ROOM] = 0
-    found = np.empty((len(more), more.shape[1] + 1, ROOMS), np.int64)
-    found[:, 0], found[:, 1:] = room * total, more
     return found
 
 

@@ -2,9 +2,11 @@
 
 As Weng et al., "Beware of Fragmentation" (USENIX ATC 2023) evaluate them: scores are whole numbers 0..100, the highest
 wins, and the first host in the order of worker numbers wins ties. A sharer gets the device with the least left that
-suffices, unless the policy says otherwise. Every decision looks at every host: these are for comparison, in the replay
-or live. As everywhere here, hosts with fewer replicas of a job that spreads come first, and a model named in whole
-words goes before one found inside a word.
+suffices, unless the policy says otherwise. Every decision looks at every host. As everywhere here, hosts with fewer
+replicas of a job that spreads come first, and a model named in whole words goes before one found inside a word.
+
+They are for comparison and no part of what is installed. Any place that takes a ranker takes them by `module:Class`,
+with the root of the source tree on `PYTHONPATH`: `bench.placement.classic:Fgd`.
 """
 
 from __future__ import annotations
@@ -215,22 +217,34 @@ class GpuPacking(Classic):
 class GpuClustering(Classic):
     """Requests for as many GPUs each stand together: hosts with only such, with such among others, idle, with others.
 
-    It learns who stands where from the time it is first asked on; members placed before count for nobody.
+    What runs on a host is known from its own choices, since it was made; a host is forgotten once it is wholly free.
     """
 
     name: ClassVar[str] = "gpu-clustering"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds_on: dict[int, set[int]] = {}  # worker number -> `_kind_of` of what was placed there
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        choice = super().choose(fleet, shape, avoid, barred)
+        if choice is not None and shape.mode != NO_GPU:
+            self._kinds_on.setdefault(choice.host.worker.num, set()).add(_kind_of(shape))
+        return choice
+
     def scores(self, table: HostTable, ask: Ask, rows: Ints, cells: Ints) -> Ints:
-        if table.fleet.tags is None:
-            table.fleet.tags = {}
         if ask.mode == NO_GPU:
             return np.zeros(len(rows), np.int64)
-        tags, own = table.fleet.tags, tag_of(ask.shape)
+        own = _kind_of(ask.shape)
+        free = (cells[FREE] == np.array([kind.gpus for kind in table.types], np.int64)[cells[TYPE]]).tolist()
         quarter = BEST_SCORE // 4
         most = _largest(table)[1]
         found = quarter * (most - _left(table, cells)[1]) // most
         for position, row in enumerate(rows.tolist()):
-            there = tags.get(table.nums[row], _NOBODY)
+            num = table.nums[row]
+            if free[position]:
+                self._kinds_on.pop(num, None)
+            there = self._kinds_on.get(num, ())
             if own in there:
                 found[position] += 3 * quarter if len(there) == 1 else 2 * quarter
             elif not there:
@@ -238,11 +252,8 @@ class GpuClustering(Classic):
         return found
 
 
-_NOBODY: Final[dict[int, int]] = {}
-
-
-def tag_of(shape: Shape) -> int:
-    """What GPU clustering tells requests apart by: the number of GPUs, or that one is shared."""
+def _kind_of(shape: Shape) -> int:
+    """Return what GPU clustering tells requests apart by: the number of GPUs, or -1 for a shared one."""
     return shape.count if shape.mode == EXCLUSIVE else -1
 
 
@@ -296,5 +307,5 @@ def but_for_memory(counted: list[tuple[Shape, int]]) -> list[tuple[Shape, int]]:
 _SIGMOID: Final = [round(1_000_000 * math.log(score / (100 - score))) for score in range(1, 100)]
 
 CLASSIC: Final[dict[str, type[Classic]]] = {
-    policy.name: policy for policy in (Random, BestFit, DotProduct, GpuPacking, GpuClustering, Fgd)
+    policy.name: policy for policy in (Random, DotProduct, GpuClustering, GpuPacking, BestFit, Fgd)
 }

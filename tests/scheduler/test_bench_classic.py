@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from bench.placement.classic import CLASSIC, Fgd, but_for_memory
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.rank.classic import CLASSIC, Fgd, but_for_memory
-from moorage.scheduler.core.rank.ranker import RANKERS, Pack
+from moorage.scheduler.core.rank.ranker import MOVED, MOVED_TO, Pack, maker_of
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.schemas.gpu import GpuSpec, Share
 from tests.scheduler.test_rank_fragments import add, asked, fits, request, worker
@@ -28,14 +28,18 @@ def share(percent: int, shapes: Shapes, cpu_milli: int = 0) -> Shape:
 
 
 def chosen(name: str, fleet: Fleet, shape: Shape) -> tuple[int, int]:
-    choice = RANKERS[name]().choose(fleet, shape, {}, frozenset())
+    choice = CLASSIC[name]().choose(fleet, shape, {}, frozenset())
     assert choice is not None
     return choice.host.worker.num, choice.mask
 
 
-def test_every_policy_may_be_set() -> None:
-    assert set(CLASSIC) == {"random", "best-fit", "dot-product", "gpu-packing", "gpu-clustering", "fgd"}
-    assert all(RANKERS[name]().name == name for name in RANKERS)
+def test_what_moved_out_is_refused_with_where_it_is_now() -> None:
+    assert set(MOVED) == set(CLASSIC)
+    for name, policy in CLASSIC.items():
+        with pytest.raises(ValueError, match=f"^ranker must be pack, .* found '{name}', which moved") as refused:
+            maker_of(name)
+        assert f"{MOVED_TO}:{MOVED[name]} " in str(refused.value)
+        assert maker_of(f"{MOVED_TO}:{MOVED[name]}") is policy
 
 
 def test_best_fit_leaves_least_of_the_sum_of_both() -> None:
@@ -63,7 +67,7 @@ def test_packing_takes_shared_devices_then_used_hosts_then_small_idle_ones() -> 
 def test_clustering_stands_beside_its_own_kind() -> None:
     shapes = Shapes()
     fleet, (first, second) = fleet_of((8, 0), (8, 0))
-    ranker = RANKERS["gpu-clustering"]()
+    ranker = CLASSIC["gpu-clustering"]()
     one, two = shapes.of(request(GpuSpec())), shapes.of(request(GpuSpec(count=2)))
     for shape, host in ((one, first), (two, second), (one, first), (two, second)):
         choice = ranker.choose(fleet, shape, {}, frozenset())
@@ -71,7 +75,10 @@ def test_clustering_stands_beside_its_own_kind() -> None:
         assert choice.host is host
         fleet.take(host, shape, choice.mask)
     fleet.give_all(second, [(two, 0b11), (two, 0b1100)])
-    assert fleet.tags == {0: {1: 2}, 1: {}}
+    third = shapes.of(request(GpuSpec(count=3)))
+    choice = ranker.choose(fleet, third, {}, frozenset())
+    assert choice is not None
+    assert choice.host is second, "what ran there has ended: it is idle"
 
 
 def test_fgd_takes_the_most_fragmentation_away() -> None:
@@ -117,7 +124,7 @@ def test_random_is_the_same_each_time_and_goes_everywhere() -> None:
     shape = Shapes().of(request(GpuSpec()))
     runs = []
     for _ in range(2):
-        ranker = RANKERS["random"]()
+        ranker = CLASSIC["random"]()
         found = [ranker.choose(fleet, shape, {}, frozenset()) for _ in range(60)]
         runs.append([choice.host.worker.num for choice in found if choice is not None])
     assert runs[0] == runs[1]
@@ -127,7 +134,7 @@ def test_random_is_the_same_each_time_and_goes_everywhere() -> None:
 @pytest.mark.parametrize("name", sorted(CLASSIC))
 @pytest.mark.parametrize("seed", range(4))
 def test_what_fits_is_placed_and_nothing_else(name: str, seed: int) -> None:
-    chance, shapes, fleet, ranker = random.Random(seed), Shapes(), Fleet(), RANKERS[name]()
+    chance, shapes, fleet, ranker = random.Random(seed), Shapes(), Fleet(), CLASSIC[name]()
     kinds = [asked(chance, shapes) for _ in range(20)]
     for num in range(8):
         models = [chance.choice((T4, "NVIDIA A10"))] * chance.choice((0, 1, 4, 8))
