@@ -3,10 +3,11 @@
     python -m bench.ablation ranking [--seeds 4] [--made] [--gone step …] [--without prices …]
     python -m bench.ablation queueing [--copies 2] [--clusters 2869ce …] [--gone moves …] [--without order …]
 
-A part is switched off by a patch of the code. `--gone` names parts that are off in every run, also in the one that the
-others are compared with: so the cheapest part is taken out, and what is left is measured again. Ranking is judged by allocation under saturation (`bench/placement/openb.py`, the mix learned),
-queueing by the waits of the Philly jobs (`bench/queueing.py`). With `--keep FOLDER` outcomes are kept there, by the
-code that they come from, and not measured again.
+A part is switched off by a patch of the code. `--gone` names parts that are off in every run, also in the one that
+the others are compared with: so the cheapest part is taken out, and what is left is measured again. Ranking is judged
+by allocation under saturation (`bench/placement/openb.py`, the mix learned), queueing by the waits of the Philly jobs
+(`bench/queueing.py`). With `--keep FOLDER` outcomes are kept there, by the code that they come from, and not measured
+again.
 """
 
 from __future__ import annotations
