@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -88,7 +88,7 @@ def pipes() -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
                     os.close(descriptor)
 
 
-def member(*argv: str, **fields: object) -> StartMember:
+def member(*argv: str, **fields: Any) -> StartMember:
     return StartMember(**({"key": "k", "argv": argv, "env": {"PATH": "/bin:/usr/bin"}} | fields))
 
 

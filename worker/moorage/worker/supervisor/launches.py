@@ -52,7 +52,7 @@ class Launches:
             stage = "clone"
             return self.launcher.ask(member.child, *passed)
         except OSError as error:
-            why = error.strerror if stage == "clone" else str(error)
+            why = (error.strerror or "") if stage == "clone" else str(error)
             raise StartRefused(error.errno or errno.EIO, stage, why) from None
         finally:
             for descriptor in passed:
