@@ -164,7 +164,7 @@ def test_derivation_is_total_live_first_and_success_only_of_all() -> None:
         ({"steps": [77, 1, 0, 0, 0, 0]}, "does not know"),
         ({"acts": [["from-the-future", 1]]}, "does not know"),
         ({"acts": [acts.Known(5, "w5", "m")]}, "not the next"),
-        ({"acts": [acts.Compact([1, b"x" * 12])]}, "not the oldest ended"),
+        ({"acts": [acts.Compact([1, b"x" * 12], [0])]}, "not the oldest ended"),
         ({"acts": [acts.Avoid(99, 0, 1)]}, "job 99, which is not there"),
         ({"acts": [acts.Preempt(99, [0], [])]}, "job 99, which is not there"),
         ({"acts": [acts.Part(99, 1, 1, 2)]}, "job 99, which is not there"),

@@ -17,7 +17,7 @@ def compact(folding: Folding, flat: list[Any], kept: list[int]) -> None:
     digest, before = state.digest, state.finished.row
     rows: list[tuple[bytes, bytes, int, int, int]] = []
     pairs = iter(flat)
-    for num, request, where in zip(pairs, pairs, kept or [0] * (len(flat) // 2), strict=True):
+    for num, request, where in zip(pairs, pairs, kept, strict=True):
         if not ended or ended.popleft() != num:
             raise FoldError(f"record {folding.seq}: job {num} is not the oldest ended one")
         job = jobs.pop(num)

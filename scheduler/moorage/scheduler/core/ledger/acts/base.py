@@ -1,0 +1,46 @@
+"""What all acts have in common, and the one that cannot be read."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+
+
+class Act(msgspec.Struct, array_like=True, gc=False):
+    """An act of a record."""
+
+    #: the feature level that the ledger must have before a record may hold it: schedulers that know only the level
+    #: before could not fold it
+    LEVEL: ClassVar[int] = 1
+    #: whether it is a decision, which the reader of decisions shows with its fields
+    IS_DECISION: ClassVar[bool] = False
+
+    @property
+    def tag(self) -> str:
+        """The word that it begins with in a record."""
+        return str(self.__struct_config__.tag)
+
+    def check(self, checking: Checking) -> None:
+        """Raise `FoldError` where `fold` could not follow; change nothing but `checking`."""
+
+    def fold(self, folding: Folding) -> None:
+        """Do to the state what it says."""
+        raise NotImplementedError
+
+
+class Unknown(Act):
+    """An act that this release cannot read. It is in no record that this release writes."""
+
+    name: str
+    why: str
+
+    def check(self, checking: Checking) -> None:
+        raise FoldError(f"act {self.name!r} is not known: {self.why}")
+
+    def fold(self, folding: Folding) -> None:
+        raise FoldError(
+            f"record {folding.seq} holds act {self.name!r}, in a form which this release does not know: {self.why}"
+        )

@@ -1,0 +1,84 @@
+"""Acts on the ledger itself: terms of leaders, the feature level, snapshots, restores."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from moorage.scheduler.core.digests import TUPLE_HASH
+from moorage.scheduler.core.ledger.acts.base import Act
+from moorage.scheduler.core.ledger.folding import FoldError, Folding
+
+
+class Epoch(Act, tag="epoch"):
+    """A leader's term begins; `digests` names the hash of the digests from here on."""
+
+    IS_DECISION: ClassVar[bool] = True
+    ledger_id: str
+    scheduler: str
+    wall_s: float
+    digests: str = TUPLE_HASH
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
+        if state.ledger_id and state.ledger_id != self.ledger_id:
+            raise FoldError(f"record {folding.seq} belongs to ledger {self.ledger_id}, this state to {state.ledger_id}")
+        if not state.ledger_id:
+            state.level = folding.format  # a new ledger begins at what its first leader writes
+        state.ledger_id, state.leader = self.ledger_id, self.scheduler
+        state.epoch, state.epoch_seq = folding.epoch, folding.seq
+
+
+class Resign(Act, tag="resign"):
+    """The leader stops for good: nobody need wait for its silence."""
+
+    def fold(self, folding: Folding) -> None:
+        folding.state.leader = ""
+
+
+class Level(Act, tag="level"):
+    """The feature level from this record on."""
+
+    IS_DECISION: ClassVar[bool] = True
+    level: int
+    by: str
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        folding.state.level = self.level
+
+
+class Snapshot(Act, tag="snapshot"):
+    """A snapshot counts from now on: its name, the sequence that it stands at, the BLAKE2b digest of its bytes."""
+
+    name: str
+    seq: int
+    digest: str
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
+        state.snapshot_before, state.snapshot = state.snapshot, (self.name, self.seq, self.digest)
+
+
+class Behind(Act, tag="behind"):
+    """This ledger is an older backup that nobody may lead."""
+
+    IS_DECISION: ClassVar[bool] = True
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        folding.state.behind = self.why
+
+
+class Restored(Act, tag="restored"):
+    """This ledger was restored from a backup; `formerly` is the id that it had before."""
+
+    IS_DECISION: ClassVar[bool] = True
+    formerly: str
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
+        state.behind = ""
+        state.former_id, state.restored_ms, state.restored_epoch = self.formerly, folding.time, folding.epoch
+
+
+LedgerAct = Epoch | Resign | Level | Snapshot | Behind | Restored

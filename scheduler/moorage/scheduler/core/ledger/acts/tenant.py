@@ -1,0 +1,130 @@
+"""Acts on tenants and their queues."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from moorage.scheduler.core import fairshare
+from moorage.scheduler.core.ledger.acts.base import Act
+from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.state import HELD, RELEASED, StandingOrder
+
+
+class OfQueue(Act):
+    """An act on a job, or with job 0 on all that a tenant has waiting."""
+
+    IS_DECISION: ClassVar[bool] = True
+    tenant: str
+    job: int
+    by: str
+    why: str
+
+    def check(self, checking: Checking) -> None:
+        if self.job and self.job not in checking.state.jobs:
+            raise FoldError(f"act {self.tag} of job {self.job}, which is not there")
+
+    def put(self, folding: Folding, word: int, order: StandingOrder | None) -> None:
+        if self.job:
+            folding.ordered(self.job, word, self.by, self.why).hold = order
+        else:
+            folding.tenant(self.tenant).hold = order
+
+
+class Hold(OfQueue, tag="hold"):
+    """An operator holds it: none of it is placed."""
+
+    def fold(self, folding: Folding) -> None:
+        self.put(folding, HELD, StandingOrder(self.by, self.why, folding.time))
+
+
+class Unhold(OfQueue, tag="unhold"):
+    """An operator releases what `Hold` holds."""
+
+    def fold(self, folding: Folding) -> None:
+        self.put(folding, RELEASED, None)
+
+
+class Limit(Act, tag="limit"):
+    """A tenant's bounds; 0 is none."""
+
+    IS_DECISION: ClassVar[bool] = True
+    tenant: str
+    gpus: int
+    jobs: int
+    by: str
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        tenant = folding.tenant(self.tenant)
+        tenant.gpus_max, tenant.jobs_max = self.gpus, self.jobs
+        tenant.limit = StandingOrder(self.by, self.why, folding.time) if self.gpus or self.jobs else None
+
+
+class Share(Act, tag="share"):
+    """A tenant's weight and guaranteed GPUs; 0 is none set."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    tenant: str
+    weight: int
+    gpus: int
+    by: str
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        tenant = folding.tenant(self.tenant)
+        tenant.weight, tenant.guaranteed = self.weight, self.gpus
+        tenant.share = StandingOrder(self.by, self.why, folding.time) if self.weight or self.gpus else None
+
+
+class HalfLife(Act, tag="half-life"):
+    """From now on usage is counted, and decays with this half-life."""
+
+    LEVEL: ClassVar[int] = 2
+    ms: int
+
+    def fold(self, folding: Folding) -> None:
+        fairshare.begin(folding.state, self.ms)
+        folding.rows.update(dict.fromkeys(folding.state.tenants.values()))
+
+
+class Cursor(Act, tag="cursor"):
+    """A tenant's durable queue was read through a sequence; `which` is submit or cancel."""
+
+    tenant: str
+    which: str
+    through: int
+
+    def fold(self, folding: Folding) -> None:
+        tenant = folding.tenant(self.tenant)
+        if self.which != "submit":
+            tenant.cancel_cursor = self.through
+            return
+        tenant.submit_cursor = self.through
+        # a cancel that came by the queue has met every submit before it: its tombstone has done its work
+        for name in [name for name, at in tenant.tombstones.items() if 0 < at <= self.through]:
+            del tenant.tombstones[name]
+
+
+class Tombstone(Act, tag="tombstone"):
+    """A cancel of a job that is not known yet is remembered; `sequence` is its place in the durable queue, or 0."""
+
+    tenant: str
+    name: str
+    sequence: int
+
+    def fold(self, folding: Folding) -> None:
+        folding.tenant(self.tenant).tombstones[self.name] = self.sequence or -folding.time
+
+
+class Untomb(Act, tag="untomb"):
+    """The cancel of a job that is not known is forgotten."""
+
+    tenant: str
+    name: str
+
+    def fold(self, folding: Folding) -> None:
+        folding.tenant(self.tenant).tombstones.pop(self.name, None)
+
+
+TenantAct = Hold | Unhold | Limit | Share | HalfLife | Cursor | Tombstone | Untomb

@@ -1,0 +1,169 @@
+"""Acts on workers and their devices."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from moorage.scheduler.core.ledger.acts.base import Act
+from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.state import Window as WorkerWindow
+from moorage.scheduler.core.state import Worker
+
+
+class OfWorker(Act):
+    """An act on a worker that is known."""
+
+    worker: int
+
+    def check(self, checking: Checking) -> None:
+        if not 0 <= self.worker < checking.workers:
+            raise FoldError(f"act {self.tag} of worker {self.worker}, which is not known")
+
+
+class Known(Act, tag="worker"):
+    """A worker gets its number, or a known one is on another machine."""
+
+    worker: int
+    id: str
+    machine: str
+
+    def check(self, checking: Checking) -> None:
+        if self.id not in checking.ids and self.id not in checking.state.workers:
+            if self.worker != checking.workers:
+                raise FoldError(f"worker number {self.worker} is not the next")
+            checking.ids.add(self.id)
+            checking.workers += 1
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
+        worker = state.workers.get(self.id)
+        if worker is not None:
+            worker.machine = self.machine
+        else:
+            if self.worker != len(state.worker_by_num):
+                raise FoldError(f"record {folding.seq}: worker number {self.worker} is not the next")
+            worker = state.workers[self.id] = Worker(self.worker, self.id, self.machine)
+            state.worker_by_num.append(worker)
+        folding.touch_worker(worker)
+
+
+class Join(OfWorker, tag="join"):
+    """A worker's session begins. `hello` is its inventory as a map, with `lost_ms`; `no` its last fact frame, 0."""
+
+    boot: str
+    n: int
+    session: str
+    no: int
+    hello: dict[str, Any]
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
+        before = worker.hello.get("gpu_pool", [])
+        worker.boot, worker.n, worker.session, worker.no, worker.hello = (
+            self.boot, self.n, self.session, self.no, self.hello,
+        )  # fmt: skip
+        worker.joined_ms = folding.time
+        # what was said of a device holds for it alone: where another one stands in its slot, nothing is known
+        now = worker.hello.get("gpu_pool", [])
+        for slot in list(worker.unwell):
+            same = slot < len(now) and slot < len(before) and now[slot].get("uuid") == before[slot].get("uuid")
+            if not same:
+                _forget_ailments(worker, 1 << slot)
+
+
+class Gone(OfWorker, tag="gone"):
+    """A worker's session ends. `why` is lost, `records.GOODBYE` or joined-anew."""
+
+    IS_DECISION: ClassVar[bool] = True
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
+        worker.session = ""
+        worker.left_ms, worker.left_why = folding.time, self.why
+
+
+class Flag(OfWorker, tag="flag"):
+    """A worker is open, cordoned or draining."""
+
+    IS_DECISION: ClassVar[bool] = True
+    flag: str
+    by: str
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
+        worker.flag, worker.by = self.flag, self.by
+
+
+class Window(OfWorker, tag="window"):
+    """A worker's maintenance window in ledger ms, see `state.Window`; all 0 takes it back."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    from_ms: int = 0
+    leave_ms: int = 0
+    until_ms: int = 0
+    by: str = ""
+    why: str = ""
+
+    def fold(self, folding: Folding) -> None:
+        worker, windows = folding.worker(self.worker), folding.state.windows
+        if self.leave_ms:
+            worker.window = WorkerWindow(self.from_ms, self.leave_ms, self.until_ms, self.by, self.why)
+            windows[worker.num] = worker
+        else:
+            worker.window = None
+            windows.pop(worker.num, None)
+
+
+class Unquarantine(OfWorker, tag="unquarantine"):
+    """Devices that did not become free are used again."""
+
+    slots: int
+    by: str
+
+    def fold(self, folding: Folding) -> None:
+        folding.worker(self.worker).quarantined &= ~self.slots
+
+
+class Health(OfWorker, tag="health"):
+    """What a worker reports of a device: an ailment (empty: it is well again), and whether jobs have to leave it."""
+
+    LEVEL: ClassVar[int] = 2
+    slot: int
+    ailment: str
+    detail: str
+    ends: int
+
+    def fold(self, folding: Folding) -> None:
+        worker, slot = folding.worker(self.worker), self.slot
+        if not self.ailment:
+            _forget_ailments(worker, 1 << slot)
+            return
+        was = worker.unwell.get(slot)
+        since_ms = was[2] if was is not None and was[0] == self.ailment else folding.time
+        worker.unwell[slot] = (self.ailment, self.detail, since_ms, self.ends)
+        worker.unwell_mask |= 1 << slot
+
+
+class Well(OfWorker, tag="well"):
+    """An operator says that devices are well; with no slots, the worker has taken that."""
+
+    LEVEL: ClassVar[int] = 2
+    slots: int
+    by: str
+
+    def fold(self, folding: Folding) -> None:
+        worker = folding.worker(self.worker)
+        worker.well = self.slots
+        if worker.well:
+            worker.well_n = folding.seq
+        _forget_ailments(worker, worker.well)
+
+
+def _forget_ailments(worker: Worker, mask: int) -> None:
+    worker.unwell = {slot: ailment for slot, ailment in worker.unwell.items() if not mask >> slot & 1}
+    worker.unwell_mask &= ~mask
+
+
+WorkerAct = Known | Join | Gone | Flag | Window | Unquarantine | Health | Well
