@@ -109,7 +109,7 @@ class Compact(Act, tag="compact"):
         digest, before = state.digest, state.finished.row
         rows: list[tuple[bytes, bytes, int, int, int]] = []
         pairs = iter(self.flat)
-        for num, request, where in zip(pairs, pairs, kept, strict=True):
+        for num, request, where in zip(pairs, pairs, self.kept, strict=True):
             if not ended or ended.popleft() != num:
                 raise FoldError(f"record {folding.seq}: job {num} is not the oldest ended one")
             job = jobs.pop(num)
