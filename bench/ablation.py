@@ -44,6 +44,7 @@ from moorage.scheduler.core.rank.prices import Prices
 from moorage.scheduler.core.rank.table import HostTable, Ints
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.simulate.openb import pod_lists
+from moorage.scheduler.simulate.philly import CLUSTERS
 
 NEVER: Final = 1 << 50
 
@@ -198,7 +199,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=4, help="of each list of ranking")
     parser.add_argument("--lists", nargs="*", help="some lists alone, of ranking")
     parser.add_argument("--made", action="store_true", help="lists made from those of the folder, too")
-    parser.add_argument("--clusters", nargs="*", choices=list(queueing.CLUSTERS), default=list(queueing.CLUSTERS))
+    parser.add_argument("--clusters", nargs="*", choices=list(CLUSTERS), default=list(CLUSTERS))
     parser.add_argument("--copies", type=int, default=2, help="of each cluster's trace, beside that")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for outcomes")
