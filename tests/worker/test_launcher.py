@@ -247,6 +247,17 @@ def test_the_installation_has_one() -> None:
     assert open_compiled()[1] == "", "install moorage again: make, or pip install -e ."
 
 
+def test_without_a_compiler_none_is_built_and_an_older_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "launcher.bin"
+    program.write_text("built from an older source")
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    with pytest.raises(SystemExit, match="/nowhere/cc: No such file or directory"):
+        runpy.run_path(str(BUILD))["build"](program)
+    assert list(tmp_path.iterdir()) == []
+
+
 @needs_compiler
 def test_a_program_that_is_not_ours_alone_is_not_run(built: dict[str, Path], tmp_path: Path) -> None:
     ran = tmp_path / "ran"
