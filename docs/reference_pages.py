@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.cli.exit_codes import EXIT_CODES
-from moorage.cli.lookup import FIXES, ends, error_codes, reasons
+from moorage.cli.lookup import ends, error_codes, fix_of, reasons
 from moorage.cli.main import VERBS, main
 from moorage.cli.settings import sections
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
@@ -77,13 +77,13 @@ def errors() -> str:
     parts.append("What `explain` names: the first filter after which no worker was left.\n\n")
     parts.append("| reason | what it means | what helps |\n| --- | --- | --- |\n")
     for name, code in reasons().items():
-        fix = FIXES.get(name, "").format(job="JOB", asks="the request")
+        fix = fix_of(name).format(job="JOB", asks="the request")
         parts.append(f"| `{name}` | {code.means} | {fix} |\n")
     parts.append("\n# Reasons for ending\n\n")
     parts.append("The first word of `why` where an attempt did not end by itself: in `show`, `explain` and events.\n\n")
     parts.append("| reason | what it means | what helps |\n| --- | --- | --- |\n")
     for name, code in ends().items():
-        parts.append(f"| `{name}` | {code.means} | {FIXES.get(name, '').format(job='JOB')} |\n")
+        parts.append(f"| `{name}` | {code.means} | {fix_of(name).format(job='JOB')} |\n")
     return "".join(parts)
 
 

@@ -16,8 +16,8 @@ from moorage.cli.exit_codes import EXIT_OF_CODE
 from moorage.cli.lookup import FIXES, NOTES, ends, error_codes, page, reasons
 from moorage.cli.main import VERBS
 from moorage.client.errors import CLIENT_CODES
-from moorage.scheduler.core.queries.explain import REASONS
 from moorage.schemas.errors import CODES, ENDS
+from moorage.schemas.reasons import REASONS
 from tests.cli.node import Node, environment, moorage
 
 

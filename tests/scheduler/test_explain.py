@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.queries import views, waiting
-from moorage.scheduler.core.queries.explain import REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
 from moorage.schemas.frames import Renew
+from moorage.schemas.reasons import REASONS
 from tests.scheduler.driving import Driving
 
 
@@ -236,7 +236,7 @@ def test_why_an_earlier_attempt_ended_says_nothing_of_one_that_runs() -> None:
 
 
 def test_every_reason_is_explained() -> None:
-    assert all(text and not text.endswith(".") for text in REASONS.values())
+    assert all(reason.means and not reason.means.endswith(".") for reason in REASONS.values())
 
 
 def test_views_of_everything_are_plain_data() -> None:
@@ -310,7 +310,7 @@ def test_while_nothing_is_placed_after_a_restore_a_job_that_fits_says_so() -> No
     drive.submit("j", gpu={})
     drive.pass_time(5_000)
     found = why(drive, "j")
-    assert (found["reason"], found["means"]) == ("restored", REASONS["restored"])
+    assert (found["reason"], found["means"]) == ("restored", REASONS["restored"].means)
     assert found["because"] == "jobs that were placed after the backup may still run on workers that are not heard yet"
     assert 0 < found["starts_in_ms"] <= drive.config.lost_ms - 5_000
     assert "fixes" not in found
@@ -413,7 +413,7 @@ def test_a_pause_is_told_as_one_and_has_its_place() -> None:
     drive.run_out("w0", code=1)
     drive.settle()
     told = why(drive, "j")
-    assert (told["reason"], told["means"]) == ("backoff", REASONS["backoff"])
+    assert (told["reason"], told["means"]) == ("backoff", REASONS["backoff"].means)
     assert (told["position"], told["queued"]) == (1, 1)
 
 

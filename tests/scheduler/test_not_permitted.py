@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.scheduler.core import fleet
-from moorage.scheduler.core.queries.explain import REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.state import AVOID_MAX
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, NOT_PERMITTED
+from moorage.schemas.reasons import REASONS
 from tests.scheduler.driving import Driving
 from tests.scheduler.honest_worker import Worker
 
@@ -43,7 +43,7 @@ def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int, why: str)
     explained = explain_job(drive.engine, "t", "j")
     assert isinstance(explained, dict)
     assert explained["because"] == why
-    assert (explained["reason"], explained["means"]) == ("refused", REASONS["refused"])
+    assert (explained["reason"], explained["means"]) == ("refused", REASONS["refused"].means)
     assert list(explained["workers_left"].items())[-1] == ("not-refused", 0)
     assert (explained["refused_by"], "avoids" in explained) == (sorted(names), False), "no GPU has failed"
     assert "fixes" not in explained, "whoever asked for other GPUs would be refused as well"
@@ -81,7 +81,7 @@ def test_one_that_more_workers_refuse_than_it_remembers_is_refused_while_it_wait
         if len(drive.replica("j").job.avoid) < AVOID_MAX:
             assert found["reason"] == "backoff", "others have not been asked yet"
         else:
-            assert (found["reason"], found["means"]) == ("refused", REASONS["refused"])
+            assert (found["reason"], found["means"]) == ("refused", REASONS["refused"].means)
             assert found["starts_in_ms"] > 0
             assert "fixes" not in found
         drive.pass_time(60_000)
@@ -252,7 +252,7 @@ def test_nothing_is_placed_where_the_worker_told_that_it_may_not_be() -> None:
     drive.settle()
     assert (drive.states("j"), drive.states("mine", "u")) == (["QUEUED"], ["RUNNING"])
     found = drive.explained("j")
-    assert (found["reason"], found["means"]) == ("rules", REASONS["rules"])
+    assert (found["reason"], found["means"]) == ("rules", REASONS["rules"].means)
     assert found["because"] == NOT_PERMITTED + "tenant t may not have the driver noop on 1 worker"
     assert found["held_by"] == ["w0: lets it have process"]
     assert "fixes" not in found, "another request of this tenant would not help"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from moorage.schemas.reasons import REASONS
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {
     "schemas": "schemas/moorage/schemas",
@@ -143,6 +145,36 @@ def test_subjects_are_spelled_in_one_module() -> None:
         for file in sources(room):
             found = [text for text in texts(file) if spelled.match(text) and "<" not in text]
             assert not found, f"{file.relative_to(ROOT)} spells {found}"
+
+
+#: what speaks of reasons for waiting, below the folders of the scheduler and the command
+OF_REASONS = (
+    "core/filters.py", "core/lifecycle/unmatched.py", "core/queries/explain.py",
+    "core/queries/remedies.py", "core/queries/waiting.py", "foresight.py", "lookup.py", "explain.py",
+)  # fmt: skip
+#: how a worker or a device is called as well
+ALSO_OTHERWISE = {"not-heard", "foreign"}
+
+
+def test_reasons_for_waiting_are_spelled_in_one_module() -> None:
+    """Keys of answers may be the same words."""
+    names = set(REASONS) - ALSO_OTHERWISE
+    met = set()
+    for room in ("scheduler", "cli"):
+        for file in sources(room):
+            of_reasons = str(file.relative_to(ROOT / ROOMS[room])) in OF_REASONS
+            met.add(str(file.relative_to(ROOT / ROOMS[room])))
+            keys = {
+                key.value
+                for node in ast.walk(parsed(file))
+                if isinstance(node, ast.Dict)
+                for key in node.keys
+                if isinstance(key, ast.Constant)
+            }
+            ours = {name for name in names if of_reasons or "-" in name}
+            spelled = set(texts(file)) & ours - keys
+            assert not spelled, f"{file.relative_to(ROOT)} spells {spelled}"
+    assert met >= set(OF_REASONS)
 
 
 def test_no_host_path_or_secret_in_the_tree() -> None:

@@ -10,7 +10,7 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import say, tell
 from moorage.cli.exit_codes import shell_code
 from moorage.cli.instead import as_words
-from moorage.cli.lookup import FIXES, code_of, frame
+from moorage.cli.lookup import FIXES, code_of, fix_of, frame
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, ordinal, place_of, utc
 from moorage.cli.screen import APART_S, Screen
@@ -19,6 +19,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FleetFrame
 from moorage.schemas.job import TERMINAL
+from moorage.schemas.reasons import HELD, REASONS
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ _LOOK: Final = {
     "EXPIRED": "give it longer than it waited: moorage show {job}; moorage fleet shows what is free",
     "REJECTED": "ask for what moorage fleet shows, or leave out --on-no-match",
 }
-#: filters whose names, of what is missing, would read as what the workers that are left have
-_STEPS: Final = {"no-gpu": "with-a-gpu"}
 #: with fewer runs seen no start is said to hold nine times in ten
 RUNS_SURE: Final = 20
 _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
@@ -200,19 +199,19 @@ def _steps(left: dict[str, int]) -> str:
     for name, number in left.items():
         if not steps or number != steps[-1][1]:
             steps.append((name, number))
-    return " > ".join(f"{_STEPS.get(name, name)} {number}" for name, number in steps)
+    return " > ".join(f"{REASONS[name].step if name in REASONS else name} {number}" for name, number in steps)
 
 
 def fix_lines(data: dict[str, Any]) -> list[str]:
     if data.get("state") in _LOOK:
         why = str(data.get("why", "")).partition(":")[0]
         look = _LOOK[data["state"]] if not data.get("compacted") else "moorage show {job}"
-        return [f"fix: {FIXES.get(why, look).format(job=data['job'])}"]
+        return [f"fix: {(fix_of(why) or look).format(job=data['job'])}"]
     tried = [_fix_line(fix, data) for fix in data.get("fixes", [])]
-    fix = FIXES.get(data.get("reason", ""))
+    fix = fix_of(data.get("reason", ""))
     if tried or not fix:
         return tried
-    if data["reason"] == "held" and "tenant" in data:
+    if data["reason"] == HELD.name and "tenant" in data:
         return [f"fix: an operator lets it go on: {_release(data)}"]
     return [f"fix: {fix.format(job=data['job'], asks=data.get('asks', ''))}"]
 

@@ -11,34 +11,13 @@ from moorage.cli.exit_codes import EXIT_FAILED, EXIT_OF_CODE
 from moorage.cli.options import LOCAL, LOCAL_ROWS, LocalOptions, LocalRowOptions, guarded
 from moorage.cli.render import facts, table
 from moorage.schemas.nearest import nearest
+from moorage.schemas.reasons import REASONS
 
 if TYPE_CHECKING:
     from moorage.client.errors import NotFound
 
-#: what helps against a reason or an error, where a line can say it; {job} and {asks} are filled in
+#: what helps against an error or an end, where a line can say it; {job} is filled in. See also `fix_of`
 FIXES: Final[dict[str, str]] = {
-    "no-worker": "start one: moorage worker",
-    "driver": "ask for a driver that moorage fleet --json shows, or start a worker that offers it",
-    "rules": "ask who runs the worker to add it to the tenant's drivers_for, or for another driver",
-    "label": "ask for labels that moorage fleet --json shows",
-    "model": "ask for a model that moorage fleet shows",
-    "memory": "ask for less memory than {asks}; moorage fleet shows the models",
-    "count": "ask for fewer GPUs a replica: all of them must be on one host",
-    "gang-size": "ask for fewer replicas, or smaller ones",
-    "refused": "mend what the reason names and submit it again; a worker that is started anew is asked again",
-    "closed": "moorage fleet shows who is cordoned or draining; moorage uncordon WORKER opens one",
-    "sick": "moorage fleet shows what is wrong; moorage admin release --worker WORKER gives one back that is mended",
-    "foreign": "end that process, or wait: the GPU comes back by itself when it has gone",
-    "leaving": "give it a shorter time limit, or wait: moorage fleet shows the drains to come",
-    "busy": "wait, or cancel what you need no longer: moorage ls --state RUNNING",
-    "reserved": "a smaller request may fit beside the reservation",
-    "ahead": "wait, or ask your operator for a higher priority: moorage admin priority {job} --to 90",
-    "preempting": "wait: the jobs that make room for it end within their grace",
-    "held": "an operator lets it go on: moorage admin release {job}, or --queue where its tenant is held",
-    "limit": "cancel what you need no longer, or ask an operator: moorage admin tenants shows the limits",
-    "scheduler-failed": "moorage doctor shows what failed: report it; the job is tried again by itself",
-    "contended": "moorage fleet shows what local claims hold",
-    # of errors
     "invalid-argument": "correct what the error names; moorage schema request has every field of a request",
     "unknown-verb": "moorage help",
     "too-large": "put large data into a store and hand its address to the job",
@@ -105,9 +84,7 @@ def error_codes() -> dict[str, Code]:
 
 def reasons() -> dict[str, Code]:
     """Every reason for which a job waits."""
-    from moorage.scheduler.core.queries.explain import REASONS
-
-    return {code: Code(code, "", means, "waiting") for code, means in REASONS.items()}
+    return {name: Code(name, "", reason.means, "waiting") for name, reason in REASONS.items()}
 
 
 def ends() -> dict[str, Code]:
@@ -118,12 +95,13 @@ def ends() -> dict[str, Code]:
 
 
 def code_of(word: str) -> Code | None:
-    """The code that a word is, where it is one; the scheduler's core is imported only for what looks like a code."""
-    if (known := error_codes().get(word)) is not None:
-        return known
-    if not word.replace("-", "").isalpha() or not word.islower():
-        return None
-    return reasons().get(word)
+    """The code of an error or the reason for waiting that a word is, where it is one."""
+    return error_codes().get(word) or reasons().get(word)
+
+
+def fix_of(code: str) -> str:
+    """What helps against an error, a reason or an end; empty where no line can say it."""
+    return REASONS[code].fix if code in REASONS else FIXES.get(code, "")
 
 
 def errors(
@@ -163,13 +141,13 @@ _KINDS: Final = {
 
 def frame(code: Code) -> dict[str, Any]:
     """What `--json` says of a code."""
-    return {"kind": "code", **code._asdict(), "exit_code": code.exit_code, "fix": FIXES.get(code.code, "")}
+    return {"kind": "code", **code._asdict(), "exit_code": code.exit_code, "fix": fix_of(code.code)}
 
 
 def page(code: Code) -> str:
     """Everything that is known of a code."""
     where = {"caller": "the caller's", "fleet": "the fleet's, not yours", "moorage": "moorage's own: report it"}
-    fix = FIXES.get(code.code, "").format(job="JOB", asks="the request")
+    fix = fix_of(code.code).format(job="JOB", asks="the request")
     return facts(
         [
             ("code", code.code),

@@ -18,7 +18,6 @@ import msgspec
 from moorage.scheduler import question_queue
 from moorage.scheduler.core.effects.outputs import Message
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.queries.explain import NEVER_REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.state import Job
 from moorage.scheduler.question_queue import RoundRobin, contained, overloaded
@@ -30,6 +29,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Answer, Event
+from moorage.schemas.reasons import REASONS, Ends
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -46,8 +46,6 @@ FOLLOWED_MS: Final = 60_000
 SUBMIT_SHARE: Final = 100
 #: an estimate has changed when it is off by a fifth, and by more than this
 CHANGED_MS: Final = 5_000
-#: reasons under which no estimate stands: nothing that runs is waited for
-_NO_ESTIMATE: Final = NEVER_REASONS | {"held", "restored", "not-heard", "closed", "sick"}
 
 
 class _Followed(NamedTuple):
@@ -108,7 +106,7 @@ class Foresight:
     def explained(self, tenant: str, job: str, *, fixes: bool = True) -> Any:
         """What `explain` answers: with the start that the last forecast knows."""
         data = explain_job(self._engine, tenant, job, fixes=fixes)
-        if isinstance(data, dict) and "reason" in data and data["reason"] not in _NO_ESTIMATE:
+        if isinstance(data, dict) and "reason" in data and REASONS[data["reason"]].ends is Ends.BY_ITSELF:
             data |= self._start(tenant, job)
         return data
 

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
+from moorage.scheduler.core.filters import FILTERS, MODE_WORDS, failed, has_labels
 from moorage.scheduler.core.records import Mode
 from moorage.scheduler.core.shape import DeviceAsked, Shape
 from moorage.scheduler.core.shared_values import SharedDict
 from moorage.scheduler.core.state import Worker
+from moorage.schemas import reasons
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.gpu import SHARERS_MAX
 
@@ -21,14 +23,11 @@ FITS_MAX: Final = 50_000
 RANKS_MAX: Final = 1_024
 #: members of one worker: so that its renewal, its join and its loss each fit one frame or record
 MEMBERS_MAX: Final = 4096
-#: what a class may fail a shape by, in the order in which it is asked; see `Fit.reason`
-FILTERS: Final = ("driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
 When = Literal["ever", "emptied", "now"]
 #: the drivers that each tenant may have on a worker, as its hello tells it; empty: any
 Rules = dict[str, frozenset[str]]
 #: slots lent, thousandths of a core, MiB
 Size = tuple[int, int, int]
-_MODE_WORDS: Final = {int(Mode.EXCLUSIVE): "exclusive", int(Mode.MPS): "mps", int(Mode.TIME_SLICE): "time-slice"}
 
 
 class SharedDevice:
@@ -58,9 +57,9 @@ class Fit:
 #: what shapes, by index, find on hosts that are alike but for labels: of many labels there are many classes
 Fits = SharedDict[int, Fit]
 
-_OTHER_LABEL: Final = Fit(0, 0, "label")
-#: what is failed by before labels are looked at, see `FILTERS`
-_BEFORE_LABELS: Final = FILTERS[: FILTERS.index("label")]
+_OTHER_LABEL: Final = Fit(0, 0, reasons.LABEL.name)
+#: what is failed by before labels are looked at
+_BEFORE_LABELS: Final = tuple(FILTERS)[: list(FILTERS).index(reasons.LABEL.name)]
 
 
 def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
@@ -136,29 +135,24 @@ class HostClass:
             if len(self.fits) >= FITS_MAX:
                 self.fits.clear()
             found = self.fits[shape.index] = self._fit(shape)
-        for label, allowed in shape.requires.items():
-            if self.labels.get(label) not in allowed:
-                return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
+        if shape.requires and not has_labels(self, shape):
+            return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
         return found
 
     def _fit(self, shape: Shape) -> Fit:
         """What it finds, were labels no matter."""
-        if shape.driver not in self.drivers:
-            return Fit(0, 0, "driver")
-        if self.drivers_for and shape.driver not in self.permitted(shape.tenant):
-            return Fit(0, 0, "rules")
+        if reason := failed(self, shape, "host"):
+            return Fit(0, 0, reason)
         if shape.mode == NO_GPU:
             return Fit(0, 2, "")
-        if not self.devices:
-            return Fit(0, 0, "no-gpu")
-        if _MODE_WORDS[shape.mode] not in self.modes:
-            return Fit(0, 0, "sharing")
         mask, best, best_mask, reason = self._ranked(shape)
-        if best == 0:
-            return Fit(0, 0, reason)
-        if mask.bit_count() < shape.count:
-            return Fit(0, best, "count")
+        if reason := reason or failed(self, shape, "devices"):
+            return Fit(0, best, reason)
         return Fit(mask, best, "", best_mask)
+
+    def answering(self, shape: Shape) -> int:
+        """The slots whose devices answer a shape that asks for some."""
+        return self._ranked(shape)[0]
 
     def _ranked(self, shape: Shape) -> tuple[int, int, int, str]:
         """The slots that answer, how well the best do and which those are, or why none does: once for all who ask so.
@@ -174,22 +168,13 @@ class HostClass:
             mask, best_mask = (
                 sum(1 << slot for slot, rank in enumerate(ranks) if rank >= least) for least in (1, max(1, best))
             )
-            reason = "" if best else self._device_reason(shape)
+            reason = "" if best else failed(self, shape, "device")
             found = self._ranks[shape.device_asked] = (mask, best, best_mask, reason)
         return found
 
     def permitted(self, tenant: str) -> frozenset[str]:
         """The drivers that a tenant may have where there are rules; "" is any that none of them names."""
         return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
-
-    def _device_reason(self, shape: Shape) -> str:
-        """Which filter the devices fail first: vendor, model, then memory."""
-        if not any(not shape.vendor or d[1].lower() == shape.vendor for d in self.devices):
-            return "vendor"
-        named = self.named(shape)
-        if not named:
-            return "model"
-        return "memory" if all(d[3] < max(shape.min_memory_mib, shape.share_mib) for d in named) else "slot"
 
     def named(self, shape: Shape) -> list[tuple[int, str, str, int]]:
         """Its devices of the vendor and model that a shape asks for, whatever their memory and index."""
@@ -211,7 +196,7 @@ class HostClass:
         return sum(min(most, d[3] // shape.share_mib) for slot, d in enumerate(self.devices) if slots >> slot & 1)
 
     def sharers(self, mode: int) -> int:
-        return int(self.sharers_max.get(_MODE_WORDS[mode], 1))
+        return int(self.sharers_max.get(MODE_WORDS[mode], 1))
 
 
 class Host:

@@ -17,7 +17,6 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Order, Submit
 from moorage.scheduler.core.ledger.acts import Share
 from moorage.scheduler.core.operate.orders import level_problem
-from moorage.scheduler.core.queries.explain import NEVER_REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import MODE_NAMES
 from moorage.scheduler.core.state import Job
@@ -31,6 +30,7 @@ from moorage.schemas.frames import Accepted, Device, Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.job import Request
 from moorage.schemas.operate import DrainAct, act_of
+from moorage.schemas.reasons import REASONS
 
 #: workers that one plan may drain, and hosts that it may add
 DRAINED_MAX: Final = 256
@@ -275,7 +275,8 @@ class _Plan(Future):
     def _later(self, planned: Planned, job: Job) -> None:
         key = (job.tenant, job.name)
         self._explain(planned, job)
-        if planned.waiting is not None and planned.waiting.get("reason") in NEVER_REASONS:
+        reason = REASONS.get((planned.waiting or {}).get("reason", ""))
+        if reason is not None and reason.is_never:
             planned.starts = "never"
             return
         self.pass_time(lambda: key in self.started)

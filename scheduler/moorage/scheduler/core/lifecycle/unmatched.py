@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from heapq import nsmallest
 from typing import Final
 
+from moorage.scheduler.core.filters import FILTERS, NAMES_SHOWN_MAX, nearest_to_a_fit, shown
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import FILTERS, HostClass, size_of_largest
+from moorage.scheduler.core.host import HostClass, size_of_largest
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas.gpu import WHOLE_WORDS, model_matches
 
-#: names of models, drivers or labels that one text shows
-NAMES_SHOWN_MAX: Final = 3
 #: texts that are kept until the fleet changes, and so are names that were compared with the fleet's
 KEPT_MAX: Final = 1_000
 
@@ -55,7 +53,7 @@ class Unmatched:
         found = {name: matched for name in self._names if (matched := model_matches(model, name))}
         if not found or WHOLE_WORDS in found.values():
             return ""
-        return f"{model} is part of {_shown(found)} only; ={model} takes that model alone"
+        return f"{model} is part of {shown(found)} only; ={model} takes that model alone"
 
     def _look(self) -> None:
         """What was said of another fleet is forgotten."""
@@ -73,28 +71,17 @@ class Unmatched:
             return "the fleet is empty"
         if "" in classes:
             return self._of_hosts(shape, classes[""])
-        reason = max(classes, key=FILTERS.index)  # the one that came farthest is nearest to a fit
-        if reason == "label":
-            return self._of_labels(shape, classes[reason])
-        return _TEXTS[reason](shape, classes[reason]) if reason != "model" else self._of_models(shape)
+        reason = nearest_to_a_fit(classes)
+        return FILTERS[reason].words(shape, classes[reason], self)
 
-    def _of_labels(self, shape: Shape, classes: list[HostClass]) -> str:
-        """The label that the fewest workers have as it is required."""
-        count = {
-            label: sum(len(cls.hosts) for cls in classes if cls.labels.get(label) in allowed)
-            for label, allowed in shape.requires.items()
-        }
-        label = min(count, key=lambda name: (count[name], name))
-        if count[label]:
-            return "no worker has all the labels that it requires, though each of them somebody has"
-        known = nsmallest(NAMES_SHOWN_MAX + 1, self._fleet.labelled.get(label, ()))
-        wanted = _shown((f"{label}={value}" for value in shape.requires[label]), " or ")
-        has = f"the fleet has {label}={_shown(known)}" if known else f"nobody has the label {label}"
-        return f"no worker is labelled {wanted}: {has}"
+    def labelled(self, label: str) -> Iterable[str]:
+        """The values that the fleet has of a label."""
+        return self._fleet.labelled.get(label, ())
 
-    def _of_models(self, shape: Shape) -> str:
+    def nearest_models(self, shape: Shape) -> Iterable[str]:
+        """The fleet's names nearest to those that a shape asks for; all of them where none is near."""
         near = [name for model in shape.models for name in self._near(model.lstrip("=").lower())]
-        return "the fleet has " + _shown(dict.fromkeys(near) or self._names)
+        return dict.fromkeys(near) or self._names
 
     def _near(self, model: str) -> list[str]:
         found = self._close.get(model)
@@ -116,57 +103,3 @@ class Unmatched:
         if lent < shape.count:
             return f"the most such GPUs that one worker lends is {lent}"
         return f"the most that one worker with such GPUs has is {size_of_largest(hosts)} of memory"
-
-
-def _shown(names: Iterable[str], between: str = ", ") -> str:
-    shown = list(names)
-    return between.join([*shown[:NAMES_SHOWN_MAX], *(["…"] if len(shown) > NAMES_SHOWN_MAX else [])])
-
-
-def _driver(shape: Shape, classes: list[HostClass]) -> str:
-    offered = sorted({driver for cls in classes for driver in cls.drivers})
-    return f"no worker offers the driver {shape.driver}, but {_shown(offered) or 'none'}"
-
-
-def _rules(shape: Shape, classes: list[HostClass]) -> str:
-    return f"no worker lets its tenant have the driver {shape.driver}"
-
-
-def _sharing(shape: Shape, classes: list[HostClass]) -> str:
-    return (
-        f"no worker with GPUs offers its sharing mode, but {_shown(sorted({m for cls in classes for m in cls.modes}))}"
-    )
-
-
-def _vendor(shape: Shape, classes: list[HostClass]) -> str:
-    vendors = sorted({vendor for cls in classes for _, vendor, _, _ in cls.devices})
-    return f"the fleet's GPUs are by {_shown(vendors)}"
-
-
-def _memory(shape: Shape, classes: list[HostClass]) -> str:
-    largest = max(memory for cls in classes for _, _, _, memory in cls.named(shape))
-    return f"the largest GPU that it names has {largest} MiB"
-
-
-def _slot(shape: Shape, classes: list[HostClass]) -> str:
-    return f"no worker has such a GPU with the index {shape.slot_index}"
-
-
-def _count(shape: Shape, classes: list[HostClass]) -> str:
-    most = max(
-        sum(bool(shape.device_rank(vendor, name, memory, index)) for index, vendor, name, memory in cls.devices)
-        for cls in classes
-    )
-    return f"the most such GPUs on one host is {most}"
-
-
-_TEXTS: Final[dict[str, Callable[[Shape, list[HostClass]], str]]] = {
-    "driver": _driver,
-    "rules": _rules,
-    "no-gpu": lambda shape, classes: "no host of the fleet has a GPU",
-    "sharing": _sharing,
-    "vendor": _vendor,
-    "memory": _memory,
-    "slot": _slot,
-    "count": _count,
-}

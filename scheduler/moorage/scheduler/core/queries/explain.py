@@ -5,53 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from moorage.scheduler.core.filters import FILTERS, nearest_to_a_fit
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, FILTERS, NO_GPU, Host, size_of_largest
+from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Host, size_of_largest
 from moorage.scheduler.core.shape import Shape
-
-#: every reason for waiting, and what it means; a closed list (the reference page is made from it)
-REASONS: Final[dict[str, str]] = {
-    "placing": "it fits now and is placed with the next record",
-    "restored": "the ledger was restored from a backup, or may be an older one: nothing is placed until its workers are"
-    " heard, or would be lost",
-    "no-worker": "no worker has joined",
-    "not-heard": "no worker that could run it was heard in this reign yet",
-    "driver": "no worker offers the driver",
-    "rules": "no worker that is left lets its tenant have the driver, by rules of its own",
-    "label": "no worker has the labels that it requires",
-    "no-gpu": "no worker that is left has a GPU",
-    "sharing": "no worker that is left offers the sharing mode",
-    "vendor": "no worker that is left has a GPU of the vendor",
-    "model": "no worker that is left has a GPU of the model",
-    "memory": "no GPU of the model has the memory",
-    "slot": "no worker has the device with that index",
-    "count": "no worker has so many matching GPUs",
-    "host-size": "no worker that is left has the CPU or the memory in all",
-    "gang-size": "all workers together could not hold the gang, even if they were empty",
-    "refused": "every worker that could hold it refused to run it, by its rules or because it cannot run it there",
-    "closed": "the workers that could run it are cordoned, draining, stale or kept by local claims",
-    "busy": "the GPUs that could run it are leased",
-    "sick": "the GPUs that could run it are sick, quarantined or used by somebody outside",
-    "foreign": "the GPUs that could run it are used by processes that belong to no lease",
-    "leaving": "the workers it would fit on are to be drained before its time limit is over",
-    "host-busy": "the workers with free GPUs have no CPU or memory left",
-    "gang": "some of the gang would fit now, not all of it",
-    "reserved": "the hosts it would fit on are held for another job, that has waited longer or that others ended for",
-    "ahead": "the order is strict, and somebody before it waits",
-    "preempting": "others were asked to end for it, and it waits until they have",
-    "held": "an operator holds it, or the whole queue of its tenant",
-    "limit": "its tenant has as many GPUs leased as an operator's limit allows, or somebody before it waits for that",
-    "backoff": "it waits out a pause after a failure, a loss or a refusal",
-    "scheduler-failed": "the scheduler itself failed on it, and tries it again after a pause",
-    "contended": "its worker's pool refused it several times: somebody else claims there",
-}
-
-
-#: reasons that no waiting cures while the fleet is as it is
-NEVER_REASONS: Final = frozenset(
-    {"no-worker", "driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count"}
-    | {"host-size", "gang-size", "refused"}
-)
+from moorage.schemas import reasons
+from moorage.schemas.reasons import REASONS, Reason
 
 
 class Explanation:
@@ -64,7 +23,7 @@ class Explanation:
 
     def __init__(
         self,
-        reason: str,
+        reason: Reason,
         counts: dict[str, int],
         held_on: list[Host],
         missing: int = 0,
@@ -81,7 +40,12 @@ class Explanation:
 
     def as_data(self) -> dict[str, Any]:
         because = {"because": self.because} if self.because else {}
-        return {"reason": self.reason, "means": REASONS[self.reason], **because, "workers_left": self.counts}
+        return {**named(self.reason), **because, "workers_left": self.counts}
+
+
+def named(reason: Reason) -> dict[str, Any]:
+    """A reason as an answer has it."""
+    return {"reason": reason.name, "means": reason.means}
 
 
 HOLDERS_MAX: Final = 5
@@ -104,7 +68,7 @@ def explain(
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
-        return Explanation("no-worker", counts, [])
+        return Explanation(reasons.NO_WORKER, counts, [])
     matching = _matching(fleet, shape, counts)
     if isinstance(matching, Explanation):
         return matching
@@ -115,7 +79,7 @@ def explain(
         sized = [host for host in sized if host.worker.num not in refusing]
         counts["not-refused"] = len(sized)
         if not sized:
-            return Explanation("refused", counts, [])
+            return Explanation(reasons.REFUSED, counts, [])
     open_hosts = _open(sized, shape, counts)
     if isinstance(open_hosts, Explanation):
         return open_hosts
@@ -125,17 +89,17 @@ def explain(
     unbarred = [host for host in roomy if host.worker.num not in barred]
     counts["not-reserved"] = len(unbarred)
     if not unbarred:
-        return Explanation("reserved", counts, [])
+        return Explanation(reasons.RESERVED, counts, [])
     staying = [host for host in unbarred if host.worker.num not in leaving]
     counts["not-leaving"] = len(staying)
     if not staying:
         drained = [f"{host.worker.id}: is to be drained" for host in unbarred[:HOLDERS_MAX]]
-        return Explanation("leaving", counts, [], troubles=drained)
+        return Explanation(reasons.LEAVING, counts, [], troubles=drained)
     now = _now(staying, shape)
     if shape.together > 1 and now < shape.together:
-        reason = "gang" if _now(unbarred, shape) < shape.together else "leaving"
+        reason = reasons.GANG if _now(unbarred, shape) < shape.together else reasons.LEAVING
         return Explanation(reason, counts, open_hosts, because=f"room for {now} of its {shape.together} replicas")
-    return Explanation("placing", counts, [])
+    return Explanation(reasons.PLACING, counts, [])
 
 
 def _matching(fleet: Fleet, shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
@@ -155,7 +119,7 @@ def _matching(fleet: Fleet, shape: Shape, counts: dict[str, int]) -> list[Host] 
             counts[name] = passed
     counts["matching"] = len(left)
     # the filters run in one order, so the reason that came farthest names what is nearest to a fit
-    return left or Explanation(max(failed, key=FILTERS.index), counts, [])
+    return left or Explanation(REASONS[nearest_to_a_fit(failed)], counts, [])
 
 
 def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
@@ -164,10 +128,12 @@ def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> li
     counts["large-enough"] = len(sized)
     if not sized:
         because = f"{_asked_of_host(shape)}; the most that one has is {size_of_largest(hosts)}"
-        return Explanation("host-size", counts, [], because=because)
+        return Explanation(reasons.HOST_SIZE, counts, [], because=because)
     ever = sum(host.replicas_of(shape, "ever") for host in sized)
     if ever < shape.together:
-        return Explanation("gang-size", counts, [], because=f"empty, they would hold {ever} of its {shape.together}")
+        return Explanation(
+            reasons.GANG_SIZE, counts, [], because=f"empty, they would hold {ever} of its {shape.together}"
+        )
     return sized
 
 
@@ -176,10 +142,12 @@ def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host]
     heard = [host for host in hosts if host.heard]
     counts["heard"] = len(heard)
     if not heard:
-        return Explanation("not-heard", counts, [])
+        return Explanation(reasons.NOT_HEARD, counts, [])
     open_hosts = [host for host in heard if host.usable and not (host.waiting and shape.count)]
     counts["open"] = len(open_hosts)
-    return open_hosts or Explanation("closed", counts, [], troubles=[_closed(host) for host in heard[:HOLDERS_MAX]])
+    return open_hosts or Explanation(
+        reasons.CLOSED, counts, [], troubles=[_closed(host) for host in heard[:HOLDERS_MAX]]
+    )
 
 
 def _roomy(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
@@ -190,7 +158,7 @@ def _roomy(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host
         return _no_free_gpus(hosts, shape, counts)
     roomy = [host for host in free if host.fits_host(shape)]
     counts["with-cpu-and-memory"] = len(roomy)
-    return roomy or Explanation("host-busy", counts, free, because=_asked_of_host(shape))
+    return roomy or Explanation(reasons.HOST_BUSY, counts, free, because=_asked_of_host(shape))
 
 
 def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Explanation:
@@ -198,9 +166,9 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
     missing = shape.count - max(_free(host, shape) for host in hosts)
     unleased = [host for host in hosts if _but_for_health(host, shape) >= shape.count]
     if not unleased:
-        return Explanation("busy", counts, hosts, missing)
+        return Explanation(reasons.BUSY, counts, hosts, missing)
     foreign = [host for host in unleased if _but_for_foreign(host, shape) >= shape.count]
-    reason, troubled = ("foreign", foreign) if foreign else ("sick", unleased)
+    reason, troubled = (reasons.FOREIGN, foreign) if foreign else (reasons.SICK, unleased)
     # beside what is wrong, ours that hold the others: each of them would do as well
     leased = [host for host in hosts if host.cls.fit(shape).mask & host.lent & ~host.free & ~host.worker.quarantined]
     return Explanation(reason, counts, leased, missing, troubles=_troubles(troubled, shape))

@@ -6,13 +6,14 @@ are named, those of others never.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.queries.trial import Trials
 from moorage.scheduler.core.queueing.backfill import DEPTH_MAX
 from moorage.scheduler.core.queueing.queue import Line
 from moorage.scheduler.core.state import Job
+from moorage.schemas.reasons import Cure, Reason
 
 #: the highest priority that an operator can give
 PRIORITY_MAX: Final = 100
@@ -20,15 +21,9 @@ PRIORITY_MAX: Final = 100
 JOBS_TRIED_MAX: Final = 16
 
 
-def remedies(trials: Trials, reason: str) -> list[dict[str, Any]]:
+def remedies(trials: Trials, reason: Reason) -> list[dict[str, Any]]:
     """What helps against a reason, the best first. Each has `say`, `command`, and `who` may give that command."""
-    if reason == "limit":
-        return [*_raise_limit(trials), *_cancel_first(trials), *_cancel_for_limit(trials)]
-    if reason == "ahead":
-        return [*_cancel_ahead(trials), *_go_ahead(trials)]
-    if reason == "held":
-        return list(_release(trials))
-    return []
+    return [each for cure in reason.cures for remedy in _OF.get(cure, ()) for each in remedy(trials)]
 
 
 def _order(say: str, command: str) -> dict[str, Any]:
@@ -128,3 +123,10 @@ def _release(trials: Trials) -> Iterator[dict[str, Any]]:
         gpus=trials.leased + before, lets_go=lambda line: line.blocked_at != trials.engine.fleet.changes
     ):
         yield _order("ask your operator to let it go on", f"moorage admin release {job.name} --tenant {job.tenant}")
+
+
+_OF: Final[dict[Cure, tuple[Callable[[Trials], Iterator[dict[str, Any]]], ...]]] = {
+    Cure.LIMIT: (_raise_limit, _cancel_first, _cancel_for_limit),
+    Cure.TURN: (_cancel_ahead, _go_ahead),
+    Cure.RELEASE: (_release,),
+}

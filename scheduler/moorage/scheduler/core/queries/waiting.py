@@ -10,7 +10,7 @@ from moorage.scheduler.core.decide.preempting import leaving_for
 from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
-from moorage.scheduler.core.queries.explain import HOLDERS_MAX, NEVER_REASONS, REASONS, Explanation, explain, holders
+from moorage.scheduler.core.queries.explain import HOLDERS_MAX, Explanation, explain, holders, named
 from moorage.scheduler.core.queries.relax import FIXES_MAX, Relaxer
 from moorage.scheduler.core.queries.remedies import remedies
 from moorage.scheduler.core.queries.trial import Trials
@@ -24,9 +24,11 @@ from moorage.scheduler.core.queries.views import (
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica, every_slot
+from moorage.schemas import reasons
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED
 from moorage.schemas.gpu import format_token
+from moorage.schemas.reasons import REASONS, Cure, Reason
 from moorage.schemas.units import many
 
 #: entries of the queue that are looked at one by one for a job's place; of more, up to the second number,
@@ -35,11 +37,6 @@ COUNTED_MAX: Final = 512
 GLANCED_MAX: Final = 8_192
 #: how a refusal begins where the host could not start it: nobody else has claimed its GPUs
 START_FAILED: Final = "start-failed"
-#: reasons that no change of the request cures: somebody has to act, or a time to pass
-UNCURED = frozenset(
-    {"placing", "restored", "no-worker", "not-heard", "driver", "rules", "preempting", "backoff", "contended"}
-    | {"scheduler-failed"}
-)
 
 
 def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -> dict[str, Any] | Problem:
@@ -68,8 +65,9 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     if found.missing:
         data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     refused = data.get("because", "").startswith(ABOUT_THE_JOB)  # and would be, whatever GPUs it asked for
-    if fixes and not refused and data["reason"] not in UNCURED:
-        data["fixes"] = _fixes(trials, data["reason"])
+    reason = REASONS[data["reason"]]
+    if fixes and not refused and reason.cures:
+        data["fixes"] = _fixes(trials, reason)
     return data
 
 
@@ -88,39 +86,38 @@ def _reason(trials: Trials, found: Explanation, barred: frozenset[int], replica:
     engine, job, shape = trials.engine, trials.job, trials.shape
     standing = _standing(engine, job, found.reason) or _ahead(trials, found.reason)
     if standing:
-        found.reason = standing["reason"]
+        found.reason = REASONS[standing["reason"]]
     data = found.as_data()
-    data["holders"] = holders(found.held_on, shape, job.tenant, of_host=found.reason == "host-busy")
+    data["holders"] = holders(found.held_on, shape, job.tenant, of_host=found.reason is reasons.HOST_BUSY)
     data["held_by"] = found.troubles + (_told(data["holders"], job.name) if found.held_on else [])
-    if found.reason == "reserved":
+    if found.reason is reasons.RESERVED:
         data["held_by"] = _kept_for(engine, job, barred)
     data.update(standing)
-    if found.reason == "rules":
+    if found.reason is reasons.RULES:
         data.update(_ruled_out(engine, shape, job.tenant))
-    if found.reason == "placing" and replica.not_before > engine.state.time_ms:
-        data["reason"] = _pause_after(job, replica)
-        data["means"] = REASONS[data["reason"]]
-        data["starts_in_ms"] = replica.not_before - engine.state.time_ms
-    if data["reason"] == "placing" and not engine.may_place(trials.now_ms, engine.built_ms):
+    reason = found.reason
+    if reason is reasons.PLACING and replica.not_before > engine.state.time_ms:
+        reason = _pause_after(job, replica)
+        data |= {**named(reason), "starts_in_ms": replica.not_before - engine.state.time_ms}
+    if reason is reasons.PLACING and not engine.may_place(trials.now_ms, engine.built_ms):
         because, left_ms = engine.waits_for(trials.now_ms, engine.built_ms)
-        data |= {"reason": "restored", "means": REASONS["restored"], "because": because, "starts_in_ms": left_ms}
+        data |= {**named(reasons.RESTORED), "because": because, "starts_in_ms": left_ms}
     if (left_ms := engine.put_off_jobs.get(job.num, 0) - engine.state.time_ms) > 0:
         because = "a defect of the scheduler: its log has the place, and `moorage doctor` how often"
-        means = REASONS["scheduler-failed"]
-        data |= {"reason": "scheduler-failed", "means": means, "because": because, "starts_in_ms": left_ms}
+        data |= {**named(reasons.SCHEDULER_FAILED), "because": because, "starts_in_ms": left_ms}
     last = _last_why(job)
-    if "because" not in data and (last.startswith(ABOUT_THE_JOB) or data["reason"] in ("backoff", "contended")):
+    if "because" not in data and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
         data["because"] = last
     return data
 
 
-def _pause_after(job: Job, replica: Replica) -> str:
+def _pause_after(job: Job, replica: Replica) -> Reason:
     """Why it waits out a pause: of more workers that refuse it than a job remembers, some are asked again after one."""
     last = _last_why(job)
     if last.startswith(ABOUT_THE_JOB):
-        return "refused" if len(job.avoid) >= AVOID_MAX else "backoff"
+        return reasons.REFUSED if len(job.avoid) >= AVOID_MAX else reasons.BACKOFF
     claimed = replica.refusals >= CONTENDED_AT and not last.startswith(START_FAILED)
-    return "contended" if claimed else "backoff"
+    return reasons.CONTENDED if claimed else reasons.BACKOFF
 
 
 def _in_line(trials: Trials) -> dict[str, Any]:
@@ -144,11 +141,11 @@ def _ended(engine: Engine, job: Job) -> dict[str, Any]:
     return {"code": code, "why": row["why"] or (f"it ended by itself, {ended}" if code else "")}
 
 
-def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:
+def _fixes(trials: Trials, reason: Reason) -> list[dict[str, Any]]:
     """What helps, each tried: first what the reason itself calls for, then changes of the request."""
     found = remedies(trials, reason)
     if trials.job.hold is None and trials.engine.state.tenants[trials.job.tenant].hold is None:
-        ends_ms = trials.ends_ms() if reason in ("reserved", "leaving", "gang") else ()
+        ends_ms = trials.ends_ms() if Cure.TIME_LIMIT in reason.cures else ()
         relaxer = Relaxer(trials.engine.fleet, trials.request, trials.instead, ends_ms)
         found += [fix.as_data() for fix in relaxer.fixes()]
     return found[:FIXES_MAX]
@@ -227,12 +224,15 @@ def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
     return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
 
 
-def _ahead(trials: Trials, reason: str) -> dict[str, Any]:
+def _ahead(trials: Trials, reason: Reason) -> dict[str, Any]:
     """In strict order: who waits before it, its own tenant's by name; empty where nobody does, or none would help."""
-    first = trials.first_ahead() if reason not in NEVER_REASONS else None
+    first = trials.first_ahead() if not reason.is_never else None
     if first is None:
         return {}
-    return {"reason": "ahead", "because": f"{_named(first, trials.job)} comes first, and has to start before it"}
+    return {
+        "reason": reasons.AHEAD.name,
+        "because": f"{_named(first, trials.job)} comes first, and has to start before it",
+    }
 
 
 def _named(other: Job, job: Job) -> str:
@@ -243,7 +243,10 @@ def _named(other: Job, job: Job) -> str:
 def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
     """Which workers do not let the tenant have the driver, and what they let it have; a few of them."""
     hosts = [
-        host for cls in engine.fleet.classes.values() if cls.fit(shape).reason == "rules" for host in cls.hosts.values()
+        host
+        for cls in engine.fleet.classes.values()
+        if cls.fit(shape).reason == reasons.RULES.name
+        for host in cls.hosts.values()
     ]
     return {
         "because": f"{NOT_PERMITTED}tenant {tenant} may not have the driver {shape.driver} on"
@@ -288,22 +291,22 @@ def _preempted(engine: Engine, job: Job) -> str:
     return f"it waits for preempted jobs to end: {', '.join(shown)}{more}" if ending else "those preempted have ended"
 
 
-def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
+def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     """What an operator has set that keeps a job waiting, with who set it and how much; empty where nothing does."""
     tenant, shape = engine.state.tenants[job.tenant], engine.shape_of(job)
     hold = job.hold or tenant.hold
     if hold is not None:
         of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
         said = as_hold(hold)
-        return {"reason": "held", "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
+        return {"reason": reasons.HELD.name, "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
     if job.preempts is not None:
-        return {"reason": "preempting", "because": _preempted(engine, job)}
+        return {"reason": reasons.PREEMPTING.name, "because": _preempted(engine, job)}
     need = shape.gpus
-    if not tenant.gpus_max or not need or reason in NEVER_REASONS:
+    if not tenant.gpus_max or not need or reason.is_never:
         return {}
     # with room left, somebody of this tenant who comes first may need more than that room
     first = engine.planner.lines.waits_for_limit(job.tenant)
-    if tenant.gpus + need <= tenant.gpus_max and (first is None or reason != "placing"):
+    if tenant.gpus + need <= tenant.gpus_max and (first is None or reason is not reasons.PLACING):
         return {}
     own: dict[str, int] = {}
     for other in tenant.jobs.values():
@@ -313,7 +316,7 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
     most = sorted(own.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
     has = f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
     return {
-        "reason": "limit",
+        "reason": reasons.LIMIT.name,
         "because": f"{has}, and {_needs(engine, job, first)}",
         "limit": msgspec.to_builtins(limit_of(tenant)),
         "gpus_leased": tenant.gpus,

@@ -1,0 +1,180 @@
+"""What a request may ask for that hosts which are alike do not have: one filter for each reason, in the order asked.
+
+A filter says whether such hosts pass, and, where none of the fleet's do, what the fleet has instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nsmallest
+from typing import Final, Literal, NamedTuple, Protocol
+
+from moorage.scheduler.core.records import MODE_OF, Mode
+from moorage.scheduler.core.shape import Shape
+from moorage.schemas import reasons
+from moorage.schemas.reasons import Reason
+
+#: names of models, drivers or labels that one text shows
+NAMES_SHOWN_MAX: Final = 3
+MODE_WORDS: Final = {int(mode): word for word, mode in MODE_OF.items()}
+#: a device's index, vendor, name and memory in MiB
+Device = tuple[int, str, str, int]
+
+
+class Offer(Protocol):
+    """What hosts that are alike offer: see `HostClass`."""
+
+    @property
+    def devices(self) -> Sequence[Device]: ...
+    @property
+    def drivers(self) -> frozenset[str]: ...
+    @property
+    def drivers_for(self) -> Mapping[str, frozenset[str]]: ...
+    @property
+    def hosts(self) -> Mapping[int, object]: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def modes(self) -> frozenset[str]: ...
+
+    def permitted(self, tenant: str) -> frozenset[str]: ...
+    def named(self, shape: Shape) -> list[Device]: ...
+    def answering(self, shape: Shape) -> int: ...
+
+
+class Names(Protocol):
+    """The names that the fleet has."""
+
+    def labelled(self, label: str) -> Iterable[str]: ...
+    def nearest_models(self, shape: Shape) -> Iterable[str]: ...
+
+
+class Filter(NamedTuple):
+    """`passes` says whether some hosts do. `words` says of those that came so far and no further what they have.
+
+    `of` is what it asks about: the hosts, their labels, any one device, or all devices that answer. A filter of one
+    device is asked only where none of them answers (see `Shape.device_rank`).
+    """
+
+    reason: Reason
+    of: Literal["host", "labels", "device", "devices"]
+    passes: Callable[[Offer, Shape], bool]
+    words: Callable[[Shape, Sequence[Offer], Names], str]
+
+
+def failed(offer: Offer, shape: Shape, of: str) -> str:
+    """Return the name of the reason of the first filter of this kind that fails; empty where all pass."""
+    return next((each.reason.name for each in FILTERS.values() if each.of == of and not each.passes(offer, shape)), "")
+
+
+def nearest_to_a_fit(names: Iterable[str]) -> str:
+    """Return the one of these reasons whose filter is asked last: what fails it passes all before it."""
+    return max(names, key=list(FILTERS).index)
+
+
+def shown(names: Iterable[str], between: str = ", ") -> str:
+    """Return the first few names in one text."""
+    every = list(names)
+    return between.join([*every[:NAMES_SHOWN_MAX], *(["…"] if len(every) > NAMES_SHOWN_MAX else [])])
+
+
+def has_labels(offer: Offer, shape: Shape) -> bool:
+    """Whether the hosts have every label that a shape requires."""
+    return all(offer.labels.get(label) in allowed for label, allowed in shape.requires.items())
+
+
+# ------------------------------------------------------------------------------------------------ whether it passes
+
+
+def _lets_have_driver(offer: Offer, shape: Shape) -> bool:
+    return not offer.drivers_for or shape.driver in offer.permitted(shape.tenant)
+
+
+def _has_gpu(offer: Offer, shape: Shape) -> bool:
+    return shape.mode == Mode.NONE or bool(offer.devices)
+
+
+def _shares(offer: Offer, shape: Shape) -> bool:
+    return shape.mode == Mode.NONE or MODE_WORDS[shape.mode] in offer.modes
+
+
+def _has_vendor(offer: Offer, shape: Shape) -> bool:
+    return any(not shape.vendor or vendor.lower() == shape.vendor for _, vendor, _, _ in offer.devices)
+
+
+def _has_memory(offer: Offer, shape: Shape) -> bool:
+    return any(memory >= max(shape.min_memory_mib, shape.share_mib) for _, _, _, memory in offer.named(shape))
+
+
+def _has_slot(offer: Offer, shape: Shape) -> bool:
+    return any(shape.device_rank(vendor, name, memory, index) for index, vendor, name, memory in offer.devices)
+
+
+def _has_so_many(offer: Offer, shape: Shape) -> bool:
+    return offer.answering(shape).bit_count() >= shape.count
+
+
+# ------------------------------------------------------------------------------------- what the fleet has instead
+
+
+def _drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    offered = sorted({driver for offer in offers for driver in offer.drivers})
+    return f"no worker offers the driver {shape.driver}, but {shown(offered) or 'none'}"
+
+
+def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    """The label that the fewest workers have as it is required."""
+    count = {
+        label: sum(len(offer.hosts) for offer in offers if offer.labels.get(label) in allowed)
+        for label, allowed in shape.requires.items()
+    }
+    label = min(count, key=lambda name: (count[name], name))
+    if count[label]:
+        return "no worker has all the labels that it requires, though each of them somebody has"
+    known = nsmallest(NAMES_SHOWN_MAX + 1, names.labelled(label))
+    wanted = shown((f"{label}={value}" for value in shape.requires[label]), " or ")
+    has = f"the fleet has {label}={shown(known)}" if known else f"nobody has the label {label}"
+    return f"no worker is labelled {wanted}: {has}"
+
+
+def _modes(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    modes = sorted({mode for offer in offers for mode in offer.modes})
+    return f"no worker with GPUs offers its sharing mode, but {shown(modes)}"
+
+
+def _vendors(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    return f"the fleet's GPUs are by {shown(sorted({device[1] for offer in offers for device in offer.devices}))}"
+
+
+def _memories(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    largest = max(memory for offer in offers for _, _, _, memory in offer.named(shape))
+    return f"the largest GPU that it names has {largest} MiB"
+
+
+def _counts(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    return f"the most such GPUs on one host is {max(offer.answering(shape).bit_count() for offer in offers)}"
+
+
+_IN_ORDER: Final = (
+    Filter(reasons.DRIVER, "host", lambda offer, shape: shape.driver in offer.drivers, _drivers),
+    Filter(
+        reasons.RULES, "host", _lets_have_driver,
+        lambda shape, offers, names: f"no worker lets its tenant have the driver {shape.driver}",
+    ),
+    Filter(reasons.LABEL, "labels", has_labels, _labels),
+    Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: "no host of the fleet has a GPU"),
+    Filter(reasons.SHARING, "host", _shares, _modes),
+    Filter(reasons.VENDOR, "device", _has_vendor, _vendors),
+    Filter(
+        reasons.MODEL, "device", lambda offer, shape: bool(offer.named(shape)),
+        lambda shape, offers, names: "the fleet has " + shown(names.nearest_models(shape)),
+    ),
+    Filter(reasons.MEMORY, "device", _has_memory, _memories),
+    Filter(
+        reasons.SLOT, "device", _has_slot,
+        lambda shape, offers, names: f"no worker has such a GPU with the index {shape.slot_index}",
+    ),
+    Filter(reasons.COUNT, "devices", _has_so_many, _counts),
+)  # fmt: skip
+#: by the name of the reason, in the order in which they are asked
+FILTERS: Final = {each.reason.name: each for each in _IN_ORDER}
