@@ -31,11 +31,12 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
 }
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
 CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
-    "The client": ("moorage.client.client", "moorage.client.sync", "moorage.client.sync_handles"),
+    "The client": ("moorage.client.client", "moorage.client.sync"),
     "A job": (
         "moorage.client.job",
-        "moorage.client.watch",
-        "moorage.client.stored_output",
+        "moorage.client.follow.result",
+        "moorage.client.follow.watch",
+        "moorage.client.follow.output",
         "moorage.schemas.frames.told",
     ),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
@@ -54,9 +55,7 @@ TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch"}
 CONSTRUCTED: Final = frozenset({"AsyncClient", "EmbeddedWorker", "SimFleet", "SimulatedClock"})
 #: what other parts of moorage call, and no user does
 INTERNAL: Final[dict[str, frozenset[str]]] = {
-    "AsyncClient": frozenset({"again", "crowded", "expect", "feed", "link", "subscribe", "subscribe_ahead", "act"}),
-    "Job": frozenset({"ended", "known_result", "learn", "saw"}),
-    "Watch": frozenset({"can", "refresh"}),
+    "AsyncClient": frozenset({"again", "link", "subscribe", "subscribe_ahead", "act"}),
 }
 HEAD: Final = """# Python
 

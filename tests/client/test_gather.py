@@ -8,7 +8,8 @@ import pytest
 
 from moorage.bus.simulated import Faults
 from moorage.client import AsyncClient, JobFailed, NotFound, Ran, Rejected, SimFleet, SimulatedClock, Task, TimedOut
-from moorage.client.gather import FRAMES_MAX, Gathering
+from moorage.client.follow.gather import Gathering
+from moorage.client.follow.story import AHEAD_MAX
 from moorage.schemas.frames import Accepted
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.client.test_sim_fleet import in_virtual_time
@@ -198,18 +199,21 @@ async def test_a_last_frame_that_was_lost_is_asked_for_after_a_silence() -> None
         assert {each.state for each in await waiting} == {"SUCCEEDED"}
 
 
-async def test_a_flood_that_is_not_taken_is_bounded(nats_url: str, unique: str) -> None:
+async def test_a_flood_after_a_gap_is_bounded_and_the_end_is_asked_for(nats_url: str, unique: str) -> None:
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        end = change(3 + 4 * AHEAD_MAX, "SUCCEEDED", code=0)
         scheduler.will("submit", Accepted("j", 1, "QUEUED"))
-        scheduler.will_show(
-            shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
-        )
+        scheduler.will_show(shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", end))
         job = await client.submit(["x"], key="j")
-        async with Gathering(client, [job]) as gathering:
+        async with Gathering(client._stories, [job]) as gathering:
             over = gathering.over(20)
             first = asyncio.ensure_future(anext(over))
             await until(lambda: len(scheduler.asked) == 2, what="asked where it stands")
-            for _ in range(FRAMES_MAX + 1):
-                gathering._frames.append(b"")
-            await scheduler.say_to_tenant(scheduler.event("j", "SUCCEEDED", change(2, "SUCCEEDED", code=0)))
+            lost_each_second = (scheduler.event("j", "RUNNING", change(rev)) for rev in range(3, end.rev, 2))
+            await scheduler.say_to_tenant(*lost_each_second)
+            stories = gathering._stories
+            await until(lambda: "j" in stories and stories["j"].is_stale, what="more than is kept")
+            assert len(stories["j"].ahead) == AHEAD_MAX
+            await scheduler.say_to_tenant(scheduler.event("j", "SUCCEEDED", end))
             assert (await first).id == "j"
+            assert len(scheduler.asked) == 3

@@ -110,9 +110,10 @@ async def test_what_means_nothing_beside_the_others_is_told(fleet: SimFleet, cas
             await call(moorage)
 
 
-def test_a_tail_is_of_what_is_kept(fleet: SimFleet) -> None:
-    with pytest.raises(TypeError, match="past=True"):
-        AsyncClient(transport=fleet).watch("j", tail=10)
+async def test_a_tail_is_of_what_is_kept(fleet: SimFleet) -> None:
+    async with AsyncClient(transport=fleet) as moorage:
+        with pytest.raises(TypeError, match="past=True"):
+            moorage.watch("j", tail=10)
 
 
 def test_a_target_and_a_transport_exclude_each_other(fleet: SimFleet) -> None:

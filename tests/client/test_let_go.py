@@ -12,7 +12,7 @@ import pytest
 
 from moorage.bus.errors import ConnectionClosed
 from moorage.client import AsyncClient
-from moorage.client.feed import CROWD
+from moorage.client.follow.stories import CROWD
 from moorage.client.loop_thread import LoopThread
 from tests.cli.node import Node
 from tests.waiting import until
@@ -108,7 +108,7 @@ async def _in_a_crowd(client: AsyncClient) -> None:
 async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
     node: Node, unique: str, once: Callable[[AsyncClient], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.client.feed.STANDS_S", 0.0)
+    monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 0.0)
     async with AsyncClient(node.url, tenant=unique) as client:
         link: Any = client.link
         await client.ls()
@@ -117,8 +117,10 @@ async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
 
         async def nothing_is_left() -> None:
             await until(lambda: len(asyncio.all_tasks()) == tasks, 10, "the tasks of before")
-            await until(lambda: client.feed._timer is None, 10, "it stands no more")
-            assert (len(link._subscriptions), len(client.watches), len(client.endless)) == (subscriptions, 0, 0)
+            await until(lambda: client._stories.feed._timer is None, 10, "it stands no more")
+            assert len(link._subscriptions) == subscriptions
+            assert not client._stories.followers
+            assert not client._stories.endless
 
         assert await at_every_step(lambda: once(client), nothing_is_left) >= 1
         await client.ls()
@@ -195,7 +197,9 @@ async def test_who_still_listens_when_the_client_is_closed_is_told(node: Node, u
             "wait": client.wait([job]),
         }.items()
     }
-    await until(lambda: len(client.endless) == 2 and len(client.watches) == 4, 30, "all of them listen")
+    await until(
+        lambda: len(client._stories.endless) == 2 and len(client._stories.followers) == 4, 30, "all of them listen"
+    )
     await client.close()
     done, _ = await asyncio.wait(listening.values(), timeout=5)  # well below what a silence is asked after
     assert {name for name, task in listening.items() if task not in done} == set()

@@ -16,7 +16,7 @@ import pytest
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient, Job, JobFailed, Result, TimedOut
-from moorage.client.feed import CROWD
+from moorage.client.follow.stories import CROWD
 from moorage.schemas.frames import Accepted, Answer, Change, LogPage
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.waiting import until
@@ -54,8 +54,8 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def time_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.client.watch.REPAIR_S_FIRST", 60.0)
-    monkeypatch.setattr("moorage.client.feed.STANDS_S", 3600.0)
+    monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 60.0)
+    monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 3600.0)
 
 
 @contextlib.asynccontextmanager
@@ -88,7 +88,7 @@ async def test_what_was_said_before_the_result_is_awaited_and_what_comes_later_i
         await loop.say("other", *STORY)
         await loop.client.link.request(loop.scheduler.subjects.api(loop.scheduler.tenant, "show"), b"{}", 10)
         waiting = asyncio.create_task(job.result("20s"))
-        await until(lambda: loop.client.watches, what="it is awaited")
+        await until(lambda: loop.client._stories.followers, what="it is awaited")
         await loop.say("j", *STORY[1:])
         assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit", "show"]  # the test's own
@@ -117,9 +117,9 @@ async def test_a_job_that_is_followed_in_a_crowd_has_its_result_without_a_questi
             await opened.enter_async_context(loop.client.watch(f"other{number}"))
         job = await loop.submit("j")
         watch = await opened.enter_async_context(loop.client.watch("j"))
-        assert watch._feed is not None, "it hears the tenant's frames"
+        assert watch._following._by_frames, "it hears the tenant's frames"
         await loop.say("j", *STORY)
-        await until(lambda: watch._pending, what="they are here before the result is awaited")
+        await until(lambda: watch._following._pending, what="they are here before the result is awaited")
         assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit"]
 
@@ -127,14 +127,14 @@ async def test_a_job_that_is_followed_in_a_crowd_has_its_result_without_a_questi
 async def test_each_event_is_heard_once_while_the_result_is_awaited(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")
-        beginning = job._beginning
-        assert beginning is not None
+        expected = loop.client._stories.feed._expected
+        assert list(expected) == ["j"]
         waiting = asyncio.create_task(job.result("20s"))
-        await until(lambda: loop.client.watches, what="it is awaited")
+        await until(lambda: loop.client._stories.followers, what="it is awaited")
+        assert not list(expected)
         await loop.say("j", STORY[0])
         await loop.say("j", *STORY[1:])
-        await waiting
-        assert [event.rev for event in beginning.events] == [1, 3]
+        assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
 
 
 async def test_the_handle_knows_the_state_while_the_result_is_awaited(nats_url: str, unique: str) -> None:
@@ -152,7 +152,7 @@ async def test_the_handle_knows_the_state_while_the_result_is_awaited(nats_url: 
 async def test_a_silence_makes_it_ask_and_go_on(nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last event may have been lost; what was heard before is not told twice."""
     async with standing(nats_url, unique) as loop:
-        monkeypatch.setattr("moorage.client.watch.REPAIR_S_FIRST", 0.05)
+        monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 0.05)
         job = await loop.submit("j")
         await loop.say("j", STORY[0])
         assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
@@ -163,10 +163,10 @@ async def test_more_than_is_held_while_its_result_is_awaited_is_heard_without_a_
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with standing(nats_url, unique) as loop:
-        monkeypatch.setattr("moorage.client.beginning.HELD_MAX", 1)
+        monkeypatch.setattr("moorage.client.follow.feed.HELD_MAX", 1)
         job = await loop.submit("j")
         waiting = asyncio.create_task(job.result("20s"))
-        await until(lambda: loop.client.watches, what="it is awaited")
+        await until(lambda: loop.client._stories.followers, what="it is awaited")
         for each in STORY[:2]:
             await loop.say("j", each)
         await until(lambda: job.state == "PLACED")
@@ -195,13 +195,13 @@ async def test_a_wait_that_is_over_says_how_long_it_was(
     """Also where it went on after a silence."""
     async with standing(nats_url, unique) as loop:
         for silence_s in (60.0, 0.02):
-            monkeypatch.setattr("moorage.client.watch.REPAIR_S_FIRST", silence_s)
+            monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", silence_s)
             job = await loop.submit(f"j-{silence_s:.0f}")
             loop.scheduler.will_show(shown(job.id, "QUEUED", STORY[0]))
             with pytest.raises(TimedOut, match=r"after 0\.2 s; it goes on"):
                 await job.result(0.2)
             assert loop.verbs() == ["submit", "show"][: 1 if silence_s == 60.0 else 2]
-        assert not loop.client.watches
+        assert not loop.client._stories.followers
 
 
 async def test_a_client_that_is_closed_is_not_stood_for(nats_url: str, unique: str) -> None:
@@ -210,7 +210,7 @@ async def test_a_client_that_is_closed_is_not_stood_for(nats_url: str, unique: s
         await loop.client.close()
         with pytest.raises(RuntimeError, match="not open"):
             await job.result("20s")
-        assert loop.client._feed is None
+        assert loop.client._following is None
 
 
 async def test_a_frame_that_was_lost_is_asked_for(nats_url: str, unique: str) -> None:
@@ -225,7 +225,7 @@ async def test_a_frame_that_cannot_be_read_makes_it_ask(nats_url: str, unique: s
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")
         await loop.scheduler.say_raw(loop.scheduler.subjects.events(loop.scheduler.tenant), b"{not json")
-        await until(lambda: not (job._beginning and job._beginning.is_whole), what="the frame is here")
+        await until(lambda: job._story and job._story.is_stale, what="the frame is here")
         assert (await job.result("20s")).state == "SUCCEEDED"
         assert loop.verbs() == ["submit", "show"]
 
@@ -234,11 +234,11 @@ async def test_more_than_is_held_of_one_job_is_asked_for(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with standing(nats_url, unique) as loop:
-        monkeypatch.setattr("moorage.client.beginning.HELD_MAX", 2)
+        monkeypatch.setattr("moorage.client.follow.feed.HELD_MAX", 2)
         job = await loop.submit("j")
         for each in STORY:
             await loop.say("j", each)
-        await until(lambda: not (job._beginning and job._beginning.is_whole), what="the third is here")
+        await until(lambda: job._story and job._story.is_stale, what="the third is here")
         assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit", "show"]
 
@@ -280,7 +280,7 @@ async def test_a_connection_that_was_lost_meanwhile_makes_it_ask(tmp_path: Path,
 
 async def test_of_a_handle_that_is_dropped_nothing_is_kept(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
-        kept = loop.client.feed._beginnings
+        kept = loop.client._stories.feed._expected
         job: Job | None = await loop.submit("j")
         assert list(kept) == ["j"]
         assert job is not None
@@ -291,9 +291,9 @@ async def test_of_a_handle_that_is_dropped_nothing_is_kept(nats_url: str, unique
 async def test_who_awaits_no_more_results_hears_the_tenant_no_more(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.client.feed.STANDS_S", 1.0)
+    monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 1.0)
     async with standing(nats_url, unique) as loop:
-        feed = loop.client.feed
+        feed = loop.client._stories.feed
         assert feed._subscription is not None
         job = await loop.submit("j")
         await until(lambda: feed._subscription is None, what="it is gone")
@@ -306,9 +306,9 @@ async def test_where_nearly_all_is_of_others_it_is_not_heard(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with standing(nats_url, unique) as loop:
-        feed, scheduler = loop.client.feed, loop.scheduler
-        monkeypatch.setattr("moorage.client.feed.OTHERS_FREE", 10)
-        monkeypatch.setattr("moorage.client.feed.OTHERS_PER_OWN", 2)
+        feed, scheduler = loop.client._stories.feed, loop.scheduler
+        monkeypatch.setattr("moorage.client.follow.feed.OTHERS_FREE", 10)
+        monkeypatch.setattr("moorage.client.follow.feed.OTHERS_PER_OWN", 2)
         await scheduler.say_to_tenant(*(scheduler.event(f"o{number}", "QUEUED", change(1)) for number in range(40)))
         await until(lambda: feed._subscription is None, what="it is heard no more")
         for number in range(2):
@@ -356,7 +356,7 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                 for number in range(3):
                     assert (await loop.result(f"j{number}")).state == "SUCCEEDED"
                     assert loop.verbs() == ["submit", "show"]
-                assert client.feed.is_refused
+                assert client._stories.feed.is_refused
                 running = asyncio.create_task(client.run(["x"], key="j2", driver="noop", timeout="20s"))
                 await until(lambda: loop.verbs() == ["submit"], what="it is submitted")
                 await scheduler.say("j2", "SUCCEEDED", *STORY)

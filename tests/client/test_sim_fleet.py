@@ -33,8 +33,8 @@ from moorage.client import (
     Step,
     Task,
 )
-from moorage.client.job import TAIL_LINES
-from moorage.client.listening import FLEET_FRAMES_MAX
+from moorage.client.follow.captured import TAIL_LINES
+from moorage.client.follow.listening import FLEET_FRAMES_MAX
 from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft

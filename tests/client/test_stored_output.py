@@ -13,12 +13,14 @@ import pytest
 
 from moorage.cli.progress import Progress
 from moorage.cli.run import tell_missing
-from moorage.client import SimulatedClock, output
+from moorage.client import SimulatedClock
 from moorage.client.client import AsyncClient
 from moorage.client.errors import NoOutput, Overloaded
-from moorage.client.output import Captured
-from moorage.client.stored_output import Joiner, Piece
-from moorage.client.watch import Watch
+from moorage.client.follow import captured as capturing
+from moorage.client.follow.captured import Captured
+from moorage.client.follow.output import Joiner, Piece
+from moorage.client.follow.stories import Following
+from moorage.client.follow.watch import Watch
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
 from moorage.worker.output_pages import page_of
@@ -157,7 +159,7 @@ def test_behind_what_a_worker_keeps_every_byte_is_given_or_counted_once(
 
 
 def test_what_is_let_go_of_a_long_output_is_counted_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "STREAM_CHARS_MAX", 10)
+    monkeypatch.setattr(capturing, "STREAM_CHARS_MAX", 10)
     captured = Captured()
     for at in range(0, 40, 4):
         captured.take(Piece(0, 1, "out", at, "�" * 4, next=at + 4, data=b"\xff" * 4))
@@ -203,7 +205,7 @@ def test_what_an_attempt_lacks_is_no_news_once_a_later_one_is_heard() -> None:
 def test_run_warns_of_output_that_is_missing_and_logs_calls_it_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         source = Keeping(b"")
-        watch = Watch(cast(AsyncClient, SimpleNamespace(watches=set())), "j")
+        watch = Watch(cast(Following, SimpleNamespace(asks=source, story=SimpleNamespace(job="j"))))
         watch.joiner = joiner_on(source)
         source.refusals = [NoOutput(problem("not-kept", "the driver naps keeps no output")) for _ in range(2)]
         _ = [each async for each in watch.joiner.kept(0, 1)]
@@ -247,7 +249,7 @@ def test_a_tail_has_as_many_lines_as_asked_for_whatever_their_length(
     said: str, ends: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of long lines, and of many, the first guess holds too few; a bar that is drawn again and again is one."""
-    monkeypatch.setattr("moorage.client.stored_output.LOG_PAGE_BYTES_MAX", 64)
+    monkeypatch.setattr("moorage.client.follow.output.LOG_PAGE_BYTES_MAX", 64)
     line = said.encode(errors="surrogateescape")
     lines = [b"%d %b" % (at, line) for at in range(40)]
     data = b"\n".join(lines) + ends

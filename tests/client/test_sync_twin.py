@@ -39,17 +39,13 @@ from moorage.client import (
 )
 from moorage.client.admin import Admin
 from moorage.client.loop_thread import LoopThread
-from moorage.client.sync_admin import SyncAdmin
+from moorage.client.sync import SyncAdmin
 
 #: what only the async side has, with the reason
 ASYNC_ALONE = {
     "subscribe": "its handler runs in the loop",
     "subscribe_ahead": "its handler runs in the loop",
-    "expect": "asked by the SDK itself",
     "again": "its coroutine runs in the loop",
-    "saw": "fed by the SDK itself",
-    "learn": "fed by the SDK itself",
-    "ended": "fed by the SDK itself",
 }
 
 
@@ -150,7 +146,7 @@ def test_an_iterator_that_is_left_early_lets_go_of_its_subscription(client: Clie
     for event in job.events("10s"):
         assert event.job == job.id
         break
-    assert not client._twin.watches
+    assert not client._twin._stories.followers
     job.cancel("enough")
 
 
@@ -359,7 +355,7 @@ def test_what_is_handed_over_behind_the_loops_last_turn_is_failed(monkeypatch: p
 
 def test_nothing_of_a_client_goes_to_another_process_and_its_errors_do(client: Client) -> None:
     job = client.submit(["exit", "3"], gpu=1)
-    for of_this_process in (client, job, job.twin):
+    for of_this_process in (client, job, job._twin):
         with pytest.raises(TypeError, match="of one process"):
             pickle.dumps(of_this_process)
     errors: list[ClientError] = []

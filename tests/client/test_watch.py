@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from moorage.client import AsyncClient, Event, NotFound, TimedOut
-from moorage.client.feed import CROWD
+from moorage.client.follow.output import Piece
+from moorage.client.follow.stories import CROWD
+from moorage.client.follow.stories import Following as Follows
+from moorage.client.follow.watch import Watch
 from moorage.client.request_builder import build_request
-from moorage.client.stored_output import Piece
-from moorage.client.watch import Watch
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Accepted, Answer, Output
@@ -25,8 +26,9 @@ from tests.waiting import until
 class Following:
     """A watch whose items a test takes one by one."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, client: AsyncClient) -> None:
         self.watch = watch
+        self.client = client
         self._items = watch.follow(20)
 
     async def revisions(self) -> tuple[str, list[int]]:
@@ -59,7 +61,7 @@ async def follow(
     async with ScriptedScheduler(url, tenant) as scheduler, AsyncClient(url, tenant=tenant) as client:
         scheduler.will_show(*answers)
         async with client.watch("j", output=output) as watch:
-            yield scheduler, Following(watch)
+            yield scheduler, Following(watch, client)
 
 
 @pytest.mark.parametrize("others", [0, CROWD])
@@ -78,8 +80,8 @@ async def test_a_wait_that_is_cancelled_as_it_begins_leaves_nothing_behind(
                 waiting.cancel()
                 await asyncio.wait([waiting])
                 assert waiting.cancelled()
-                assert len(client.watches) == others, turns
-        assert not client.watches
+                assert len(client._stories.followers) == others, turns
+        assert not client._stories.followers
 
 
 async def test_doubles_and_stragglers_are_dropped(nats_url: str, unique: str) -> None:
@@ -130,7 +132,7 @@ async def test_a_restored_ledger_knows_less_and_is_followed_to_its_end(nats_url:
     async with follow(nats_url, unique, Answer("show", 7, before), restored) as (scheduler, following):
         scheduler.will("history", problem("history-gone", "no"))
         await following.revisions()
-        following.watch.refresh()
+        following.watch._following.refresh()
         assert await following.revisions() == ("QUEUED", [])
         await scheduler.say("j", "FAILED", change(2, "FAILED"))
         assert await following.revisions() == ("FAILED", [2])
@@ -256,8 +258,8 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         for events in ("job", "tenant"):
             request = client.request(["x"], key="j", fields={"driver": "noop", "events": events})
-            async with Watch(client, "j", request=request) as watch:
-                following = Following(watch)
+            async with Watch(Follows(client._stories, "j", to_submit=request)) as watch:
+                following = Following(watch, client)
                 story = [change(1, "ACCEPTED"), change(2, "PLACED")], [change(3), change(4, "SUCCEEDED")]
                 for changes in story:
                     state = changes[-1].state
@@ -269,8 +271,9 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
                 await following.ends()
         assert scheduler.asked == []
         scheduler.will_show(shown("j", "SUCCEEDED", change(1, "ACCEPTED"), change(2), change(3, "SUCCEEDED")))
-        async with Watch(client, "j", request=client.request(["x"], key="j")) as watch:
-            following = Following(watch)
+        again = client.request(["x"], key="j")
+        async with Watch(Follows(client._stories, "j", to_submit=again)) as watch:
+            following = Following(watch, client)
             await scheduler.say("j", "SUCCEEDED", change(3, "SUCCEEDED"))  # the first two were lost
             assert await following.revisions() == ("SUCCEEDED", [1, 2, 3])
             await following.ends()
@@ -281,10 +284,10 @@ async def test_a_crowd_hears_the_tenants_frames_together(nats_url: str, unique: 
     """Those on their own subject and those in the crowd have the same story; the leader has only the first to tell."""
     first = shown("j", "QUEUED", change(1, "ACCEPTED"))
     async with follow(nats_url, unique, first) as (scheduler, alone), contextlib.AsyncExitStack() as opened:
-        client = alone.watch._client
+        client = alone.client
         for _ in range(CROWD - 1):
             await opened.enter_async_context(client.watch("other"))
-        crowd = [Following(await opened.enter_async_context(client.watch("j"))) for _ in range(2)]
+        crowd = [Following(await opened.enter_async_context(client.watch("j")), client) for _ in range(2)]
         everybody = [alone, *crowd]
         for following in everybody:
             assert await following.revisions() == ("QUEUED", [1])
@@ -304,16 +307,16 @@ async def test_a_crowd_hears_the_tenants_frames_together(nats_url: str, unique: 
 async def test_a_frame_of_the_tenant_that_cannot_be_read_makes_the_crowd_ask(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.client.watch.REPAIR_S_FIRST", 60.0)  # silence would make it ask, too
+    monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 60.0)  # silence would make it ask, too
     before, after = shown("j", "QUEUED", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
     async with (
         follow(nats_url, unique, before, before, after) as (scheduler, alone),
         contextlib.AsyncExitStack() as all_,
     ):
-        client = alone.watch._client
+        client = alone.client
         for _ in range(CROWD - 1):
             await all_.enter_async_context(client.watch("other"))
-        crowd = Following(await all_.enter_async_context(client.watch("j")))
+        crowd = Following(await all_.enter_async_context(client.watch("j")), client)
         for following in (alone, crowd):
             await following.revisions()
         await scheduler.say_raw(scheduler.subjects.events(unique), b"{not json")
@@ -325,7 +328,7 @@ async def test_the_last_of_a_crowd_hears_the_tenant_no_more(nats_url: str, uniqu
     async with AsyncClient(nats_url, tenant=unique) as client, contextlib.AsyncExitStack() as opened:
         for _ in range(CROWD):
             await opened.enter_async_context(client.watch("other"))
-        feed = client.feed
+        feed = client._stories.feed
         for _ in range(2):  # again after the last has left
             async with client.watch("j"), client.watch("k"):
                 assert feed._subscription is not None
@@ -368,11 +371,11 @@ async def test_the_end_of_the_output_is_waited_for_where_the_driver_tells_that_i
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will_show(shown("j", "RUNNING", change(1), **OWN, **can))
         for _ in range(2):  # the second time the driver is known
-            async with Watch(client, "j", output=True, request=submitted) as watch:
-                following = Following(watch)
+            async with Watch(Follows(client._stories, "j", to_submit=submitted), output=True) as watch:
+                following = Following(watch, client)
                 await scheduler.say("j", "RUNNING", change(1))
                 assert await following.revisions() == ("RUNNING", [1])
-                assert watch.can.ends_streams == (told is not None)
+                assert client._stories.drivers.can(watch.driver).ends_streams == (told is not None)
                 await scheduler.say("j", "SUCCEEDED", change(2, "SUCCEEDED"))
                 assert await following.revisions() == ("SUCCEEDED", [2])
                 for stream in ("out", "err"):

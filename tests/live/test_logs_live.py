@@ -14,7 +14,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient, JobFailed, NoOutput, NotFound
-from moorage.client.stored_output import Piece
+from moorage.client.follow.output import Piece
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import CODES
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, ReadLog
@@ -369,7 +369,7 @@ async def test_cleared_output_says_by_which_setting_and_running_output_stays(
         page = (await one.api("logs", {"job": "runs", "limit": PAGE}))["data"]
         assert raw(page) == numbers
         following = asyncio.create_task(joined(client.job("runs").logs()))
-        await until(lambda: bool(client.watches), what="it is followed")
+        await until(lambda: bool(client._stories.followers), what="it is followed")
         go.touch()
         assert (await following)["out"] == numbers + b"end\n"
 

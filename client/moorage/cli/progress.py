@@ -18,7 +18,7 @@ from moorage.cli.screen import cut
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
-    from moorage.client.stored_output import Piece
+    from moorage.client.follow.output import Piece
     from moorage.schemas.frames import Event
 
 

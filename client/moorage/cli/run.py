@@ -21,7 +21,7 @@ from moorage.client.login import who
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.client.watch import Watch
+    from moorage.client.follow.watch import Watch
     from moorage.schemas.job import Request
 
 NoPrefix = Annotated[bool, Parameter(help="Output of several replicas as it comes, without [replica].")]
@@ -164,21 +164,17 @@ async def _follow(
 ) -> int:
     """Watch first, then submit, so that nothing of the output is missed; then show all of it. Returns the exit code."""
     from moorage.client.errors import JobFailed
-    from moorage.client.job import Outcome
-    from moorage.client.watch import Watch
     from moorage.schemas.frames import Event
     from moorage.schemas.job import QUEUED, SUCCEEDED
 
-    outcome = Outcome(job)
     progress = Progress(job, quiet=options.json, whole=tail is None, labelled=labelled)
-    async with Watch(client, client.job(job).id, past=True, tail=tail, replica=replica) as watch:
+    async with client.watch(job, past=True, tail=tail, replica=replica) as watch:
         if submit is not None:
             await submit()
         asking: asyncio.Task[None] | None = None
         ticking = asyncio.create_task(_tick(progress))
         try:
             async for item in watch:
-                outcome.take(item)
                 if options.json:
                     emit(item)
                 elif isinstance(item, Event):
@@ -193,7 +189,7 @@ async def _follow(
             for task in beside:
                 task.cancel()
             await asyncio.wait(beside)
-        result = outcome.result(watch.shown)
+        result = watch.result()
         tell_missing(watch, asked_for=submit is None)
     if result.state == SUCCEEDED:
         return 0

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
+    from moorage.client.follow.output import Piece
+    from moorage.client.follow.result import Result
+    from moorage.client.follow.watch import Watch
     from moorage.client.gpus import Gpu
     from moorage.client.handlers import Progress
-    from moorage.client.job import Job, Result
+    from moorage.client.job import Job
     from moorage.client.lease import Lease
     from moorage.client.sim_fleet import Ran, SimFleet, Task
     from moorage.client.steps import Claimed, Ended, Ending, Placed, Queued, Running, Step
-    from moorage.client.stored_output import Piece
-    from moorage.client.sync import Client
-    from moorage.client.sync_handles import SyncJob, SyncLease, SyncWatch
-    from moorage.client.watch import Watch
+    from moorage.client.sync import Client, SyncJob, SyncLease, SyncWatch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
@@ -115,15 +115,15 @@ _HOME: Final = {
         "Unreachable",
     ),
     "moorage.client.handlers": ("Progress",),
-    "moorage.client.job": ("Job", "Result"),
+    "moorage.client.follow.output": ("Piece",),
+    "moorage.client.follow.result": ("Result",),
+    "moorage.client.follow.watch": ("Watch",),
+    "moorage.client.job": ("Job",),
     "moorage.client.lease": ("Lease",),
     "moorage.client.sim_fleet": ("Ran", "SimFleet", "Task"),
     "moorage.client.steps": ("Claimed", "Ended", "Ending", "Placed", "Queued", "Running", "Step"),
-    "moorage.client.stored_output": ("Piece",),
-    "moorage.client.sync": ("Client",),
-    "moorage.client.sync_handles": ("SyncJob", "SyncLease", "SyncWatch"),
+    "moorage.client.sync": ("Client", "SyncJob", "SyncLease", "SyncWatch"),
     "moorage.client.gpus": ("Gpu",),
-    "moorage.client.watch": ("Watch",),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),

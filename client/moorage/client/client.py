@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
@@ -27,10 +27,11 @@ from moorage.schemas.names import JOB, is_job
 
 if TYPE_CHECKING:
     from moorage.client.admin import Admin
-    from moorage.client.job import Job, Result
+    from moorage.client.follow.result import Result
+    from moorage.client.follow.watch import Watch
+    from moorage.client.job import Job
     from moorage.client.lease import Lending, OnAskedBack
     from moorage.client.planning import Quota, Share
-    from moorage.client.watch import Watch
     from moorage.schemas.operate import Act, Done
 
 # What follows jobs is imported by the methods that do: a one-shot command must not pay for it.
@@ -52,7 +53,7 @@ def _job_class() -> type[Job]:
 @functools.cache
 def _run() -> Callable[..., Coroutine[Any, Any, Result]]:
     """The same."""
-    from moorage.client.running import run
+    from moorage.client.follow.run import run
 
     return run
 
@@ -89,7 +90,7 @@ class AsyncClient(Connected):
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # an event of its own for each of its states, which nobody may hear
         job, request, body = self._requests.prepared(what, gpu, key, fields)
-        beginning = None if self._feed is None else self._feed.expect(job)
+        story = None if self._following is None else self._following.feed.expect(job)
         # as `_ask`, but for its coroutines: a fifth of what a submit costs who has a thousand under way
         mux, subject, timeout_s, token = self._opened(), self._submit_subject, self.timeout_s, 0
         ends_s, failed = time.monotonic() + timeout_s, None
@@ -103,7 +104,7 @@ class AsyncClient(Connected):
             raise
         if failed is not None:
             accepted = await self._asking.go_on(failed, mux, subject, body, decode_accepted, timeout_s, ends_s)
-        return _job_class()(self, accepted.job, accepted, request, beginning)
+        return _job_class()(self, accepted.job, accepted, request, story)
 
     async def submit_handler(
         self,
@@ -123,9 +124,9 @@ class AsyncClient(Connected):
 
         fields.setdefault("events", "tenant")
         request = handler_request(name, input, gpu, key, fields)
-        beginning = self.expect(request.job)
+        story = self._expect(request.job)
         accepted = await self._ask("submit", encode(request), decode_accepted)
-        return _job_class()(self, accepted.job, accepted, request, beginning)
+        return _job_class()(self, accepted.job, accepted, request, story)
 
     async def run(
         self,
@@ -144,14 +145,13 @@ class AsyncClient(Connected):
         output, too) unless the job SUCCEEDED, `TimedOut`, and what `submit` raises.
         """
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
-        feed = self.feed
-        if not feed.stands_on():
-            await feed.stand()
-        if (feed.stands or (self.crowded and not feed.is_refused)) and not _says_events(what):
+        stories = self._stories
+        await stories.feed.linger()
+        if (stories.feed.lingers or (stories.is_crowded and not stories.feed.is_refused)) and not _says_events(what):
             fields.setdefault("events", "tenant")
         job, request, body = self._requests.prepared(what, gpu, key, fields)
         submit = functools.partial(self._ask, "submit", body, decode_accepted)
-        return await _run()(self, job, request, submit, timeout_s)
+        return await _run()(stories, job, request, submit, timeout_s)
 
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
@@ -172,20 +172,20 @@ class AsyncClient(Connected):
                     raise
                 built.append(of_batch(error.problem, at))
         sent = [(request, body) for one in built if not isinstance(one, Problem) for request, body in (one,)]
-        beginnings = [self.expect(request.job) for request, _ in sent]
-        answered = zip(sent, await self._answers_to([body for _, body in sent]), beginnings, strict=True)
+        stories = [self._expect(request.job) for request, _ in sent]
+        answered = zip(sent, await self._answers_to([body for _, body in sent]), stories, strict=True)
         jobs: list[Job | None] = []
         problems: dict[int, Problem] = {}
         for at, one in enumerate(built):
             if isinstance(one, Problem):
                 answer: Accepted | Problem = one
             else:
-                (request, _), answer, beginning = next(answered)
+                (request, _), answer, story = next(answered)
             if isinstance(answer, Problem):
                 problems[at] = answer
                 jobs.append(None)
             else:
-                jobs.append(_job_class()(self, answer.job, answer, request, beginning))
+                jobs.append(_job_class()(self, answer.job, answer, request, story))
         if problems:
             raise BatchRejected(jobs, problems)
         return [job for job in jobs if job is not None]
@@ -223,14 +223,25 @@ class AsyncClient(Connected):
             )
         return _job_class()(self, id)
 
-    def watch(self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None) -> Watch:
+    def watch(
+        self,
+        id: str,
+        *,
+        output: bool = False,
+        past: bool = False,
+        tail: int | None = None,
+        replica: int | None = None,
+    ) -> Watch:
         """The events of a job, which need not be submitted yet, and with `output` its output from now on; see `Watch`.
 
-        With `past` the output comes from its beginning, or only the last `tail` lines of what was before.
+        With `past` the output comes from its beginning, or only the last `tail` lines of what was before. `replica`
+        chooses the output of one replica.
         """
-        from moorage.client.watch import Watch
+        from moorage.client.follow.stories import Following
+        from moorage.client.follow.watch import Watch
 
-        return Watch(self, self.job(id).id, output=output, past=past, tail=tail)
+        following = Following(self._stories, self.job(id).id)
+        return Watch(following, output=output, past=past, tail=tail, replica=replica)
 
     async def as_completed(self, jobs: Iterable[Job], timeout: Duration | None = None) -> AsyncIterator[Job]:
         """Yield each of these jobs of this tenant once, as it ends; `job.result()` then answers at once.
@@ -238,12 +249,25 @@ class AsyncClient(Connected):
         One subscription serves all of them. `timeout` bounds the whole iteration and defaults to `wait_timeout`. Raises
         `TimedOut` (the jobs that are left go on), `NotFound`, `NoScheduler`, `NotPermitted`.
         """
-        from moorage.client.gather import Gathering
+        from moorage.client.follow.gather import Gathering, handles
 
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
-        async with Gathering(self, jobs) as gathering:
+        async with Gathering(self._stories, self._own(handles(jobs, _job_class()))) as gathering:
             async for job in gathering.over(timeout_s):
                 yield job
+
+    def _own(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """Check that each job is of this client's tenant: of another one the same id is another job."""
+        for job in jobs:
+            if job.tenant != self.tenant:
+                raise rejected(
+                    "invalid-argument",
+                    f"job {job.id} is of tenant {job.tenant}, and this client of tenant {self.tenant}",
+                    found=job.tenant,
+                    allowed=self.tenant,
+                    next="wait for the jobs of each tenant with a client of that tenant",
+                )
+            yield job
 
     async def gather(self, *jobs: Job, timeout: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have succeeded; returns their results in the order given.
@@ -262,7 +286,7 @@ class AsyncClient(Connected):
         The results have no handler's value: `Job.result` reads it. `timeout` defaults to `wait_timeout`. Raises what
         `as_completed` raises.
         """
-        from moorage.client.gather import handles
+        from moorage.client.follow.gather import handles
 
         wanted = list(handles(jobs, _job_class()))
         results: dict[str, Result] = {}
@@ -277,9 +301,9 @@ class AsyncClient(Connected):
         Events may be lost: those that come while the connection is down, and those beyond 10,000 frames that were not
         taken yet. A gap shows in the job's `rev`, and `show` has the whole history. Raises `NotPermitted`.
         """
-        from moorage.client.listening import tenant_events
+        from moorage.client.follow.listening import tenant_events
 
-        async with contextlib.aclosing(tenant_events(self)) as events:
+        async with contextlib.aclosing(tenant_events(self._stories)) as events:
             async for event in events:
                 yield event
 
@@ -405,8 +429,8 @@ class AsyncClient(Connected):
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
         """The leader's summary of the fleet, twice a second, without end; who reads slowly gets only the newest."""
-        from moorage.client.listening import fleet_frames
+        from moorage.client.follow.listening import fleet_frames
 
-        async with contextlib.aclosing(fleet_frames(self)) as frames:
+        async with contextlib.aclosing(fleet_frames(self._stories)) as frames:
             async for frame in frames:
                 yield frame

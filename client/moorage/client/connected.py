@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
 
 import msgspec
 
 from moorage.bus import errors as bus
 from moorage.bus.contexts import Context
-from moorage.bus.errors import BusError, CannotConnect, ConnectionClosed, NotAuthorized, PermissionRefused
+from moorage.bus.errors import BusError, CannotConnect, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
-from moorage.bus.inbox import Answers, Mux
+from moorage.bus.inbox import Mux
 from moorage.bus.target import find_context
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import Asking, decode_answer
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
-from moorage.client.known_drivers import KnownDrivers
 from moorage.client.request_builder import RequestBuilder
 from moorage.client.tenant import find_tenant
 from moorage.schemas.codec import encode
@@ -28,8 +27,8 @@ from moorage.schemas.names import TENANT, is_tenant
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
-    from moorage.client.beginning import Beginning
-    from moorage.client.feed import Feed
+    from moorage.client.follow.stories import Stories
+    from moorage.client.follow.story import Story
     from moorage.client.transport import ClientTransport, Link
 
 TIMEOUT_S_DEFAULT: Final = 30.0
@@ -38,11 +37,6 @@ WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
 NOT_OPEN: Final = "the client is not open, or not any more: use it within `with` (an AsyncClient: `async with`)"
 
 T = TypeVar("T")
-
-
-class _Follower(Protocol):
-    def refresh(self) -> None:
-        """The connection was lost and is back."""
 
 
 class Connected:
@@ -76,12 +70,7 @@ class Connected:
         self._submit_subject = self.subjects.api(self.tenant, "submit")
         self.timeout_s = seconds(timeout)
         self.wait_timeout_s = seconds(wait_timeout)
-        self.watches: set[_Follower] = set()
-        #: for who waits for what may come: as answers are awaited, so that one timer serves all
-        self.waits = Answers("")
-        self.drivers = KnownDrivers()
-        self.endless: set[asyncio.Event] = set()  # set at the end, for who waits for nothing else
-        self._feed: Feed | None = None
+        self._following: Stories | None = None
         self._requests = RequestBuilder()
         self.context: Context | None = None
         self._target = target
@@ -110,7 +99,7 @@ class Connected:
         """Connect. Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError where it is open."""
         if self._loop is not None:
             raise RuntimeError("the client is open already")
-        self._loop, self.waits = asyncio.get_running_loop(), Answers("")
+        self._loop = asyncio.get_running_loop()
         try:
             self._connection = await self._connect()
             self._mux = await Mux.open(self._connection)
@@ -142,15 +131,10 @@ class Connected:
 
     async def close(self) -> None:
         """Close; jobs go on. What still waits for one, or hears events, raises RuntimeError or `ConnectionClosed`."""
-        mux, connection = self._mux, self._connection
-        if self._feed is not None:
-            self._feed.close()
-        self._feed = self._mux = self._connection = self._loop = None
-        for watch in self.watches:
-            watch.refresh()
-        for told in self.endless:
-            told.set()
-        self.waits.fail_all(ConnectionClosed)
+        mux, connection, following = self._mux, self._connection, self._following
+        self._following = self._mux = self._connection = self._loop = None
+        if following is not None:
+            following.close()
         try:
             if mux is not None:
                 await mux.close()
@@ -159,25 +143,18 @@ class Connected:
                 await (connection.close() if self._transport is None else self._transport.release(connection))
 
     @property
-    def crowded(self) -> bool:
-        """Whether so much is followed here that one more had better hear the tenant's frames (see `feed`)."""
-        from moorage.client.feed import CROWD
+    def _stories(self) -> Stories:
+        """What follows jobs on this client. Raises RuntimeError where it is not open."""
+        if self._following is None:
+            from moorage.client.follow.stories import Stories  # most commands follow nothing
 
-        return len(self.watches) >= CROWD
+            self._opened()
+            self._following = Stories(self)
+        return self._following
 
-    @property
-    def feed(self) -> Feed:
-        """The tenant's frames, heard once for all who follow jobs on this client."""
-        if self._feed is None:
-            from moorage.client.feed import Feed
-
-            self._opened()  # raises where it is not
-            self._feed = Feed(self)
-        return self._feed
-
-    def expect(self, job: str | None) -> Beginning | None:
+    def _expect(self, job: str | None) -> Story | None:
         """See `Feed.expect`."""
-        return None if self._feed is None or job is None else self._feed.expect(job)
+        return None if self._following is None or job is None else self._following.feed.expect(job)
 
     def _on_error(self, error: BusError) -> None:
         if isinstance(error, NotAuthorized):  # of a reconnect: its key was changed or taken away
@@ -186,10 +163,8 @@ class Connected:
     def _on_state(self, state: State) -> None:
         if state is State.CONNECTED:
             self._asking.refused = None
-            if self._feed is not None:
-                self._feed.refresh()
-            for watch in self.watches:
-                watch.refresh()
+            if self._following is not None:
+                self._following.refresh()
 
     # ---------------------------------------------------------------------------------------------------- asking
 

@@ -27,7 +27,7 @@ from moorage.schemas.errors import Details, Fault, MoorageError, Problem, proble
 from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
 
 if TYPE_CHECKING:
-    from moorage.client.job import Result
+    from moorage.client.follow.result import Result
 
 #: code -> (whose fault, what it means in one sentence)
 CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {

@@ -14,9 +14,9 @@ import msgspec
 from moorage.bus.jetstream import JetStream
 from moorage.client.errors import rejected
 from moorage.client.fields import FIELDS
+from moorage.client.follow.output import Piece
 from moorage.client.keywords import check_keywords
 from moorage.client.request_builder import body_of, build_request
-from moorage.client.stored_output import Piece
 from moorage.schemas.codec import REQUEST_BYTES_MAX
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import GpuSpec

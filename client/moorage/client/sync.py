@@ -1,119 +1,321 @@
-"""`Client`: the names of `AsyncClient` without `await`, for scripts and services that have no event loop.
+"""The names of `AsyncClient` without `await`, for scripts and services that have no event loop.
 
-One private thread runs a loop and an `AsyncClient` in it; every call here hands its coroutine over and waits. The
-signatures are compared with the async ones, one by one, in `tests/client/test_sync_twin.py`.
+Made by docs/sync_twin.py from the asynchronous classes: edit those, then `make docs`. A private thread runs a loop with
+an `AsyncClient` in it; every call here hands its coroutine over and waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from moorage.bus.contexts import Context
-from moorage.client import job as asynchronous
-from moorage.client.client import AsyncClient
-from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_TIMEOUT_S_DEFAULT
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields
-from moorage.client.gather import handles
-from moorage.client.job import Result
-from moorage.client.loop_thread import LoopThread, entered, left, refuse_inside_loop
+from moorage.client.follow.gather import handles
+from moorage.client.follow.output import Piece
+from moorage.client.follow.result import Result
+from moorage.client.follow.watch import Watch
+from moorage.client.job import Job
+from moorage.client.loop_thread import called
 from moorage.client.request_builder import What
-from moorage.client.sync_admin import SyncAdmin
-from moorage.client.sync_handles import SyncJob, SyncLease, SyncWatch
-from moorage.client.transport import ClientTransport
-from moorage.schemas.frames import Answer, Event, FleetFrame
+from moorage.client.steps import Step
+from moorage.client.sync_base import ClientBase, Handle
+from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Act, Done
-from moorage.schemas.subjects import PREFIX_DEFAULT
+from moorage.schemas.operate import Act, Done, TenantRow
 
 if TYPE_CHECKING:
-    from moorage.client.lease import Lease as AsyncLease
-    from moorage.client.lease import OnAskedBack
+    from moorage.client.admin import Admin  # noqa: F401  below in quotes
+    from moorage.client.handlers import OnProgress
+    from moorage.client.lease import Lease, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.planning import Quota, Share
+    from moorage.schemas.frames import Device
+    from moorage.schemas.gpu import Sharing
+    from moorage.worker.leases.client import AskedBack
 
 
-class Client:
-    """`with Client() as moorage: …`, from any thread that runs no event loop; several threads may share one.
+class SyncJob(Handle[Job]):
+    """The twin of `Job`: a handle on one job, from its id alone."""
 
-    Arguments, names and errors are those of `AsyncClient`, but for `subscribe`, whose handlers belong into a loop.
-    `on_wait` is called in the private thread. Raises RuntimeError inside a running event loop.
-    """
+    @property
+    def id(self) -> str:
+        """As `Job.id`."""
+        return self._twin.id
 
-    def __init__(
-        self,
-        target: Context | str | None = None,
-        *,
-        tenant: str | None = None,
-        prefix: str = PREFIX_DEFAULT,
-        timeout: Duration = TIMEOUT_S_DEFAULT,
-        connect_timeout: Duration = CONNECT_TIMEOUT_S_DEFAULT,
-        wait_timeout: Duration = WAIT_TIMEOUT_S_DEFAULT,
-        name: str = "moorage client",
-        on_wait: Callable[[], None] | None = None,
-        transport: ClientTransport | None = None,
-    ) -> None:
-        refuse_inside_loop()
-        self._twin = AsyncClient(
-            target,
-            tenant=tenant,
-            prefix=prefix,
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-            wait_timeout=wait_timeout,
-            name=name,
-            on_wait=on_wait,
-            transport=transport,
-        )
-        self._thread = LoopThread(name)
+    @property
+    def state(self) -> str:
+        """As `Job.state`."""
+        return self._twin.state
 
-    def __repr__(self) -> str:
-        return repr(self._twin).replace("<AsyncClient", "<Client", 1)
+    @property
+    def worker(self) -> str:
+        """As `Job.worker`."""
+        return self._twin.worker
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """As `Job.accepted`."""
+        return self._twin.accepted
+
+    @property
+    def known_result(self) -> Result | None:
+        """As `Job.known_result`."""
+        return self._twin.known_result
 
     @property
     def tenant(self) -> str:
-        """Whose jobs these are."""
+        """As `Job.tenant`."""
         return self._twin.tenant
 
-    def __enter__(self) -> Client:
+    @property
+    def gpu(self) -> str:
+        """As `Job.gpu`."""
+        return self._twin.gpu
+
+    def events(self, timeout: Duration | None = None) -> Iterator[Event]:
+        """As `Job.events`."""
+        return self._thread.iterate(self._twin.events(timeout))
+
+    def steps(self, timeout: Duration | None = None) -> Iterator[Step]:
+        """As `Job.steps`."""
+        return self._thread.iterate(self._twin.steps(timeout))
+
+    def logs(
+        self,
+        timeout: Duration | None = None,
+        *,
+        follow: bool = True,
+        tail: int | None = None,
+        replica: int | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[Piece]:
+        """As `Job.logs`."""
+        return self._thread.iterate(
+            self._twin.logs(timeout, follow=follow, tail=tail, replica=replica, attempt=attempt)
+        )
+
+    def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
+        """As `Job.result`; `on_progress` is called in the private thread."""
+        return self._thread.call(self._twin.result(timeout, on_progress))
+
+    def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
+        """As `Job.cancel`."""
+        return self._thread.call(self._twin.cancel(reason, by))
+
+    def show(self) -> dict[str, Any]:
+        """As `Job.show`."""
+        return self._thread.call(self._twin.show())
+
+    def explain(self) -> dict[str, Any]:
+        """As `Job.explain`."""
+        return self._thread.call(self._twin.explain())
+
+
+class SyncWatch(Handle[Watch]):
+    """The twin of `Watch`: open it before the job is submitted to miss nothing of its output."""
+
+    def __enter__(self) -> SyncWatch:
         self.open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __iter__(self) -> Iterator[Event | Piece]:
+        return self.follow()
+
+    @property
+    def lost(self) -> int:
+        """As `Watch.lost`."""
+        return self._twin.lost
+
+    @property
+    def job(self) -> str:
+        """As `Watch.job`."""
+        return self._twin.job
+
+    @property
+    def state(self) -> str:
+        """As `Watch.state`."""
+        return self._twin.state
+
+    @property
+    def driver(self) -> str:
+        """As `Watch.driver`."""
+        return self._twin.driver
+
+    def result(self) -> Result:
+        """As `Watch.result`."""
+        return self._twin.result()
+
     def open(self) -> None:
-        """As `AsyncClient.open`, and start the thread."""
-        if self._thread.runs:
-            raise RuntimeError("the client is open already")
-        try:
-            self._thread.start()
-            self._thread.call(self._twin.open())
-        except BaseException:
-            self._thread.stop()
-            raise
+        """As `Watch.open`."""
+        self._thread.call(self._twin.open())
 
     def close(self) -> None:
-        """As `AsyncClient.close`, and end the thread. Once closed, or in a fork's child, nothing is done."""
-        if not self._thread.runs:
-            return
-        try:
-            if not self._thread.is_of_parent:
-                self._thread.call(self._twin.close())
-        finally:
-            self._thread.stop()
+        """As `Watch.close`."""
+        self._thread.call(self._twin.close())
 
-    # ------------------------------------------------------------------------------------------------------- jobs
+    def follow(self, timeout_s: float | None = None) -> Iterator[Event | Piece]:
+        """As `Watch.follow`."""
+        return self._thread.iterate(self._twin.follow(timeout_s))
+
+
+class SyncLease(Handle["Lease"]):
+    """The twin of `Lease`."""
+
+    @property
+    def worker(self) -> str:
+        """As `Lease.worker`."""
+        return self._twin.worker
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """As `Lease.devices`."""
+        return self._twin.devices
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """As `Lease.uuids`."""
+        return self._twin.uuids
+
+    @property
+    def mode(self) -> Sharing:
+        """As `Lease.mode`."""
+        return self._twin.mode
+
+    @property
+    def simulated(self) -> bool:
+        """As `Lease.simulated`."""
+        return self._twin.simulated
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """As `Lease.environment`."""
+        return self._twin.environment
+
+    @property
+    def device(self) -> str:
+        """As `Lease.device`."""
+        return self._twin.device
+
+    @property
+    def asked_back(self) -> AskedBack | None:
+        """As `Lease.asked_back`."""
+        return self._twin.asked_back
+
+    @property
+    def lost(self) -> bool:
+        """As `Lease.lost`."""
+        return self._twin.lost
+
+    def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
+        """As `Lease.wait_asked_back`."""
+        return self._thread.call(self._twin.wait_asked_back(timeout))
+
+    def give_back(self) -> None:
+        """As `Lease.give_back`."""
+        self._thread.call(self._twin.give_back())
+
+
+class SyncAdmin(Handle["Admin"]):
+    """The acts on jobs and tenants, as `Admin` has them."""
+
+    def hold(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
+        """As `Admin.hold`."""
+        return self._thread.call(self._twin.hold(job, why=why, tenant=tenant))
+
+    def release(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
+        """As `Admin.release`."""
+        return self._thread.call(self._twin.release(job, why=why, tenant=tenant))
+
+    def release_worker(self, worker: str, *, slots: Sequence[int] | None = None, why: str = "") -> Done:
+        """As `Admin.release_worker`."""
+        return self._thread.call(self._twin.release_worker(worker, slots=slots, why=why))
+
+    def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
+        """As `Admin.requeue`."""
+        return self._thread.call(self._twin.requeue(job, why=why, tenant=tenant))
+
+    def priority(self, job: str, priority: int, *, why: str = "", tenant: str | None = None) -> Done:
+        """As `Admin.priority`."""
+        return self._thread.call(self._twin.priority(job, priority, why=why, tenant=tenant))
+
+    def limit(
+        self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None
+    ) -> Done:
+        """As `Admin.limit`."""
+        return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
+
+    def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
+        """As `Admin.feature_level`."""
+        return self._thread.call(self._twin.feature_level(level, schedulers=schedulers, why=why))
+
+    def share(
+        self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
+    ) -> Done:
+        """As `Admin.share`."""
+        return self._thread.call(self._twin.share(weight=weight, gpus=gpus, why=why, tenant=tenant))
+
+    def tenants(self) -> list[TenantRow]:
+        """As `Admin.tenants`."""
+        return self._thread.call(self._twin.tenants())
+
+    def dead_letters(self, *, tenant: str | None = None) -> Iterator[dict[str, Any]]:
+        """As `Admin.dead_letters`."""
+        return self._thread.iterate(self._twin.dead_letters(tenant=tenant))
+
+    def dead_letter(self, sequence: int) -> dict[str, Any]:
+        """As `Admin.dead_letter`."""
+        return self._thread.call(self._twin.dead_letter(sequence))
+
+    def resend(self, sequence: int, *, body: dict[str, Any] | None = None, why: str = "") -> dict[str, Any]:
+        """As `Admin.resend`."""
+        return self._thread.call(self._twin.resend(sequence, body=body, why=why))
+
+    def drop(self, sequence: int, *, why: str = "") -> dict[str, Any]:
+        """As `Admin.drop`."""
+        return self._thread.call(self._twin.drop(sequence, why=why))
+
+
+class Client(ClientBase):
+    """`with Client() as moorage: …`, from any thread that runs no event loop; several threads may share one.
+
+    Arguments, names and errors are those of `AsyncClient`, but for `subscribe`, whose handlers belong into a loop.
+    `on_wait` is called in the private thread. Raises RuntimeError inside a running event loop.
+    """
+
+    @contextmanager
+    def _lent(self, *asked: Any, **more: Any) -> Iterator[SyncLease]:
+        with self._held(self._twin.lease(*asked, **more)) as lease:
+            yield SyncLease(self._thread, lease)
+
+    @property
+    def tenant(self) -> str:
+        """As `AsyncClient.tenant`."""
+        return self._twin.tenant
+
+    def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """As `AsyncClient.read`."""
+        return self._thread.call(self._twin.read(verb, arguments))
+
+    def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
+        """As `AsyncClient.answer`."""
+        return self._thread.call(self._twin.answer(verb, arguments))
+
+    def operate(self, verb: str, asked: Any = None) -> Answer:
+        """As `AsyncClient.operate`."""
+        return self._thread.call(self._twin.operate(verb, asked))
 
     def submit(
         self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, **fields: Unpack[Fields]
     ) -> SyncJob:
         """As `AsyncClient.submit`."""
-        return self._job(self._thread.call(self._twin.submit(what, gpu, key, **fields)))
+        return SyncJob(self._thread, self._thread.call(self._twin.submit(what, gpu, key, **fields)))
 
     def submit_handler(
         self,
@@ -124,7 +326,7 @@ class Client:
         **fields: Unpack[Fields],
     ) -> SyncJob:
         """As `AsyncClient.submit_handler`."""
-        return self._job(self._thread.call(self._twin.submit_handler(name, input, gpu, key, **fields)))
+        return SyncJob(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, key, **fields)))
 
     def run(
         self,
@@ -142,9 +344,11 @@ class Client:
     ) -> list[SyncJob]:
         """As `AsyncClient.submit_many`; the `jobs` of a `BatchRejected` are `SyncJob`s, too."""
         try:
-            return [self._job(job) for job in self._thread.call(self._twin.submit_many(list(many), gpu, **fields))]
+            accepted = self._thread.call(self._twin.submit_many(many, gpu, **fields))
         except BatchRejected as refused:
-            raise BatchRejected([job and self._job(job) for job in refused.jobs], refused.problems) from None
+            jobs = [job and SyncJob(self._thread, job) for job in refused.jobs]
+            raise BatchRejected(jobs, refused.problems) from None
+        return [SyncJob(self._thread, job) for job in accepted]
 
     def request(
         self,
@@ -158,25 +362,29 @@ class Client:
 
     def job(self, id: str) -> SyncJob:
         """As `AsyncClient.job`."""
-        return self._job(self._twin.job(id))
+        return SyncJob(self._thread, self._twin.job(id))
 
-    def watch(self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None) -> SyncWatch:
+    def watch(
+        self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None, replica: int | None = None
+    ) -> SyncWatch:
         """As `AsyncClient.watch`."""
-        return SyncWatch(self._thread, self._twin.watch(id, output=output, past=past, tail=tail))
+        watch = called(lambda: self._twin.watch(id, output=output, past=past, tail=tail, replica=replica))
+        return SyncWatch(self._thread, self._thread.call(watch))
 
     def as_completed(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> Iterator[SyncJob]:
         """As `AsyncClient.as_completed`; yields the handles that were given."""
         given = {job.id: job for job in handles(jobs, SyncJob)}
-        for over in self._thread.iterate(self._twin.as_completed([job.twin for job in given.values()], timeout)):
+        for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], timeout)):
             yield given[over.id]
 
     def gather(self, *jobs: SyncJob, timeout: Duration | None = None) -> list[Result]:
         """As `AsyncClient.gather`."""
-        return self._thread.call(self._twin.gather(*(job.twin for job in handles(jobs, SyncJob)), timeout=timeout))
+        twins = [job._twin for job in handles(jobs, SyncJob)]
+        return self._thread.call(self._twin.gather(*twins, timeout=timeout))
 
     def wait(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> list[Result]:
         """As `AsyncClient.wait`."""
-        return self._thread.call(self._twin.wait([job.twin for job in handles(jobs, SyncJob)], timeout))
+        return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], timeout))
 
     def events(self) -> Iterator[Event]:
         """As `AsyncClient.events`."""
@@ -210,18 +418,7 @@ class Client:
         on_asked_back: OnAskedBack | None = None,
     ) -> AbstractContextManager[SyncLease]:
         """As `AsyncClient.lease`, of an open client; `on_asked_back` is called in the private thread."""
-        lending = self._twin.lease(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
-        return self._lend(lending)
-
-    @contextmanager
-    def _lend(self, lending: AbstractAsyncContextManager[AsyncLease]) -> Iterator[SyncLease]:
-        lease = self._thread.call(entered(lending))
-        try:
-            yield SyncLease(self._thread, lease)
-        finally:
-            self._thread.call(left(lending))
-
-    # ------------------------------------------------------------------------------------------------- operators
+        return self._lent(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
 
     @property
     def admin(self) -> SyncAdmin:
@@ -263,20 +460,3 @@ class Client:
     def fleet_frames(self) -> Iterator[FleetFrame]:
         """As `AsyncClient.fleet_frames`."""
         return self._thread.iterate(self._twin.fleet_frames())
-
-    # ---------------------------------------------------------------------------------------------------- asking
-
-    def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """As `AsyncClient.read`."""
-        return self._thread.call(self._twin.read(verb, arguments))
-
-    def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
-        """As `AsyncClient.answer`."""
-        return self._thread.call(self._twin.answer(verb, arguments))
-
-    def operate(self, verb: str, asked: Any = None) -> Answer:
-        """As `AsyncClient.operate`."""
-        return self._thread.call(self._twin.operate(verb, asked))
-
-    def _job(self, job: asynchronous.Job) -> SyncJob:
-        return SyncJob(self._thread, job)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
+from moorage.client.follow.ports import Reads
 from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, StreamName
-
-if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
 
 OVERLOADED_TRIES_MAX: Final = 50
 #: between two of these tries, where the worker does not say how long
@@ -49,7 +47,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
 
 async def read_page(
-    client: AsyncClient,
+    client: Reads,
     job: str,
     replica: int,
     attempt: int | None,
@@ -79,7 +77,7 @@ def piece_of(page: LogPage) -> Piece:
     return Piece(page.replica, page.attempt, page.stream, page.offset, text, end, page.next, page.data)
 
 
-async def tail_of(client: AsyncClient, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
+async def tail_of(client: Reads, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
     """The end of a member's output, stdout before stderr; "" of a stream that is not kept, or that nobody hands out.
 
     How the job ended is known by then, and is to be told in any case.
@@ -133,7 +131,7 @@ class Joiner:
     has output: perhaps it never ran, as its worker died.
     """
 
-    def __init__(self, client: AsyncClient, job: str, tail: int | None = None) -> None:
+    def __init__(self, client: Reads, job: str, tail: int | None = None) -> None:
         self.lost = 0
         self.truncated: set[_Key] = set()
         self._client = client

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from moorage.client.stored_output import Piece
+from moorage.client.follow.output import Piece, tail_of
+from moorage.client.follow.ports import Reads
+from moorage.client.follow.result import Result, decided
 from moorage.schemas.frames import StreamName
 
 #: characters kept of each stream of each replica; of more, the beginning is let go
@@ -35,6 +37,33 @@ class _Stream:
             gone = self.texts.popleft()
             self.chars -= len(gone)
             self.lost += self.sizes.popleft()
+
+
+#: the end of the output that a failure carries
+TAIL_LINES: Final = 20
+TAIL_CHARS_MAX: Final = 16 * 1024
+
+
+class Tail:
+    """The end of all pieces that it takes, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._texts: deque[str] = deque()
+        self._chars = 0
+
+    def take(self, piece: Piece) -> None:
+        self._texts.append(piece.text)
+        self._chars += len(piece.text)
+        while self._chars > TAIL_CHARS_MAX and len(self._texts) > 1:
+            self._chars -= len(self._texts.popleft())
+
+    async def or_kept(self, reads: Reads, result: Result) -> str:
+        """Return the last lines; where nothing was taken, those that the worker keeps of the member that decided."""
+        text = "".join(self._texts)[-TAIL_CHARS_MAX:]
+        last = decided(result.changes, result.state)
+        if not self._texts and last is not None and last.code is not None:
+            text = await tail_of(reads, result.job, last.replica, last.attempt, TAIL_CHARS_MAX)
+        return "\n".join(text.splitlines()[-TAIL_LINES:])
 
 
 class Captured:

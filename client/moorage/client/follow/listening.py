@@ -1,4 +1,4 @@
-"""Subjects that anybody may listen to, as async iterators without end."""
+"""The events of a tenant and the frames of the fleet, as async iterators without end."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from moorage.bus.transport import Delivery
-from moorage.client.feed import decode_events
+from moorage.client.follow.feed import decode_events
+from moorage.client.follow.stories import Stories
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Event, FleetFrame
-
-if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
 
 FLEET_FRAMES_MAX: Final = 16
 #: frames of a tenant's events that wait to be taken; beyond it the oldest are dropped
@@ -26,27 +24,25 @@ T = TypeVar("T")
 _decode_fleet: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 
-async def fleet_frames(client: AsyncClient) -> AsyncGenerator[FleetFrame, None]:
+async def fleet_frames(stories: Stories) -> AsyncGenerator[FleetFrame, None]:
     """See `AsyncClient.fleet_frames`."""
     async with contextlib.aclosing(
-        _listen(client, client.subjects.fleet_frame, _decode_fleet, FLEET_FRAMES_MAX)
+        _listen(stories, stories.asks.subjects.fleet_frame, _decode_fleet, FLEET_FRAMES_MAX)
     ) as frames:
         async for frame in frames:
             yield frame
 
 
-async def tenant_events(client: AsyncClient) -> AsyncGenerator[Event, None]:
+async def tenant_events(stories: Stories) -> AsyncGenerator[Event, None]:
     """See `AsyncClient.events`."""
-    subject = client.subjects.events(client.tenant)
-    async with contextlib.aclosing(_listen(client, subject, decode_events, EVENTS_FRAMES_MAX)) as frames:
+    subject = stories.asks.subjects.events(stories.asks.tenant)
+    async with contextlib.aclosing(_listen(stories, subject, decode_events, EVENTS_FRAMES_MAX)) as frames:
         async for frame in frames:
             for event in frame.jobs:
                 yield event
 
 
-async def _listen(
-    client: AsyncClient, subject: str, decode: Callable[[bytes], T], most: int
-) -> AsyncGenerator[T, None]:
+async def _listen(stories: Stories, subject: str, decode: Callable[[bytes], T], most: int) -> AsyncGenerator[T, None]:
     """The frames on a subject; at most the newest `most` wait here. What cannot be decoded is skipped."""
     waiting: deque[bytes] = deque(maxlen=most)
     some = asyncio.Event()
@@ -55,8 +51,8 @@ async def _listen(
         waiting.append(delivery.data)
         some.set()
 
-    subscription = await client.subscribe(subject, on_frame)
-    client.endless.add(some)
+    subscription = await stories.asks.subscribe(subject, on_frame)
+    stories.endless.add(some)
     try:
         while True:
             while waiting:
@@ -67,7 +63,7 @@ async def _listen(
                 yield frame
             some.clear()
             await some.wait()
-            _ = client.link  # raises if the client was closed meanwhile: nothing would ever come
+            stories.check_open()
     finally:
-        client.endless.discard(some)
+        stories.endless.discard(some)
         await subscription.unsubscribe()

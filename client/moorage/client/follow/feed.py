@@ -1,0 +1,216 @@
+"""One subscription to the tenant's event frames for all jobs that a client follows.
+
+A job's own subject costs the leader and the server a message for every change, and this process a subscription and a
+question for what was before. The frame of each tick goes to the tenant's subject in any case. A client therefore
+listens to that subject
+
+- while it follows many jobs or waits for them, and
+- while it lingers: for some seconds after it ran a job, or awaited the result of one of its own. It then hears the jobs
+  that it submits next from their first event on, so their results need no question. It does not linger where nearly
+  all events are of other clients' jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import weakref
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from moorage.bus.transport import Delivery, Subscribed
+from moorage.client.errors import NotPermitted
+from moorage.client.follow.ports import Asks
+from moorage.client.follow.story import Story
+from moorage.schemas.codec import Decoder
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Event, Events
+
+#: how long a client goes on listening after it awaited a result
+LINGER_S: Final = 5.0
+#: so many events of other jobs for each of its own are worth decoding, and so many without any
+OTHERS_PER_OWN: Final = 32
+OTHERS_FREE: Final = 5_000
+#: it does not linger for so long after it received more than that
+CROWDED_OUT_S: Final = 60.0
+#: transitions that are kept of a submitted job that is not followed yet
+HELD_MAX: Final = 64
+
+decode_events: Final[Decoder[Events]] = Decoder(Events, from_leader=True)
+
+
+class Listener(Protocol):
+    """A follower. Both methods run in the read path and may only enqueue."""
+
+    def hear(self, event: Event) -> None: ...
+
+    def refresh(self) -> None:
+        """Something may have been missed."""
+
+
+def check_permitted(subscription: Subscribed) -> None:
+    """Raise `NotPermitted` if the server has refused it, as far as that is known from its answers."""
+    if subscription.refused is not None:
+        raise NotPermitted(subscription.refused.problem)
+
+
+class Feed:
+    """Subscribed while there is a listener, and while the client lingers."""
+
+    def __init__(self, asks: Asks) -> None:
+        self._asks = asks
+        self._subject = asks.subjects.events(asks.tenant)
+        self._loop = asyncio.get_running_loop()
+        self._listeners: dict[str, list[Listener]] = {}
+        self._expected: weakref.WeakValueDictionary[str, Story] = weakref.WeakValueDictionary()
+        self._subscription: Subscribed | None = None
+        self._changing = asyncio.Lock()  # one task subscribes or unsubscribes at a time
+        self._lingers_until_s = 0.0
+        self._lingers_not_until_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._own = self._others = 0  # events since it lingers
+
+    # -- listeners
+
+    async def join(self, jobs: Iterable[str], listener: Listener) -> None:
+        """From now on call `listener` with each event of these jobs.
+
+        Raises `NotPermitted`; where the client lingers, `check_permitted` does so after the next answer.
+        """
+        names = list(jobs)
+        for job in names:
+            self._listeners.setdefault(job, []).append(listener)
+        if self._subscription is not None:
+            return
+        try:
+            async with self._changing:
+                if self._subscription is None:
+                    self._subscription = await self._asks.subscribe(self._subject, self._on_frame)
+        except BaseException:
+            self._remove(names, listener)
+            raise
+
+    async def leave(self, jobs: Iterable[str], listener: Listener) -> None:
+        """Undo `join` with the same arguments. The last one ends the subscription, unless the client lingers."""
+        self._remove(jobs, listener)
+        if not self._listeners and not self._lingers_until_s:
+            await self._end()
+
+    def _remove(self, jobs: Iterable[str], listener: Listener) -> None:
+        for job in jobs:
+            of_job = self._listeners[job]
+            of_job.remove(listener)
+            if not of_job:
+                del self._listeners[job]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server refused the subscription."""
+        return self._subscription is not None and self._subscription.refused is not None
+
+    def check_permitted(self) -> None:
+        """Raise `NotPermitted` if the server has refused the subscription, as far as that is known."""
+        if self._subscription is not None:
+            check_permitted(self._subscription)
+
+    # -- lingering
+
+    @property
+    def lingers(self) -> bool:
+        """Whether jobs that are submitted now are heard from their first event on."""
+        return bool(self._lingers_until_s) and self._subscription is not None and not self.is_refused
+
+    async def linger(self) -> None:
+        """Listen for the next LINGER_S; the server knows of it before anything that is sent next."""
+        now_s = self._loop.time()
+        if self.is_refused:
+            self._lingers_not_until_s = math.inf
+        if now_s < self._lingers_not_until_s:
+            return
+        self._lingers_until_s = now_s + LINGER_S
+        if self._timer is None:
+            self._own = self._others = 0
+            self._timer = self._loop.call_at(self._lingers_until_s, self._end_lingering)
+        if self._subscription is None:
+            async with self._changing:
+                if self._subscription is None:
+                    self._subscription = await self._asks.subscribe_ahead(self._subject, self._on_frame)
+
+    def expect(self, job: str) -> Story | None:
+        """Return the story of a job that is submitted next, merged from now on for as long as the caller holds it.
+
+        None where the client does not linger.
+        """
+        if not self.lingers:
+            return None
+        if (before := self._expected.get(job)) is not None:  # submitted twice: from now on the new story is merged
+            before.is_stale = True
+        story = self._expected[job] = Story(job)
+        return story
+
+    def is_followed(self, story: Story) -> None:
+        """A listener merges the events of this story from now on."""
+        if self._expected.get(story.job) is story:
+            del self._expected[story.job]
+
+    def refresh(self) -> None:
+        """Something may have been missed of the jobs that are not followed yet."""
+        for story in self._expected.values():
+            story.is_stale = True
+
+    def close(self) -> None:
+        """The client is closed, and its subscriptions with it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.refresh()
+
+    def _end_lingering(self) -> None:
+        """Stop listening, unless `linger` was called meanwhile or there are listeners."""
+        self._timer = None
+        if self._loop.time() < self._lingers_until_s:
+            self._timer = self._loop.call_at(self._lingers_until_s, self._end_lingering)
+            return
+        self._lingers_until_s = 0.0
+        self.refresh()
+        self._expected.clear()
+        if not self._listeners:
+            self._ending = self._loop.create_task(self._end())
+
+    async def _end(self) -> None:
+        async with self._changing:
+            subscription = self._subscription
+            if subscription is not None and not self._listeners and not self._lingers_until_s:
+                self._subscription = None
+                await subscription.unsubscribe()
+
+    # -- what comes in
+
+    def _on_frame(self, delivery: Delivery) -> None:
+        listeners, expected = self._listeners, self._expected
+        try:
+            events = decode_events(delivery.data).jobs
+        except Refused:
+            self.refresh()
+            for listener in {listener for of_job in listeners.values() for listener in of_job}:
+                listener.refresh()
+            return
+        own = 0
+        for event in events:
+            name = event.job
+            following, story = listeners.get(name), expected.get(name)
+            if following is not None:
+                for listener in following:
+                    listener.hear(event)
+            if story is not None:  # also of a job that is followed: the result comes from this story
+                if len(story.changes) < HELD_MAX:
+                    story.take(event)
+                else:
+                    story.is_stale = True
+            own += following is not None or story is not None
+        self._own += own
+        self._others += len(events) - own
+        if self._timer is not None and self._others > OTHERS_FREE + OTHERS_PER_OWN * self._own:
+            self._timer.cancel()
+            self._lingers_until_s, self._lingers_not_until_s = 0.0, self._loop.time() + CROWDED_OUT_S
+            self._end_lingering()

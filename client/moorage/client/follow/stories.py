@@ -1,0 +1,361 @@
+"""Where the events of a followed job come from, and when the leader is asked for what is missing.
+
+A job is heard on its own subject, or in the tenant's frames: those are heard once for many followers (`feed`). It is
+asked for with `show`, and with `history` for transitions that `show` does not reach back to: at first, after a gap, a
+reconnection, an overflow or a frame that cannot be read, and after a long silence, as the last event may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, Protocol
+
+from moorage.bus.errors import ConnectionClosed
+from moorage.bus.inbox import Answers
+from moorage.bus.transport import Delivery, Handler, Subscribed
+from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, timed_out
+from moorage.client.follow.feed import Feed, check_permitted
+from moorage.client.follow.output import Piece
+from moorage.client.follow.ports import Asks
+from moorage.client.follow.story import Story, behind, changes_of, shown_event
+from moorage.client.follow.waiting import Waiting
+from moorage.client.known_drivers import KnownDrivers
+from moorage.schemas.codec import Decoder
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Answer, Change, Event
+from moorage.schemas.job import Request
+
+#: followers on a client from which on further ones listen to the tenant's frames together
+CROWD: Final = 16
+#: items that wait to be taken; beyond it events are asked for later, and output is lost (and counted)
+PENDING_MAX: Final = 10_000
+#: a view that needs nothing before the job is over is woken once so many items wait
+TOGETHER_MAX: Final = 64
+#: after a silence of this length the job is asked for, as the last event may have been lost
+REPAIR_S: Final = 10.0
+#: the first time sooner, since most jobs that are followed to their end end soon
+REPAIR_S_FIRST: Final = 2.0
+RETRY_S: Final = 0.5
+#: argument of `show` for a follower of the tenant's frames: it does not turn on the job's own subject
+BY_FRAMES: Final = {"events": "tenant"}
+
+_decode_event: Final[Decoder[Event]] = Decoder(Event, from_leader=True)
+
+
+class Refreshed(Protocol):
+    def refresh(self) -> None:
+        """Something may have been missed."""
+
+
+class Stories:
+    """What follows jobs on one open client."""
+
+    def __init__(self, asks: Asks) -> None:
+        self.asks = asks
+        self.feed = Feed(asks)
+        self.drivers = KnownDrivers()
+        self.waits = Answers("")  # waits for events are kept as those for answers: one timer serves all
+        self.followers: set[Refreshed] = set()
+        self.endless: set[asyncio.Event] = set()  # set at the close, for what waits for nothing else
+        self._is_closed = False
+
+    def check_open(self) -> None:
+        """Raise RuntimeError if the client was closed: nothing would ever come."""
+        if self._is_closed:
+            raise RuntimeError("the client was closed while this listened")
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so many jobs are followed that one more had better listen to the tenant's frames."""
+        return len(self.followers) >= CROWD
+
+    def refresh(self) -> None:
+        """The connection was lost and is back."""
+        self.feed.refresh()
+        for follower in self.followers:
+            follower.refresh()
+
+    def close(self) -> None:
+        """The client is closed: end each wait."""
+        self._is_closed = True
+        self.feed.close()
+        for follower in self.followers:
+            follower.refresh()
+        for closed in self.endless:
+            closed.set()
+        self.waits.fail_all(ConnectionClosed)
+
+
+class Following:
+    """An async context manager: one job that is followed until it is over.
+
+    `heard` is the story of a job that the client submitted while it lingered: it is listened to on, and nothing needs
+    to be asked. `to_submit` is a request that will be submitted once this is open: nothing needs to be asked either,
+    and its `events` say on which subject it is heard. Without both the leader is asked first. `driver` is the job's
+    where it is known. `ahead` is for callers that ask
+    or submit next: opening then takes no round trip of its own. `at_end` is for views that need nothing before the job
+    is over: they are woken less often. `saw` is called with each event that is new.
+    """
+
+    def __init__(
+        self,
+        stories: Stories,
+        job: str,
+        *,
+        heard: Story | None = None,
+        to_submit: Request | None = None,
+        driver: str = "",
+        ahead: bool = False,
+        at_end: bool = False,
+        saw: Callable[[Event], None] | None = None,
+    ) -> None:
+        usable = heard is not None and not heard.is_stale and not stories.feed.is_refused
+        self.story = heard if heard is not None and usable else Story(job)
+        self.to_submit = to_submit
+        self.driver = driver if to_submit is None else to_submit.workload.driver
+        self.asks = stories.asks
+        self.drivers = stories.drivers
+        self.shown: dict[str, Any] = {}
+        self._stories = stories
+        self._is_heard = usable
+        self._ahead = ahead
+        self._at_end = at_end
+        self._saw = saw
+        self._pending: deque[Event | Piece] = deque()
+        self._received = 0
+        self._waiting = Waiting(stories.waits)
+        self._silence_s = REPAIR_S_FIRST
+        self._timeout_s = self._ends_s = float("inf")
+        self._own: Subscribed | None = None
+        self._by_frames = False
+
+    async def __aenter__(self) -> Following:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Subscribe. Raises `NotPermitted`, or `begin` does where this is `ahead` of the next question."""
+        stories = self._stories
+        together = stories.is_crowded if self.to_submit is None else self.to_submit.events == "tenant"
+        stories.followers.add(self)
+        try:
+            if self._is_heard:
+                stories.feed.is_followed(self.story)
+            if self._is_heard or (together and not stories.feed.is_refused):
+                await self._listen_to_frames()
+            else:
+                asks = self.asks
+                self._own = await self.subscribe(asks.subjects.event(asks.tenant, self.story.job), self._on_event)
+        except BaseException:  # if it is cancelled here, `__aexit__` is never called
+            await self.close()
+            raise
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
+        """Subscribe as this is opened: without a round trip where it is `ahead` of the next question."""
+        return await (self.asks.subscribe_ahead if self._ahead else self.asks.subscribe)(subject, handler)
+
+    async def close(self) -> None:
+        """Stop listening; the job goes on."""
+        self._stories.followers.discard(self)
+        own, self._own = self._own, None
+        try:
+            if own is not None:
+                await own.unsubscribe()
+        finally:
+            if self._by_frames:
+                self._by_frames = False
+                await self._stories.feed.leave((self.story.job,), self)
+
+    async def _listen_to_frames(self) -> None:
+        await self._stories.feed.join((self.story.job,), self)
+        self._by_frames = True
+
+    # -- what comes in: it is merged and enqueued
+
+    def _on_event(self, delivery: Delivery) -> None:
+        try:
+            self.hear(_decode_event(delivery.data))
+        except Refused:
+            self.refresh()
+
+    def hear(self, event: Event) -> None:
+        """Merge an event, in the read path."""
+        story = self.story
+        self._received += 1
+        if len(self._pending) >= PENDING_MAX:
+            story.is_stale = True
+        elif (news := story.take(event)) is not None:
+            self._tell([news])
+            self.put(news)
+            return
+        if story.has_gap:
+            self._waiting.wake()
+
+    def put(self, item: Event | Piece) -> bool:
+        """Enqueue an item in the order in which it came; False if there are too many."""
+        if len(self._pending) >= PENDING_MAX:
+            return False
+        self._pending.append(item)
+        if not self._at_end or self.story.is_over or len(self._pending) >= TOGETHER_MAX:
+            self._waiting.wake()
+        return True
+
+    def refresh(self) -> None:
+        """Ask for the job again, as something may have been missed."""
+        self.story.is_stale = True
+        self._waiting.wake()
+
+    # -- what goes out
+
+    async def begin(self, timeout_s: float | None = None) -> list[Event]:
+        """Return what is known of the job; from now on it is followed for at most `timeout_s`.
+
+        Raises `NotFound`, `NoScheduler`, `NotPermitted`.
+        """
+        if timeout_s is not None:
+            self._timeout_s, self._ends_s = timeout_s, asyncio.get_running_loop().time() + timeout_s
+        news: list[Event] = []
+        if self._is_heard:
+            self._take_events()
+            if self.story.rev:
+                news = self._tell([self.story.so_far(self.asks.tenant)])
+        elif self.to_submit is None:
+            asked = await self._repair(first=True)
+            news = self._take_events() + asked
+        # a subscription that was made ahead of the first question was refused by now, or never will be
+        if self._own is not None:
+            check_permitted(self._own)
+        if self._by_frames:
+            self._stories.feed.check_permitted()
+        return news
+
+    def _take_events(self) -> list[Event]:
+        """Return the events that wait to be taken; output waits on."""
+        items, self._pending = self._pending, deque()
+        self._pending.extend(item for item in items if not isinstance(item, Event))
+        return [item for item in items if isinstance(item, Event)]
+
+    def _tell(self, news: list[Event]) -> list[Event]:
+        if self._saw is not None:
+            for event in news:
+                self._saw(event)
+        return news
+
+    async def items(self) -> AsyncIterator[Event | Piece]:
+        """Yield what comes, in order, until the job is over. Raises `TimedOut`."""
+        while True:
+            while self._pending:
+                yield self._pending.popleft()
+            if self.story.is_over:
+                return
+            await self._step()
+
+    async def over(self) -> None:
+        """Wait until the job is over, and take nothing of what comes. Raises `TimedOut`."""
+        while not self.story.is_over:
+            self._pending.clear()
+            await self._step()
+
+    def taken(self) -> list[Event | Piece]:
+        """Take what has come."""
+        items, self._pending = list(self._pending), deque()
+        return items
+
+    async def more(self, ends_s: float) -> bool:
+        """Wait until that moment of the loop's clock for something to come; whether it did."""
+        left_s = ends_s - asyncio.get_running_loop().time()
+        return bool(self._pending) or await self._waiting.wait(max(left_s, 0.0))
+
+    async def _step(self) -> None:
+        """Wait until something comes, or ask for what is missing."""
+        story = self.story
+        if story.has_gap:
+            self._pending += await self._repair()
+            return
+        left_s = self._ends_s - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            raise too_late(story.job, story.state, self._timeout_s)
+        received = self._received
+        woken = await self._waiting.wait(min(self._silence_s, left_s))
+        if not woken and received == self._received and left_s > self._silence_s:
+            story.is_stale, self._silence_s = True, REPAIR_S
+
+    # -- what is asked
+
+    async def _repair(self, *, first: bool = False) -> list[Event]:
+        """Ask for the job; return what is new. A missing scheduler raises only the first time; later it is waited for.
+
+        Events are merged meanwhile, so an answer may be older than the story by now.
+        """
+        story, asks = self.story, self.asks
+        story.is_stale, rev = False, story.rev
+        try:
+            answer = await asks.answer("show", {"job": story.job, **(BY_FRAMES if self._by_frames else {})})
+        except Unreachable:
+            if first:
+                raise
+            return await self._later()
+        if story.knows_more_than(answer):
+            return [] if story.rev > rev else await self._later()
+        data = self.shown = answer.data
+        self.drivers.learn(data)
+        has_own_subject = data.get("own_subject", False) or data.get("request", {}).get("events") != "tenant"
+        if not has_own_subject and not self._by_frames:
+            # a scheduler of an older release sends its events in the tenant's frames only: listen there, and ask again
+            story.is_stale = True
+            await self._listen_to_frames()
+        try:
+            rev, changes = await self._missing(answer)
+        except Unreachable:
+            return await self._later()
+        if story.knows_more_than(answer):
+            return []
+        return self._tell(story.accept(shown_event(asks.tenant, story.job, answer, rev, changes)))
+
+    async def learn_driver(self, driver: str) -> None:
+        """Ask what a driver can do, if that is not known: of a job that runs, `show` reports it."""
+        if driver and driver not in self.drivers:
+            with contextlib.suppress(NotFound, Rejected, Unreachable):
+                self.drivers.learn(await self.asks.read("show", {"job": self.story.job, **BY_FRAMES}))
+
+    async def _later(self) -> list[Event]:
+        self.story.is_stale = True
+        await asyncio.sleep(RETRY_S)
+        return []
+
+    async def _missing(self, answer: Answer) -> tuple[int, list[Change]]:
+        """Return the revision of an answer of `show` and the transitions up to it that the story does not have.
+
+        What is not in the answer comes from the history, as far as that reaches back. Raises `Unreachable`.
+        """
+        data, known = answer.data, self.story.rev
+        changes, rev = behind(known, changes_of(data)), data.get("rev", known)
+        if len(changes) == rev - known and "rev" in data:
+            return rev, changes
+        found = {change.rev: change for change in changes}
+        after, more = known, True
+        while more:
+            try:
+                page = await self.asks.read("history", {"job": self.story.job, "after_rev": after})
+            except (Rejected, NotFound):  # expired, or a scheduler without history: `show` has all there is
+                break
+            told = behind(after, changes_of(page))
+            found |= {change.rev: change for change in told}
+            rev, more = max(rev, page["rev"]), page["more"] and bool(told)
+            after = told[-1].rev if told else after
+        return rev, [found[each] for each in sorted(found) if each <= rev]
+
+
+def too_late(job: str, state: str, timeout_s: float) -> TimedOut:
+    """Return the error of a wait for one job that is over."""
+    return timed_out(
+        f"job {job} is {state or 'not heard of'} after {timeout_s:g} s; it goes on",
+        job=job,
+        next_step=f"moorage explain {job}",
+    )

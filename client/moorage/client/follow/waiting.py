@@ -1,0 +1,35 @@
+"""Waiting for what may come, with one timer for all waits on a client."""
+
+from __future__ import annotations
+
+import asyncio
+
+from moorage.bus.errors import RequestTimeout
+from moorage.bus.inbox import Answers
+
+
+class Waiting:
+    """A wait of at most one task at a time. Not thread-safe."""
+
+    __slots__ = ("_awaited", "_waits")
+
+    def __init__(self, waits: Answers) -> None:
+        self._waits = waits
+        self._awaited: asyncio.Future[bytes] | None = None
+
+    def wake(self) -> None:
+        """End the wait, if there is one now; what the waiting task checks must be changed before."""
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(b"")
+
+    async def wait(self, at_most_s: float) -> bool:
+        """Wait for `wake`; False if it did not come in time. Raises `ConnectionClosed` once the client is closed."""
+        token, self._awaited = self._waits.open_payload("", at_most_s)
+        try:
+            await self._awaited
+        except RequestTimeout:
+            return False
+        finally:
+            self._waits.abandon(token)
+            self._awaited = None
+        return True

@@ -1,0 +1,194 @@
+"""One job that is followed with its output: the view behind `events`, `logs`, `result` and `run`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Final, Literal
+
+from moorage.bus.transport import Delivery, Subscribed
+from moorage.client.follow.output import STREAMS, Joiner, Piece, newest_attempts
+from moorage.client.follow.result import Result
+from moorage.client.follow.stories import Following
+from moorage.schemas.capabilities import driver_of
+from moorage.schemas.codec import Decoder
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Event, Output, StreamName
+from moorage.schemas.job import RUNNING, TERMINAL
+
+#: how long to wait for the end of the output after the job's last event
+OUTPUT_GRACE_S: Final = 1.0
+#: the same if missing output can be asked for
+KEPT_GRACE_S: Final = 0.2
+
+_decode_output: Final[Decoder[Output]] = Decoder(Output, from_leader=True)
+
+
+class Watch:
+    """An async context manager and iterator over `Event` and `Piece`; ends by itself once the job is over.
+
+    Made by `AsyncClient.watch`. With `output` it yields output from now on. With `past` this is joined to what the
+    workers keep, without gaps or duplicates: everything from the beginning, or the last `tail` lines of each stream of
+    that; `replica` chooses one replica. `lost` counts pieces of output that were dropped here.
+    """
+
+    def __init__(
+        self,
+        following: Following,
+        *,
+        output: bool = False,
+        past: bool = False,
+        tail: int | None = None,
+        replica: int | None = None,
+    ) -> None:
+        if tail is not None and not past:
+            raise TypeError("tail is of the output that is kept: it goes with past=True")
+        self.lost = 0
+        self.joiner = Joiner(following.asks, following.story.job, tail) if past else None
+        self._following = following
+        self._output = output or past
+        self._replica = replica
+        self._logs: Subscribed | None = None
+        self._open_streams: set[tuple[int, int, StreamName]] = set()
+        self._ended_streams: set[tuple[int, int, StreamName]] = set()
+
+    async def __aenter__(self) -> Watch:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def job(self) -> str:
+        """The id of the job."""
+        return self._following.story.job
+
+    @property
+    def state(self) -> str:
+        """The last state that was heard."""
+        return self._following.story.state
+
+    @property
+    def driver(self) -> str:
+        """The driver that runs the job; "" before the job was asked for, and if its request is no longer known."""
+        return self._following.driver or driver_of(self._following.shown)
+
+    def result(self) -> Result:
+        """How the job ended, once it is over."""
+        return self._following.story.result(self._following.shown)
+
+    async def open(self) -> None:
+        """Subscribe. Raises `NotPermitted`."""
+        await self._following.open()
+        if not self._output:
+            return
+        try:
+            asks = self._following.asks
+            subject = asks.subjects.log(asks.tenant, self.job, self._heard_replica)
+            self._logs = await self._following.subscribe(subject, self._on_output)
+        except BaseException:  # if it is cancelled here, `__aexit__` is never called
+            await self.close()
+            raise
+
+    @property
+    def _heard_replica(self) -> int | Literal["*"]:
+        """The replica to subscribe to. A wildcard costs the server more, so the only replica of a job is named."""
+        request = self._following.to_submit
+        if self._replica is None and request is not None and request.replicas == 1:
+            return 0
+        return "*" if self._replica is None else self._replica
+
+    async def close(self) -> None:
+        """Stop listening; the job goes on."""
+        logs, self._logs = self._logs, None
+        try:
+            if logs is not None:
+                await logs.unsubscribe()
+        finally:
+            await self._following.close()
+
+    def _on_output(self, delivery: Delivery) -> None:
+        try:
+            said = _decode_output(delivery.data)
+            replica = int(delivery.subject.rpartition(".")[2])
+        except (Refused, ValueError):
+            self.lost += 1
+            return
+        if said.end:
+            self._open_streams.discard((replica, said.attempt, said.stream))
+            self._ended_streams.add((replica, said.attempt, said.stream))
+        piece = Piece(replica, said.attempt, said.stream, said.offset, said.text, said.end, said.next, said.data)
+        if not self._following.put(piece):
+            self.lost += 1
+
+    def __aiter__(self) -> AsyncIterator[Event | Piece]:
+        return self.follow()
+
+    async def follow(self, timeout_s: float | None = None) -> AsyncIterator[Event | Piece]:
+        """Iterate for at most `timeout_s` seconds in all. Raises `TimedOut`, `NotFound`, `NoScheduler`."""
+        following, grace_s = self._following, OUTPUT_GRACE_S
+        for event in await following.begin(timeout_s):
+            await self._note_streams(event)
+            yield event
+            if event.state in TERMINAL and event.changes:  # the end of its output may be under way still
+                grace_s -= max(time.time() - event.changes[-1].time_ms / 1000, 0)
+        if self.joiner is not None and following.to_submit is None:
+            async for piece in self._past(self.joiner):
+                yield piece
+        async for item in following.items():
+            if isinstance(item, Event):
+                await self._note_streams(item)
+                yield item
+                continue
+            async for piece in self._joined(item):
+                yield piece
+        if self._output:
+            async for piece in self._rest(grace_s):
+                yield piece
+
+    async def _note_streams(self, event: Event) -> None:
+        """Keep in mind which streams have an end that is to come."""
+        begun = [change for change in event.changes if change.state == RUNNING] if self._output else []
+        if begun:
+            await self._following.learn_driver(self.driver)
+        if begun and self._following.drivers.can(self.driver).ends_streams:
+            both = {(change.replica, change.attempt, name) for change in begun for name in STREAMS}
+            self._open_streams |= both - self._ended_streams
+
+    async def _past(self, joiner: Joiner) -> AsyncIterator[Piece]:
+        """The stored output of each replica's newest attempt."""
+        newest = newest_attempts(self._following.shown)
+        async for piece in joiner.kept_of(newest, self._replica):
+            yield piece
+        self._open_streams = {
+            key for key in self._open_streams if key[1] >= (newest.get(key[0]) or 0) and not joiner.is_over(*key)
+        }
+
+    async def _joined(self, piece: Piece) -> AsyncIterator[Piece]:
+        if self.joiner is None:
+            yield piece
+            return
+        async for each in self.joiner.joined(piece):
+            yield each
+
+    async def _rest(self, grace_s: float) -> AsyncIterator[Piece]:
+        """The output that arrives after the job's last event; what does not arrive is asked for, if it is kept."""
+        if self.joiner is not None:
+            grace_s = min(grace_s, KEPT_GRACE_S)
+        ends_s = asyncio.get_running_loop().time() + grace_s
+        while True:
+            for item in self._following.taken():
+                if isinstance(item, Piece):
+                    async for piece in self._joined(item):
+                        yield piece
+            if not self._open_streams:
+                return
+            if not await self._following.more(ends_s):
+                break
+        if self.joiner is not None:
+            for replica, attempt in sorted({key[:2] for key in self._open_streams}):
+                if self._replica in (None, replica):
+                    async for piece in self.joiner.kept(replica, attempt):
+                        yield piece

@@ -1,0 +1,95 @@
+"""What the classes of `sync` share: the private thread, and the asynchronous object that does the work there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Generic, Self, TypeVar
+
+from moorage.bus.contexts import Context
+from moorage.client.client import AsyncClient
+from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_TIMEOUT_S_DEFAULT
+from moorage.client.durations import Duration
+from moorage.client.loop_thread import LoopThread, entered, left, refuse_inside_loop
+from moorage.client.transport import ClientTransport
+from moorage.schemas.subjects import PREFIX_DEFAULT
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """One object of an `AsyncClient`, for use from other threads."""
+
+    def __init__(self, thread: LoopThread, twin: T) -> None:
+        self._thread = thread
+        self._twin = twin
+
+    def __repr__(self) -> str:
+        return repr(self._twin).replace(f"<{type(self._twin).__name__}", f"<{type(self).__name__}", 1)
+
+
+class ClientBase(Handle[AsyncClient]):
+    """A client that is opened and closed together with its thread."""
+
+    def __init__(
+        self,
+        target: Context | str | None = None,
+        *,
+        tenant: str | None = None,
+        prefix: str = PREFIX_DEFAULT,
+        timeout: Duration = TIMEOUT_S_DEFAULT,
+        connect_timeout: Duration = CONNECT_TIMEOUT_S_DEFAULT,
+        wait_timeout: Duration = WAIT_TIMEOUT_S_DEFAULT,
+        name: str = "moorage client",
+        on_wait: Callable[[], None] | None = None,
+        transport: ClientTransport | None = None,
+    ) -> None:
+        refuse_inside_loop()
+        twin = AsyncClient(
+            target,
+            tenant=tenant,
+            prefix=prefix,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            wait_timeout=wait_timeout,
+            name=name,
+            on_wait=on_wait,
+            transport=transport,
+        )
+        super().__init__(LoopThread(name), twin)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """As `AsyncClient.open`, and start the thread."""
+        if self._thread.runs:
+            raise RuntimeError("the client is open already")
+        try:
+            self._thread.start()
+            self._thread.call(self._twin.open())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def close(self) -> None:
+        """As `AsyncClient.close`, and end the thread. Once closed, or in a fork's child, nothing is done."""
+        if not self._thread.runs:
+            return
+        try:
+            if not self._thread.is_of_parent:
+                self._thread.call(self._twin.close())
+        finally:
+            self._thread.stop()
+
+    @contextmanager
+    def _held(self, lending: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        lease = self._thread.call(entered(lending))
+        try:
+            yield lease
+        finally:
+            self._thread.call(left(lending))
