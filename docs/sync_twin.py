@@ -52,7 +52,7 @@ from moorage.schemas.operate import Act, Done, TenantRow
 if TYPE_CHECKING:
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
-    from moorage.client.lease import Lease, OnAskedBack  # noqa: F401  below in quotes
+    from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.planning import Quota, Share
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
@@ -123,8 +123,8 @@ TWINS: Final = (
     """
 
     @contextmanager
-    def _lent(self, *asked: Any, **more: Any) -> Iterator[SyncLease]:
-        with self._held(self._twin.lease(*asked, **more)) as lease:
+    def _lent(self, lending: Lending) -> Iterator[SyncLease]:
+        with self._held(lending) as lease:
             yield SyncLease(self._thread, lease)
 ''',
         "AsyncClient",
@@ -162,7 +162,8 @@ BODIES: Final[dict[str, str]] = {
         return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], timeout))
         """,
     "AsyncClient.lease": """
-        return self._lent(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
+        lending = CALL
+        return self._lent(lending)
         """,
 }
 #: by class and member, what its docstring says beside the name of the asynchronous one

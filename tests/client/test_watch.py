@@ -18,7 +18,7 @@ from moorage.client.follow.watch import Watch
 from moorage.client.request_builder import build_request
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import Accepted, Answer, Output
+from moorage.schemas.frames import Accepted, Answer, LogPage, Output
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.waiting import until
 
@@ -252,6 +252,23 @@ async def test_output_without_an_end_does_not_hold_the_follower(nats_url: str, u
         await scheduler.say("j", "FAILED", change(2, "FAILED"))
         assert await following.revisions() == ("FAILED", [2])
         await following.ends()
+
+
+async def test_output_comes_once_though_the_first_answer_is_older_than_what_was_heard(
+    nats_url: str, unique: str
+) -> None:
+    """The job was submitted and ended between the subscription and the answer to the first question."""
+    older = shown("j", "QUEUED", change(1, "ACCEPTED"), request={"run": {"argv": ["x"]}})
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will_show(Answer("show", 7, {**older, "replica_states": [{"replica": 0, "attempt": 0}]}))
+        pages = LogPage(1, "out", 0, 5, 5, "hello", over=True), LogPage(1, "err", over=True)
+        scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in [*pages, *pages]))
+        async with client.watch("j", past=True) as watch:
+            await scheduler.say("j", "SUCCEEDED", change(1, "ACCEPTED"), change(2), change(3, "SUCCEEDED"))
+            await until(lambda: watch.state == "SUCCEEDED", what="it is heard")
+            items = [item async for item in watch.follow(20)]
+        assert [each.rev for item in items if isinstance(item, Event) for each in item.changes] == [1, 2, 3]
+        assert [item.text for item in items if not isinstance(item, Event) and item.text] == ["hello"]
 
 
 async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, unique: str) -> None:

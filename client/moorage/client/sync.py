@@ -31,7 +31,7 @@ from moorage.schemas.operate import Act, Done, TenantRow
 if TYPE_CHECKING:
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
-    from moorage.client.lease import Lease, OnAskedBack  # noqa: F401  below in quotes
+    from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.planning import Quota, Share
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
@@ -290,8 +290,8 @@ class Client(ClientBase):
     """
 
     @contextmanager
-    def _lent(self, *asked: Any, **more: Any) -> Iterator[SyncLease]:
-        with self._held(self._twin.lease(*asked, **more)) as lease:
+    def _lent(self, lending: Lending) -> Iterator[SyncLease]:
+        with self._held(lending) as lease:
             yield SyncLease(self._thread, lease)
 
     @property
@@ -418,7 +418,8 @@ class Client(ClientBase):
         on_asked_back: OnAskedBack | None = None,
     ) -> AbstractContextManager[SyncLease]:
         """As `AsyncClient.lease`, of an open client; `on_asked_back` is called in the private thread."""
-        return self._lent(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
+        lending = self._twin.lease(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
+        return self._lent(lending)
 
     @property
     def admin(self) -> SyncAdmin:

@@ -90,14 +90,13 @@ class Stories:
 
 
 class Following:
-    """An async context manager: one job that is followed until it is over.
+    """One job that is followed until it is over; `Watch` opens and closes it.
 
-    `heard` is the story of a job that the client submitted while it lingered: it is listened to on, and nothing needs
-    to be asked. `to_submit` is a request that will be submitted once this is open: nothing needs to be asked either,
-    and its `events` say on which subject it is heard. Without both the leader is asked first. `driver` is the job's
-    where it is known. `ahead` is for callers that ask
-    or submit next: opening then takes no round trip of its own. `at_end` is for views that need nothing before the job
-    is over: they are woken less often. `saw` is called with each event that is new.
+    `heard` is the story of a job that the client submitted while it lingered: its frames are still heard, and nothing
+    needs to be asked. `to_submit` is a request that will be submitted once this is open: nothing needs to be asked
+    either, and its `events` say on which subject it is heard. Without both the leader is asked first. `driver` is the
+    job's, where it is known. With `ahead` opening takes no round trip: the caller asks or submits next. `at_end` is for
+    views that need nothing before the job is over: they are woken less often. `saw` is called with each new event.
     """
 
     def __init__(
@@ -131,13 +130,6 @@ class Following:
         self._timeout_s = self._ends_s = float("inf")
         self._own: Subscribed | None = None
         self._by_frames = False
-
-    async def __aenter__(self) -> Following:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def open(self) -> None:
         """Subscribe. Raises `NotPermitted`, or `begin` does where this is `ahead` of the next question."""
@@ -274,13 +266,12 @@ class Following:
 
     async def _step(self) -> None:
         """Wait until something comes, or ask for what is missing."""
-        story = self.story
+        story, left_s = self.story, self._ends_s - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            raise too_late(story.job, story.state, self._timeout_s)
         if story.has_gap:
             self._pending += await self._repair()
             return
-        left_s = self._ends_s - asyncio.get_running_loop().time()
-        if left_s <= 0:
-            raise too_late(story.job, story.state, self._timeout_s)
         received = self._received
         woken = await self._waiting.wait(min(self._silence_s, left_s))
         if not woken and received == self._received and left_s > self._silence_s:
@@ -301,9 +292,9 @@ class Following:
             if first:
                 raise
             return await self._later()
+        data = self.shown = answer.data  # for the replicas' attempts also where it is older than the story
         if story.knows_more_than(answer):
             return [] if story.rev > rev else await self._later()
-        data = self.shown = answer.data
         self.drivers.learn(data)
         has_own_subject = data.get("own_subject", False) or data.get("request", {}).get("events") != "tenant"
         if not has_own_subject and not self._by_frames:
