@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger.acts.base import Act
-from moorage.scheduler.core.ledger.compacting import compact
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.state import AVOID_MAX, PARTS_MAX, PRIORITY, REV, STORY_KEPT
+from moorage.scheduler.core.state import AT_MS, AVOID_MAX, PARTS_MAX, PRIORITY, REV, STORY_KEPT
+from moorage.schemas.job import STATES
 
 
 class OfJob(Act):
@@ -103,7 +105,29 @@ class Compact(Act, tag="compact"):
         checking.gone.update((job.tenant, job.name) for job in [jobs[int(num)] for num in nums])
 
     def fold(self, folding: Folding) -> None:
-        compact(folding, self.flat, self.kept)
+        state = folding.state
+        ended, jobs, tenants = state.ended, state.jobs, state.tenants
+        digest, before = state.digest, state.finished.row
+        rows: list[tuple[bytes, bytes, int, int, int]] = []
+        pairs: Iterator[Any] = iter(self.flat)
+        for num, request, where in zip(pairs, pairs, self.kept, strict=True):
+            if not ended or ended.popleft() != num:
+                raise FoldError(f"record {folding.seq}: job {num} is not the oldest ended one")
+            job = jobs.pop(num)
+            tenant, name, story, replicas = job.tenant, job.name, job.story, job.replicas
+            if job.extra:
+                state.extra -= job.extra
+                state.extra_ended -= job.extra
+            del tenants[tenant].jobs[name]
+            final = replicas[0].state if len(replicas) == 1 else STATES.index(job.state)
+            ended_ms = story[-1][AT_MS] if story else folding.time
+            rows.append((job.key or job_key(tenant, name), request, ended_ms, final, where))
+            digest -= job.row
+            for replica in replicas:
+                digest -= replica.row
+                del replica.job  # they point at each other: so they go at once, and leave the collector nothing
+        state.finished.add_all(rows)
+        state.digest = (digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
 
 
 class Expire(Act, tag="expire"):
