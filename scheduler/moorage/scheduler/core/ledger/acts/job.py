@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -92,7 +93,7 @@ class Compact(Act, tag="compact"):
     `flat` has for each its number and its request's digest, `kept` where its history stands, 0 for nowhere.
     """
 
-    flat: list[Any]
+    flat: list[int | bytes]
     kept: list[int]
 
     def check(self, checking: Checking) -> None:
@@ -108,7 +109,7 @@ class Compact(Act, tag="compact"):
         ended, jobs, tenants = state.ended, state.jobs, state.tenants
         digest, before = state.digest, state.finished.row
         rows: list[tuple[bytes, bytes, int, int, int]] = []
-        pairs = iter(self.flat)
+        pairs: Iterator[Any] = iter(self.flat)
         for num, request, where in zip(pairs, pairs, self.kept, strict=True):
             if not ended or ended.popleft() != num:
                 raise FoldError(f"record {folding.seq}: job {num} is not the oldest ended one")
