@@ -133,7 +133,7 @@ def render() -> str:
             continue
         linked = f", with all there is to it in [{book.page}]({book.page})" if book.page else ""
         lines += ["", f"### `{book.command}`{linked}", ""]
-        middle = "mean" if name == "placement" else "median"
+        middle = {"placement": "mean", "queueing": "geometric mean"}.get(name, "median")
         lines += [f"| figure | must | goal | min | {middle} | max | kept |", "| --- |" + " ---: |" * 5 + " --- |"]
         for bound in BOUNDS:
             if bound.book == name:

@@ -146,6 +146,12 @@ def _mean(outcomes: list[Outcome]) -> float:
 def figures_of(found: Found, published: Published, names: list[str]) -> dict[str, list[float]]:
     """For the book: percent allocated by seed, and the worst of what must stay near FGD and near what was published."""
     figures = {f"{name}, allocated %": [o.allocated[AT] for o in found[OURS, name, False]] for name in names}
+    under = [
+        _mean(found["fgd", name, True]) - _mean(found[OURS, name, False])
+        for name in names
+        if ("fgd", name, True) in found
+    ]
+    figures["most that a list stays under FGD, points"] = [max(under)] if under else []
     for which, made in (("lists of the folder", False), ("made lists", True)):
         worse = [
             lost_percent(found[OURS, name, False], kind) - lost_percent(found["fgd", name, True], kind)
