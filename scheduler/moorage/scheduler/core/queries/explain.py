@@ -124,13 +124,13 @@ def _matching(fleet: Fleet, shape: Shape, counts: dict[str, int]) -> list[Host] 
 
 def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
     """Those that could hold some of it if they were empty, where together they could hold all of it."""
-    sized = [host for host in hosts if host.could_ever(shape)]
+    rooms = [host.replicas_of(shape, "ever") for host in hosts]
+    sized = [host for host, room in zip(hosts, rooms, strict=True) if room]
     counts["large-enough"] = len(sized)
     if not sized:
         because = f"{_asked_of_host(shape)}; the most that one has is {size_of_largest(hosts)}"
         return Explanation(reasons.HOST_SIZE, counts, [], because=because)
-    ever = sum(host.replicas_of(shape, "ever") for host in sized)
-    if ever < shape.together:
+    if (ever := sum(rooms)) < shape.together:
         return Explanation(
             reasons.GANG_SIZE, counts, [], because=f"empty, they would hold {ever} of its {shape.together}"
         )
