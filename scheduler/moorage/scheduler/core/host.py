@@ -11,7 +11,8 @@ from moorage.scheduler.core.shape import DeviceAsked, Shape
 from moorage.scheduler.core.shared_values import SharedDict
 from moorage.scheduler.core.state import Worker
 from moorage.schemas.frames import OTHERS
-from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.frames.fleet import slots_named
+from moorage.schemas.gpu import APPLE, SHARERS_MAX
 
 NO_GPU: Final = int(Mode.NONE)
 EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
@@ -22,7 +23,21 @@ RANKS_MAX: Final = 1_024
 #: members of one worker: so that its renewal, its join and its loss each fit one frame or record
 MEMBERS_MAX: Final = 4096
 #: what a class may fail a shape by, in the order in which it is asked; see `Fit.reason`
-FILTERS: Final = ("driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
+FILTERS: Final = (
+    "driver",
+    "rules",
+    "label",
+    "no-gpu",
+    "gpu-driver",
+    "sharing",
+    "vendor",
+    "mode",
+    "model",
+    "memory",
+    "slot",
+    "count",
+    "device",
+)
 When = Literal["ever", "emptied", "now"]
 #: the drivers that each tenant may have on a worker, as its hello tells it; empty: any
 Rules = dict[str, frozenset[str]]
@@ -59,8 +74,15 @@ class Fit:
 Fits = SharedDict[int, Fit]
 
 _OTHER_LABEL: Final = Fit(0, 0, "label")
+_OTHER_DEVICE: Final = Fit(0, 0, "device")
 #: what is failed by before labels are looked at, see `FILTERS`
 _BEFORE_LABELS: Final = FILTERS[: FILTERS.index("label")]
+
+
+def gpu_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
+    """Return the drivers of a worker whose jobs may have GPUs; one that reports nothing of it gives them."""
+    told = hello.get("capabilities") or {}
+    return frozenset(name for name in hello["drivers"] if told.get(name, {}).get("gpu_enabled", True))
 
 
 def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
@@ -97,23 +119,36 @@ class HostClass:
         "drivers",
         "drivers_for",
         "fits",
+        "gpu_drivers",
         "hosts",
         "islands",
         "key",
         "labels",
         "modes",
+        "named_slots",
         "shared_open",
         "sharers_max",
         "sizes",
     )
 
-    def __init__(self, key: Any, hello: dict[str, Any], labels: dict[str, str], drivers_for: Rules, fits: Fits) -> None:
+    def __init__(
+        self,
+        key: Any,
+        hello: dict[str, Any],
+        labels: dict[str, str],
+        drivers_for: Rules,
+        fits: Fits,
+        named_slots: dict[str, int],
+    ) -> None:
         self.key = key
+        #: the slots of each device's name that some request has asked for; see `Fleet.tell_devices_apart`
+        self.named_slots = named_slots
         self.drivers_for = drivers_for
         self.devices = [
             (int(d["index"]), str(d["vendor"]), str(d["name"]), int(d.get("memory_mib", 0))) for d in hello["gpu_pool"]
         ]
         self.drivers = frozenset(hello["drivers"])
+        self.gpu_drivers = gpu_drivers_of(hello)
         # a worker of an older release may offer a mode in which no device of it has a sharer
         self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)
         self.labels = labels  # of those that its hosts have, the ones that some request has required
@@ -139,7 +174,17 @@ class HostClass:
         for label, allowed in shape.requires.items():
             if self.labels.get(label) not in allowed:
                 return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
-        return found
+        return found if not shape.device_ids or found.reason else self._exact(shape, found)
+
+    def _exact(self, shape: Shape, found: Fit) -> Fit:
+        """The devices that a shape names, of those that answer it."""
+        mask = slots_named(shape.device_ids, self._slots_of, found.mask)
+        return Fit(mask, found.rank, "", mask & found.best_mask or mask) if mask else _OTHER_DEVICE
+
+    def _slots_of(self, name: str) -> int:
+        if name.isdecimal():
+            return sum(1 << slot for slot, device in enumerate(self.devices) if str(device[0]) == name)
+        return self.named_slots.get(name, 0)
 
     def _fit(self, shape: Shape) -> Fit:
         """What it finds, were labels no matter."""
@@ -151,6 +196,8 @@ class HostClass:
             return Fit(0, 2, "")
         if not self.devices:
             return Fit(0, 0, "no-gpu")
+        if shape.driver not in self.gpu_drivers:
+            return Fit(0, 0, "gpu-driver")
         if _MODE_WORDS[shape.mode] not in self.modes:
             return Fit(0, 0, "sharing")
         mask, best, best_mask, reason = self._ranked(shape)
@@ -183,9 +230,12 @@ class HostClass:
         return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
 
     def _device_reason(self, shape: Shape) -> str:
-        """Which filter the devices fail first: vendor, model, then memory."""
-        if not any(not shape.vendor or d[1].lower() == shape.vendor for d in self.devices):
+        """Which filter the devices fail first: vendor, mode, model, then memory."""
+        vendors = {d[1].lower() for d in self.devices if not shape.vendor or d[1].lower() == shape.vendor}
+        if not vendors:
             return "vendor"
+        if shape.not_apple and vendors == {APPLE}:
+            return "mode"
         named = self.named(shape)
         if not named:
             return "model"

@@ -65,6 +65,11 @@ class Unmatched:
             for kept in (self._texts, self._parts, self._close):
                 kept.clear()
 
+    def reason(self, shape: Shape) -> str:
+        """Return the filter that came farthest; "" where a class passes all of them, but is too small."""
+        reasons = {cls.fit(shape).reason for cls in self._fleet.classes.values()}
+        return max(reasons, key=lambda reason: (not reason, FILTERS.index(reason) if reason else 0), default="")
+
     def _why(self, shape: Shape) -> str:
         classes: dict[str, list[HostClass]] = {}
         for cls in self._fleet.classes.values():
@@ -152,6 +157,14 @@ def _slot(shape: Shape, classes: list[HostClass]) -> str:
     return f"no worker has such a GPU with the index {shape.slot_index}"
 
 
+def _device(shape: Shape, classes: list[HostClass]) -> str:
+    return f"no worker with such GPUs has {_shown(shape.device_ids)}{' together' if shape.count > 1 else ''}"
+
+
+def _gpu_driver(shape: Shape, classes: list[HostClass]) -> str:
+    return f"no worker with GPUs lets jobs of the driver {shape.driver} have them"
+
+
 def _count(shape: Shape, classes: list[HostClass]) -> str:
     most = max(
         sum(bool(shape.device_rank(vendor, name, memory, index)) for index, vendor, name, memory in cls.devices)
@@ -169,4 +182,7 @@ _TEXTS: Final[dict[str, Callable[[Shape, list[HostClass]], str]]] = {
     "memory": _memory,
     "slot": _slot,
     "count": _count,
+    "gpu-driver": _gpu_driver,
+    "mode": lambda shape, classes: "no driver for Apple's GPUs is built, so none has a mode",
+    "device": _device,
 }

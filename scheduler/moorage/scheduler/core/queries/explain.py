@@ -20,12 +20,15 @@ REASONS: Final[dict[str, str]] = {
     "rules": "no worker that is left lets its tenant have the driver, by rules of its own",
     "label": "no worker has the labels that it requires",
     "no-gpu": "no worker that is left has a GPU",
+    "gpu-driver": "no worker that is left lets jobs of the driver have GPUs",
     "sharing": "no worker that is left offers the sharing mode",
     "vendor": "no worker that is left has a GPU of the vendor",
+    "mode": "no worker that is left has a GPU with such a mode: no driver for Apple's GPUs is built",
     "model": "no worker that is left has a GPU of the model",
     "memory": "no GPU of the model has the memory",
     "slot": "no worker has the device with that index",
     "count": "no worker has so many matching GPUs",
+    "device": "no worker that is left has the devices that it names",
     "host-size": "no worker that is left has the CPU or the memory in all",
     "gang-size": "all workers together could not hold the gang, even if they were empty",
     "refused": "every worker that could hold it refused to run it, by its rules or because it cannot run it there",
@@ -50,7 +53,7 @@ REASONS: Final[dict[str, str]] = {
 #: reasons that no waiting cures while the fleet is as it is
 NEVER_REASONS: Final = frozenset(
     {"no-worker", "driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count"}
-    | {"host-size", "gang-size", "refused"}
+    | {"gpu-driver", "mode", "device", "host-size", "gang-size", "refused"}
 )
 
 
