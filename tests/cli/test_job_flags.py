@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from moorage.cli.job_flags import JobFlags, fields_of, mebibytes, milli_cores, request_of
+from moorage.cli.job_flags import JobFlags, fields_of, mebibytes, milli_cores, offered, request_of
 from moorage.client import Rejected
+from moorage.schemas.job import Request
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,16 @@ from moorage.client import Rejected
         ({"env": ["A=1", "B=x=y"], "secret": ["T=hf"]}, {"env": {"A": "1", "B": "x=y", "T": {"secret": "hf"}}}),
         ({"label": ["team=vision"]}, {"labels": {"team": "vision"}}),
         ({"requires": ["zone=a,b"]}, {"requires": {"zone": ["a", "b"]}}),
+        ({"image": "a:1", "driver": "docker"}, {"image": "a:1", "driver": "docker"}),
+        ({"driver_config": '{"own": {"a": 1}}'}, {"driver_config": {"own": {"a": 1}}}),
+        ({"gpu_device": ["0", "GPU-a"]}, {"driver_config": {"process": {"gpu_device_ids": ["0", "GPU-a"]}}}),
+        (
+            {"gpu_device": ["x/y=0"], "driver": "docker", "driver_config": '{"docker": {"image": "a"}, "vm": {}}'},
+            {
+                "driver": "docker",
+                "driver_config": {"docker": {"image": "a", "gpu_device_ids": ["x/y=0"]}, "vm": {}},
+            },
+        ),
     ],
 )
 def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -47,6 +59,22 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
         ({"job": "a b"}, "--job: job must match", ""),
         ({"gang": True, "spread": True}, "--gang and --spread exclude each other", "take one"),
         ({"gang": True}, "--gang and --spread need --gpu", "add --gpu 1xH100"),
+        ({"gpu_device": ["0", "0"]}, "--gpu-device: the device 0 is named twice", "leave the ids out"),
+        (
+            {"gpu_device": ["0"], "gpu": "2"},
+            "--gpu-device: driver_config.process.gpu_device_ids lists 1 devices",
+            "leave the ids out",
+        ),
+        ({"gpu_device": [" "]}, "--gpu-device: an id must not be blank", "leave the ids out"),
+        ({"driver_config": "{"}, "--driver-config is not JSON", "--driver-config '{"),
+        ({"driver_config": "5"}, "--driver-config is an object", "--driver-config '{"),
+        (
+            {"driver_config": '{"process": {"gpu_device_ids": ["1"]}}', "gpu_device": ["0"]},
+            "--driver-config says other devices of process",
+            "leave out --gpu-device",
+        ),
+        ({"driver": "docker,"}, "--driver has an empty name", "--driver docker,process"),
+        ({"image": "a:1"}, "--image: the driver process runs no image", "name a driver"),
     ],
 )
 def test_what_cannot_be_is_told_by_its_flag(flags: dict[str, Any], says: str, fix: str) -> None:
@@ -73,3 +101,41 @@ def test_sizes_are_rounded_up(size: str, mib: int) -> None:
 @pytest.mark.parametrize(("cores", "milli"), [(0, 0), (0.0001, 1), (0.1, 100), (1.0001, 1001), (64, 64_000)])
 def test_cores_are_rounded_up(cores: float, milli: int) -> None:
     assert milli_cores(cores) == milli
+
+
+def test_named_devices_imply_their_count() -> None:
+    for flags in (JobFlags(gpu_device=["0", "1"]), JobFlags(gpu_device=["0", "1"], gpu="2")):
+        request = request_of(flags, ["true"])
+        assert request.gpu is not None
+        assert (request.gpu.count, request.device_ids) == (2, ("0", "1"))
+
+
+class Planning:
+    """A client whose fleet offers some drivers; it keeps what was asked of it."""
+
+    def __init__(self, *offered: str) -> None:
+        self.offered = offered
+        self.asked: list[Request] = []
+
+    async def plan(self, request: Request) -> Any:
+        self.asked.append(request)
+        driver = request.workload.driver
+        waiting = None if driver in self.offered else {"reason": "driver"}
+        return SimpleNamespace(data={"starts": "now" if waiting is None else "never", "waiting": waiting})
+
+
+@pytest.mark.parametrize(
+    ("fleet", "chosen"), [(("process",), "process"), (("docker", "process"), "docker"), ((), "docker")]
+)
+async def test_of_several_drivers_the_first_that_is_offered(fleet: tuple[str, ...], chosen: str) -> None:
+    client: Any = Planning(*fleet)
+    flags = JobFlags(driver="docker,process", gpu_device=["0"], on_no_match="reject")
+    request = request_of(flags, ["x"])
+    found = await offered(client, flags, ["x"], request)
+    assert (found.workload.driver, found.job, found.on_no_match) == (chosen, request.job, "reject")
+    assert found.driver_config == {chosen: {"gpu_device_ids": ["0"]}}
+    assert {asked.on_no_match for asked in client.asked} == {"wait"}
+    client.asked.clear()
+    one = request_of(JobFlags(), ["x"])
+    assert await offered(client, JobFlags(), ["x"], one) is one
+    assert client.asked == []

@@ -138,8 +138,8 @@ async def test_what_a_function_raised_is_why_the_job_failed(
         assert "LookupError: no input in.mp4" in failed.value.why
         assert failed.value.result.value is None
         wrong = {"driver_config": {"handler": {"inputs": 1}}, "run": {"driver": "handler", "argv": ["echo"]}}
-        with pytest.raises(JobFailed, match=r"driver_config\.handler has one field, input"):
-            await (await moorage.submit(wrong, requires={"handler.echo": ["1"]})).result("30s")
+        with pytest.raises(Rejected, match=r"the driver handler reads no driver_config\.handler\.inputs; .* is input"):
+            await moorage.submit(wrong, requires={"handler.echo": ["1"]})
 
 
 async def test_a_function_that_nobody_offers_waits_with_the_reason_and_runs_once_somebody_does(

@@ -23,6 +23,8 @@ OWN: Final = {
 SAID: Final[dict[str, set[str]]] = {
     # the one table of the default driver, and of those whose workers tell no capabilities
     "schemas/moorage/schemas/capabilities.py": {"process", "noop", "handler"},
+    # the one table of what those that come with moorage read of a request
+    "schemas/moorage/schemas/driver_config.py": {"process", "noop", "handler"},
     # the one table of those that come with moorage
     "worker/moorage/worker/drivers/__init__.py": {"noop"},
     # hosts and jobs of published traces, for `moorage simulate`
@@ -81,6 +83,10 @@ def test_no_file_but_these_imports_a_driver() -> None:
 
 
 def test_a_driver_is_one_file_and_one_line() -> None:
-    """What names noop beside its own file: its line among the drivers, and what older workers tell of it."""
+    """What names noop beside its own file: its line among the drivers, what it reads, what older workers tell of it."""
     naming = [name for name, file in files() if "noop" in said(file) and "simulate" not in name]
-    assert sorted(naming) == ["schemas/moorage/schemas/capabilities.py", "worker/moorage/worker/drivers/__init__.py"]
+    assert sorted(naming) == [
+        "schemas/moorage/schemas/capabilities.py",
+        "schemas/moorage/schemas/driver_config.py",
+        "worker/moorage/worker/drivers/__init__.py",
+    ]

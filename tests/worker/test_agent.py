@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from moorage.bus.connection import connect
 from moorage.bus.cpu_latency import CpuLatency
@@ -18,7 +19,7 @@ from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import End, Place, RollCall, Start
 from moorage.schemas.job import Request
 from moorage.worker.agent import Agent
-from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.host import HostFacts
@@ -448,3 +449,64 @@ async def test_the_noop_driver_times_out_fails_and_refuses_what_it_does_not_know
         assert refused.detail == "cannot-run: the driver noop does not know these words"
         await w.leader.heard("w1", "freed", name_of("f"))
         assert "started" not in seat.kinds(name_of("f"))
+
+
+async def test_a_lease_is_of_the_devices_that_the_request_names(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """A scheduler of a release before 0.3 does not read them; and what does not support GPUs refuses them."""
+    config = {"noop": {"gpu_device_ids": ["2"]}, "docker": 5}
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        await w.leader.joined("w1")
+        wrong, right = body(driver_config=config), body("hang", driver_config=config)
+        await w.leader.want("w1", place(name_of("wrong"), wrong, (1,)), place(name_of("right"), right, (2,)))
+        refused = await w.leader.heard("w1", "refused", name_of("wrong"))
+        assert refused.detail == "not-here: the lease is not of the devices that the request names"
+        await w.leader.heard("w1", "started", name_of("right"))
+        shape = body(driver_config={"noop": {"gpu_device_ids": ["0", "0"]}}, gpu={"count": 2})
+        typo = body(driver_config={"noop": {"typo": 1}})
+        no_gpus = agent.drivers["noop"]
+        no_gpus.capabilities = replace(no_gpus.capabilities, gpu_enabled=False)
+        asked = {"typo": typo, "shape": shape, "gpus": body()}
+        slots = {"typo": (0,), "shape": (0, 1), "gpus": (0,)}
+        for name, request in asked.items():
+            await w.leader.want("w1", place(name_of(name), request, slots[name]))
+        told = {name: (await w.leader.heard("w1", "refused", name_of(name))).detail for name in asked}
+        assert told == {
+            "typo": "cannot-run: the driver noop reads no driver_config.noop.typo",
+            "shape": "not-here: the lease is not of the devices that the request names",
+            "gpus": "not-here: the driver noop has no GPU support here",
+        }
+
+
+class Seeing(NoopDriver):
+    """It keeps what reached it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.got: list[Assignment] = []
+
+    def start(self, assignments: list[Assignment]) -> None:
+        self.got += assignments
+        super().start(assignments)
+
+
+async def test_fact_12_the_block_of_the_jobs_driver_alone_reaches_it(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    driver = Seeing()
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(driver=driver)
+        await w.leader.joined("w1")
+        blocks = {"noop": {"device_ids": ["1"]}, "docker": {"secret": "of another driver"}}
+        both: dict[str, dict[str, Any]] = {
+            "plain": {"driver_config": blocks},
+            "template": {"template": {"driver_config": blocks}},
+        }
+        for name, fields in both.items():
+            await w.leader.want("w1", place(name_of(name), body(**fields), (1,)))
+            await w.leader.heard("w1", "freed", name_of(name))
+        for assignment in driver.got:
+            assert assignment.config.device_ids == ["1"]
+            assert assignment.request.driver_config == {"noop": {"device_ids": ["1"]}}
+            assert assignment.request.template is None
+        assert len(driver.got) == 2

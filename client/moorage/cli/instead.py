@@ -37,6 +37,13 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
         raise rejected(
             "invalid-argument", "nothing to change", found=job, next=f"for example: --instead-of {job} --gpu 1xL40S"
         )
+    if flags.gpu_device or "," in (flags.driver or ""):
+        raise rejected(
+            "invalid-argument",
+            "--gpu-device and several drivers are for new jobs",
+            found=job,
+            next='--but \'{"driver_config": {"process": {"gpu_device_ids": ["0"]}}}\'',
+        )
     fields, scheduling, fresh = fields_of(flags), scheduling_of(flags), _fields_in(but)
 
     async def change(client: AsyncClient) -> tuple[str, Request]:
@@ -79,6 +86,14 @@ def changed(
             fields[name] = {**(held.get(name) or {}), **fields[name]}
     if "requires" in fields:
         fields["requires"] = {label: values for label, values in fields["requires"].items() if values != [""]}
+    wanted = (body.get("resource_requirements") or {}).get("gpu") or {}
+    if flags.gpu is not None and (wanted.get("device_ids") or wanted.get("device_id")):
+        raise rejected(
+            "invalid-argument",
+            "the job asks for exact devices",
+            found=flags.gpu,
+            next="--but '{\"resource_requirements\": …}'",
+        )
     if flags.gpu is not None:
         replicas, said = gpu_spec(flags.gpu)
         before = msgspec.convert(body["gpu"], GpuSpec) if body.get("gpu") is not None else None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from moorage.cli.arguments import Parameter
 from moorage.schemas.units import size_bytes
 
 if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
     from moorage.client.errors import Rejected
     from moorage.schemas.job import Request
 
@@ -22,11 +23,14 @@ _SAME_NAME: Final = (
     "cwd",
     "user",
     "driver",
+    "image",
     "retries",
     "if_seq",
     "on_no_match",
     "on_partition",
 )
+#: reasons for waiting that another driver may not have
+_NOT_OFFERED: Final = ("no-worker", "driver", "rules", "gpu-driver")
 #: flags that are durations, and the fields that they are
 _DURATIONS: Final = {
     "time_limit": "timeout_s",
@@ -50,6 +54,7 @@ _OPTIONS: Final = {
     "$.run.cwd": "--cwd",
     "$.run.user": "--user",
     "$.run.driver": "--driver",
+    "$.run.image": "--image",
 }
 
 
@@ -61,7 +66,16 @@ class JobFlags:
 
     gpu: Annotated[
         str | None,
-        Parameter(help="2xH100:80G, 1xL40S|A100, 3x2xA100, 1xL40S@mps=50%; alone: one.", value="GPUS", alone="1"),
+        Parameter(
+            help="2xH100:80G, 1xL40S|A100, 3x2xA100, 1xL40S@mps=50%; alone: one.",
+            names=("--gpu", "--gpu-count"),
+            value="GPUS",
+            alone="1",
+        ),
+    ] = None
+    gpu_device: Annotated[
+        list[str] | None,
+        Parameter(help="This very GPU: its uuid or index, for containers its CDI name. May be repeated.", value="ID"),
     ] = None
     job: Annotated[str | None, Parameter(help="The job's id; the same id and content is the same job.", value="ID")] = (
         None
@@ -83,8 +97,16 @@ class JobFlags:
     )
     user: Annotated[str | None, Parameter(help="User on the worker's host.", value="NAME")] = None
     driver: Annotated[
-        str | None, Parameter(help="How a worker runs it: process, or noop on simulated ones.", value="NAME")
+        str | None,
+        Parameter(
+            help="How a worker runs it: process, or noop on simulated ones; of NAME,NAME the first that is offered.",
+            value="NAME",
+        ),
     ] = None
+    driver_config: Annotated[
+        str | None, Parameter(help='What drivers read: {"docker": {…}}, one object each.', value="JSON")
+    ] = None
+    image: Annotated[str | None, Parameter(help="Image of a container or a virtual machine.", value="IMAGE")] = None
     time_limit: Annotated[str | None, Parameter(help="Longest time that one attempt may run.", value="DURATION")] = None
     deadline: Annotated[str | None, Parameter(help="Longest time from acceptance to the end.", value="DURATION")] = None
     start_within: Annotated[str | None, Parameter(help="Expire unless started within.", value="DURATION")] = None
@@ -107,6 +129,7 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
     from moorage.client.errors import rejected
     from moorage.client.request_builder import build_request
 
+    flags = replace(flags, driver=drivers_of(flags)[0] if flags.driver is not None else None)
     fields = fields_of(flags)
     if not command and needs_argv(flags.driver):
         raise rejected(
@@ -126,6 +149,32 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
     return build_request(request, msgspec.structs.replace(request.gpu, scheduling=scheduling))
 
 
+def drivers_of(flags: JobFlags) -> list[str]:
+    """Return the drivers that --driver lists. Raises `Rejected` for an empty name."""
+    from moorage.client.errors import rejected
+
+    drivers = (flags.driver or "").split(",")
+    if flags.driver is not None and not all(drivers):
+        raise rejected(
+            "invalid-argument", "--driver has an empty name", found=flags.driver, next="--driver docker,process"
+        )
+    return drivers
+
+
+async def offered(client: AsyncClient, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
+    """Return the request for the first driver of --driver that a worker offers; as it is where none does."""
+    drivers = drivers_of(flags)
+    if len(drivers) == 1:
+        return request
+    for driver in drivers:
+        flags = replace(flags, driver=driver, job=request.job)
+        # a refusal would not say that it is for the driver
+        planned = (await client.plan(request_of(replace(flags, on_no_match=None), command))).data
+        if (planned.get("waiting") or {}).get("reason") not in _NOT_OFFERED:
+            return request_of(flags, command)
+    return request
+
+
 def needs_argv(driver: str | None) -> bool:
     """Return whether a job of this driver is known to need a command; of another one its worker decides."""
     from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, UP_TO_0_2
@@ -139,9 +188,12 @@ def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Reque
     from moorage.client.request_builder import build_request
 
     try:
-        return build_request(command, flags.gpu, flags.job, fields)
+        return build_request(
+            command, flags.gpu or (len(flags.gpu_device) if flags.gpu_device else None), flags.job, fields
+        )
     except Rejected as refused:
-        option = _OPTIONS.get(refused.problem.field or "")
+        field = refused.problem.field or ""
+        option = "--gpu-device" if flags.gpu_device and "gpu_device_ids" in field else _OPTIONS.get(field)
         if option is None:
             raise
         raise _of_option(option, refused) from None
@@ -175,11 +227,38 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
     env |= {name: {"secret": secret} for name, secret in pairs("secret", flags.secret or (), "SECRET")}
     if env:
         fields["env"] = env
+    if flags.driver_config is not None or flags.gpu_device:
+        fields["driver_config"] = _blocks(flags)
     if flags.label:
         fields["labels"] = dict(pairs("label", flags.label))
     if flags.requires:
         fields["requires"] = {name: text.split(",") for name, text in pairs("requires", flags.requires)}
     return fields
+
+
+def _blocks(flags: JobFlags) -> dict[str, Any]:
+    """What --driver-config says, with the devices of --gpu-device for the job's driver. Raises `Rejected`."""
+    import msgspec
+
+    from moorage.client.errors import rejected
+    from moorage.schemas.capabilities import DRIVER_DEFAULT
+
+    example = '--driver-config \'{"docker": {"image": "…"}}\''
+    try:
+        blocks = msgspec.json.decode(flags.driver_config or "{}")
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise rejected("invalid-argument", f"--driver-config is not JSON: {error}", next=example) from None
+    if not isinstance(blocks, dict):
+        raise rejected("invalid-argument", "--driver-config is an object with one object for each driver", next=example)
+    if flags.gpu_device:
+        driver = flags.driver or DRIVER_DEFAULT
+        block = blocks.get(driver, {})
+        if not isinstance(block, dict) or "gpu_device_ids" in block:
+            raise rejected(
+                "invalid-argument", f"--driver-config says other devices of {driver}", next="leave out --gpu-device"
+            )
+        blocks[driver] = {**block, "gpu_device_ids": flags.gpu_device}
+    return blocks
 
 
 def _durations(flags: JobFlags) -> Iterator[tuple[str, float]]:

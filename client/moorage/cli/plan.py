@@ -10,7 +10,7 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import say, tell, tell_error
 from moorage.cli.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW
 from moorage.cli.explain import explained_rows, fix_lines, starts
-from moorage.cli.job_flags import NO_FLAGS, JobFlags, needs_argv, request_of
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, drivers_of, needs_argv, offered, request_of
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, waits
 from moorage.client.errors import rejected
@@ -57,10 +57,15 @@ def plan(
     """
 
     def act() -> int:
-        unnamed = _ANYTHING if needs_argv(flags.driver) else ()
+        unnamed = _ANYTHING if needs_argv(drivers_of(flags)[0]) else ()
         request = request_of(flags, command or unnamed) if command or flags != NO_FLAGS else None
         quotas, shares = quotas_of(quota or ()), shares_of(share or ())
-        return with_client(options, lambda client: _plan(client, request, drain or (), add, quotas, shares, options))
+
+        async def work(client: AsyncClient) -> int | None:
+            asked = request and await offered(client, flags, command or unnamed, request)
+            return await _plan(client, asked, drain or (), add, quotas, shares, options)
+
+        return with_client(options, work)
 
     return guarded(options, act)
 

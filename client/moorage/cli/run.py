@@ -13,7 +13,7 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, is_live, paint, say, tell_error
 from moorage.cli.exit_codes import exit_code_of_result
 from moorage.cli.interrupts import AGAIN_S, detachable
-from moorage.cli.job_flags import NO_FLAGS, JobFlags, request_of
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.progress import Progress
 from moorage.cli.selectors import HELP_ONE, LISTED, one_id
@@ -77,7 +77,11 @@ def run(
 
     def act() -> int:
         request = request_of(flags, command)
-        return with_client(options, lambda client: work(client, request))
+
+        async def chosen(client: AsyncClient) -> int | None:
+            return await work(client, await offered(client, flags, command, request))
+
+        return with_client(options, chosen)
 
     gc.enable()
     return guarded(options, act)

@@ -10,7 +10,7 @@ from moorage.cli.console import emit, say, tell, tell_error
 from moorage.cli.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.files import cannot_read, read_within
 from moorage.cli.interrupts import detachable
-from moorage.cli.job_flags import NO_FLAGS, JobFlags, request_of
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 
 if TYPE_CHECKING:
@@ -61,7 +61,11 @@ def submit(
             raise rejected("invalid-argument", "--but needs --instead-of", next="--instead-of JOB --but '{…}'")
         if file is None:
             request = request_of(flags, command)
-            return with_client(options, lambda client: _one(client, request, options))
+
+            async def one(client: AsyncClient) -> int | None:
+                return await _one(client, await offered(client, flags, command, request), options)
+
+            return with_client(options, one)
         if command or flags != NO_FLAGS:
             raise rejected(
                 "invalid-argument", "a file says the whole request", next="leave out the flags, or leave out -f"

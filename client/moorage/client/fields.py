@@ -14,6 +14,7 @@ class _RunFields(TypedDict, total=False):
 
     driver: str
     env: Mapping[str, str | Secret]
+    image: str
     cwd: str | os.PathLike[str]
     user: str
     timeout_s: float

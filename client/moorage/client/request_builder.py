@@ -30,6 +30,7 @@ _ID_OF_TEMPLATE: Final = b'{"job":"j"'
 _NEXT: Final = {
     "run.argv": "give the program that is to run: its name in the worker's PATH, or its whole path",
     "run.cwd": "name the whole path, as the worker sees it",
+    "run.image": "name a driver that runs images",
     "run.user": "name a user of the worker's host, or leave it out",
 }
 
@@ -113,9 +114,14 @@ def _checked(body: dict[str, Any]) -> Request:
             field=f"$.{trouble.field}",
             found=trouble.found,
             allowed=trouble.allowed,
-            next=_NEXT.get(trouble.field, ""),
+            next=_next(trouble.field),
         )
     return request
+
+
+def _next(field: str) -> str:
+    """What to do about a field that is refused; "" where its `allowed` says it."""
+    return "leave the ids out for any GPU that fits" if "device" in field else _NEXT.get(field, "")
 
 
 def _odd_variable(body: dict[str, Any]) -> Rejected | None:

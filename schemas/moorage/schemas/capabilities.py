@@ -28,6 +28,7 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     outlives_agent: bool = False  # members run on without the agent, and their ends are kept until it has told them
     simulated_only: bool = False  # nothing really runs: only simulated workers may offer it
     fence: str = "agent"
+    gpu_enabled: bool = True  # its jobs may have GPUs
     #: the keys that it reads of `driver_config.<its name>`, others are refused; null: the driver checks them itself
     config: list[str] | None = None
 

@@ -13,6 +13,8 @@ from moorage.schemas.trouble import Trouble, quoted
 Sharing = Literal["exclusive", "mps", "time-slice"]
 Scheduling = Literal["best-effort", "gang", "spread"]
 MODES: Final = ("native", "vm")
+#: the vendor whose devices `mode` is looked at for
+APPLE: Final = "apple"
 SHARING_MODES: Final[tuple[Sharing, ...]] = ("exclusive", "mps", "time-slice")
 
 GPUS_PER_REPLICA_MAX: Final = 64  # a worker's slots are one 64-bit mask in the ledger
@@ -57,7 +59,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     count: int = 1  # GPUs a replica, 1..64, all of one host
     vendor: str | None = None  # null: nvidia, or any where a model is named; "" is any
-    mode: str | None = None  # native or vm, of hosts that run macOS; a Linux host does not look at it
+    mode: str | None = None  # native or vm, of Apple's GPUs, for which no driver is built: it waits
     model: str | list[str] | None = None  # part of its name, in any case; `=A10` whole words; of several any will do
     min_memory_mib: int | None = None  # of each GPU
     sharing: Sharing | None = None  # null is exclusive

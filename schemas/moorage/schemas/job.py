@@ -6,9 +6,11 @@ import re
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from moorage.schemas.capabilities import DRIVER_DEFAULT
-from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
+from moorage.schemas.driver_config import Fault, canonical_id, check, devices_asked, is_id, takes_image
+from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_job, is_secret
 from moorage.schemas.trouble import Trouble, quoted
 
@@ -76,6 +78,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     driver: str = DRIVER_DEFAULT  # what runs it; workers say in hello which drivers they have
     argv: list[str] = []  # the program and its words; no shell reads them
     env: dict[str, str | Secret] = {}  # variables; a secret is named and never sent
+    image: str | None = None  # of a container or a virtual machine; `driver_config.<driver>.image` goes before it
     cwd: str | None = None  # the folder of the worker it starts in, absolute; null is /
     user: str | None = None  # whom it runs as; null is the agent's own user
     timeout_s: float | None = None  # how long one attempt may run
@@ -189,17 +192,35 @@ def check_duration(name: str, seconds: float | None) -> None:
 
 
 class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """OpenShell's shape of a GPU request: a count alone."""
+    """OpenShell's shape of a GPU request: a count, and in its interim form exact devices."""
 
     count: int | None = None
+    # not written where it was not sent: what was stored of a request of release 0.2 has none
+    device_ids: list[str] | UnsetType = UNSET  # the same as `driver_config.<driver>.gpu_device_ids`; [] is none
+    device_id: str | UnsetType = UNSET  # one of them
 
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
             raise ValueError(f"count must be at least 1, found {self.count}")
+        if self.device_ids is not UNSET and self.device_id is not UNSET:
+            raise ValueError("device_ids and device_id say the same: send one of them")
+        if len(self.devices) > GPUS_PER_REPLICA_MAX or not all(map(is_id, self.devices)):
+            raise ValueError(f"device_ids must list at most {GPUS_PER_REPLICA_MAX} ids, none of them blank")
+
+    @property
+    def devices(self) -> list[str]:
+        """The ids of the devices that are asked for; empty: any."""
+        return [self.device_id] if self.device_id is not UNSET else self.device_ids or []
 
 
 class ResourceRequirements(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     gpu: GpuCount | None = None
+
+
+class Template(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """OpenShell's place of `driver_config`; it means the same there."""
+
+    driver_config: dict[str, Any] = {}
 
 
 class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -213,7 +234,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: a worker's labels: each must have one of these values, at most 256 in all and of 256 characters
     requires: dict[str, list[str]] = {}
     run: Run | None = None  # required
-    driver_config: dict[str, Any] = {}  # for one driver each, as `{"handler": {"input": …}}`
+    #: for one driver each, as `{"process": {"gpu_device_ids": ["0"]}}`; that of the job's driver is checked
+    driver_config: dict[str, Any] = {}
     deadline_s: float | None = None  # for the whole job, from its acceptance
     start_within_s: float | None = None  # how long it may wait for its first start; then it is EXPIRED
     retries: int = 0  # further attempts after a failure
@@ -224,8 +246,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     events: Literal["job", "tenant"] = "job"  # where its events go: its own subject too, or the tenant's alone
     labels: dict[str, str] = {}  # the caller's own notes
     if_seq: int | None = None  # the ledger record of a plan; `moved-on` where something was decided since
-    #: the same as `gpu` with a count alone, as OpenShell asks
+    #: the same as `gpu` with a count and exact devices, as OpenShell asks
     resource_requirements: ResourceRequirements | None = None
+    template: Template | None = None  # the same as `driver_config`, as OpenShell asks
 
     def __post_init__(self) -> None:
         if self.job is not None and not is_job(self.job):
@@ -250,6 +273,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError("on_partition must be kill for a gang, found keep")  # a kept rank would hold up the rest
         if self.resource_requirements is not None and self.gpu is not None:
             raise ValueError("gpu and resource_requirements.gpu say the same: send one of them")
+        if self.template is not None and self.template.driver_config and self.driver_config:
+            raise ValueError("driver_config and template.driver_config say the same: send one of them")
 
     def _check_labels(self) -> None:
         for name, keys in (("requires", self.requires.keys()), ("labels", self.labels.keys())):
@@ -280,7 +305,59 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             or (None if self.gpu is None else self.gpu.trouble)
             or self._length_trouble
             or _checkpoint_trouble(self.workload)
+            or self._driver_trouble
         )
+
+    @property
+    def blocks(self) -> dict[str, Any]:
+        """What it says for drivers, by their names, in either place."""
+        return self.driver_config or (self.template.driver_config if self.template is not None else {})
+
+    @property
+    def image(self) -> str:
+        """The image that it runs; "" for none."""
+        block = self.blocks.get(self.workload.driver)
+        image = block.get("image") if isinstance(block, dict) else None
+        return image if isinstance(image, str) else self.workload.image or ""
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """The ids of the devices that each replica gets and no others; empty: any that fit."""
+        if not self.driver_config and self.template is None and self.resource_requirements is None:
+            return ()
+        driver = self.workload.driver
+        ids = devices_asked(driver, self.blocks.get(driver), self._interim)[1]
+        return tuple(canonical_id(one) for one in ids if one)
+
+    @property
+    def _interim(self) -> list[str]:
+        wanted = self.resource_requirements
+        return wanted.gpu.devices if wanted is not None and wanted.gpu is not None else []
+
+    def driver_fault(self, capabilities: Capabilities | None) -> Fault | None:
+        """Return what keeps its driver from running it, by what the request says for it; see `driver_config.check`."""
+        driver = self.workload.driver
+        block = self.blocks.get(driver, msgspec.UNSET)
+        return check(driver, block, self.effective_gpu, capabilities, self._interim)
+
+    @property
+    def active_alone(self) -> Request:
+        """The request with what `driver_config` says for its own driver alone."""
+        if not self.driver_config and self.template is None:
+            return self
+        driver, blocks = self.workload.driver, self.blocks
+        config = {driver: blocks[driver]} if driver in blocks else {}
+        return msgspec.structs.replace(self, driver_config=config, template=None)
+
+    @property
+    def _driver_trouble(self) -> Trouble | None:
+        run = self.workload
+        if run.image is not None and not takes_image(run.driver):
+            return Trouble("run.image", f"the driver {run.driver} runs no image", quoted(run.image), "null")
+        if run.image is not None and (not run.image.strip() or len(run.image) > WORD_CHARS_MAX or "\0" in run.image):
+            return Trouble("run.image", "image must name an image", quoted(run.image), "the name of an image")
+        fault = self.driver_fault(None)
+        return None if fault is None else fault.trouble
 
     @property
     def _length_trouble(self) -> Trouble | None:

@@ -88,8 +88,17 @@ LABEL: Final = add(
     cures=_REQUEST,
 )
 NO_GPU: Final = add("no-gpu", "no worker that is left has a GPU", ends=Ends.NEVER, cures=_REQUEST, step="with-a-gpu")
+GPU_DRIVER: Final = add(
+    "gpu-driver", "no worker that is left lets jobs of the driver have GPUs", ends=Ends.NEVER, cures=_REQUEST
+)
 SHARING: Final = add("sharing", "no worker that is left offers the sharing mode", ends=Ends.NEVER, cures=_REQUEST)
 VENDOR: Final = add("vendor", "no worker that is left has a GPU of the vendor", ends=Ends.NEVER, cures=_REQUEST)
+MODE: Final = add(
+    "mode",
+    "no worker that is left has a GPU with such a mode: no driver for Apple's GPUs is built",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
+)
 MODEL: Final = add(
     "model",
     "no worker that is left has a GPU of the model",
@@ -112,6 +121,7 @@ COUNT: Final = add(
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
+DEVICE: Final = add("device", "no worker that is left has the devices that it names", ends=Ends.NEVER, cures=_REQUEST)
 HOST_SIZE: Final = add(
     "host-size", "no worker that is left has the CPU or the memory in all", ends=Ends.NEVER, cures=_REQUEST
 )

@@ -25,6 +25,7 @@ from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, FactAck, Joined, Place, Renewed, Wanted
+from moorage.schemas.frames.fleet import names_of, slots_named
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
@@ -441,8 +442,10 @@ class Agent:
         try:
             if driver.capabilities.needs_argv and not member.request.workload.argv:
                 raise refuse("invalid-argument", f"the driver {driver.name} needs argv", field="$.run.argv")
+            self._check_devices(member)
+            driver.check_block(member.request)
             driver.read_config(member.request)
-            driver.check(member.request)
+            driver.check(member.request.active_alone)
         except Refused as no:
             if no.problem.fault != "caller":
                 raise
@@ -450,6 +453,20 @@ class Agent:
             raise refuse(no.problem.code, mark + no.problem.message) from None
         except Exception as error:  # any driver may fail on what anybody may send
             raise refuse("internal", NOT_HERE + self._log_broken(driver, error)) from None
+
+    def _check_devices(self, member: Member) -> None:
+        """Raise `Refused` unless the lease is of the devices that the request names: a scheduler of a release before
+        0.3 does not read them."""
+        ids = member.request.device_ids
+        if not ids:
+            return
+
+        def slots_of(name: str) -> int:
+            known = ((slot, self.devices[slot]) for slot in member.slots)
+            return sum(1 << at for at, one in known if name in (str(one.index), *names_of(one.uuid, one.pci, one.cdi)))
+
+        if slots_named(ids, slots_of, -1).bit_count() != len(member.slots):
+            raise refuse("failed-precondition", "the lease is not of the devices that the request names")
 
     def _send_renew(self, command: SendRenew) -> None:
         if not self.journal.is_in_place():
@@ -485,7 +502,7 @@ class Agent:
                 continue
             assignment = Assignment(
                 member.name,
-                member.request,
+                member.request.active_alone,
                 [devices[slot] for slot in member.slots],
                 member.place.mode,
                 member.start,

@@ -57,7 +57,7 @@ class HandlerContext:
         self.tenant, self.job, self.replica, self.attempt, self.fence = name
         self.request: Final = request
         self.arguments: Final = tuple(request.workload.argv[1:])
-        self.input: Final[Any] = request.driver_config.get(DRIVER, {}).get(INPUT_KEY)
+        self.input: Final[Any] = request.blocks.get(DRIVER, {}).get(INPUT_KEY)
         self.devices: Final = devices
         self.mode: Final = mode
         self.environment: Final = environment

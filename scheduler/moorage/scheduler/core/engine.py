@@ -442,6 +442,8 @@ class Engine:
         shape = event.shape
         if shape.requires:
             self.fleet.tell_apart(shape.requires)
+        if shape.device_ids:
+            self.fleet.tell_devices_apart(shape.device_ids)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
             self._reply_submit(flight, event, outcome)

@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from moorage.scheduler.core.records import MODE_OF, Mode
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas import reasons
+from moorage.schemas.gpu import APPLE
 from moorage.schemas.reasons import Reason
 
 #: names of models, drivers or labels that one text shows
@@ -31,6 +32,8 @@ class Offer(Protocol):
     @property
     def drivers_for(self) -> Mapping[str, frozenset[str]]: ...
     @property
+    def gpu_drivers(self) -> frozenset[str]: ...
+    @property
     def hosts(self) -> Mapping[int, object]: ...
     @property
     def labels(self) -> Mapping[str, str]: ...
@@ -40,6 +43,7 @@ class Offer(Protocol):
     def permitted(self, tenant: str) -> frozenset[str]: ...
     def named(self, shape: Shape) -> list[Device]: ...
     def answering(self, shape: Shape) -> int: ...
+    def exactly(self, shape: Shape) -> int: ...
 
 
 class Names(Protocol):
@@ -52,12 +56,12 @@ class Names(Protocol):
 class Filter(NamedTuple):
     """`passes` says whether some hosts do. `words` says of those that came so far and no further what they have.
 
-    `of` is what it asks about: the hosts, their labels, any one device, or all devices that answer. A filter of one
-    device is asked only where none of them answers (see `Shape.device_rank`).
+    `of` is what it asks about: the hosts, their labels, any one device, all devices that answer, or the names of these.
+    A filter of one device is asked only where none of them answers (see `Shape.device_rank`).
     """
 
     reason: Reason
-    of: Literal["host", "labels", "device", "devices"]
+    of: Literal["host", "labels", "device", "devices", "names"]
     passes: Callable[[Offer, Shape], bool]
     words: Callable[[Shape, Sequence[Offer], Names], str]
 
@@ -94,12 +98,21 @@ def _has_gpu(offer: Offer, shape: Shape) -> bool:
     return shape.mode == Mode.NONE or bool(offer.devices)
 
 
+def _lets_have_gpus(offer: Offer, shape: Shape) -> bool:
+    return shape.mode == Mode.NONE or shape.driver in offer.gpu_drivers
+
+
 def _shares(offer: Offer, shape: Shape) -> bool:
     return shape.mode == Mode.NONE or MODE_WORDS[shape.mode] in offer.modes
 
 
 def _has_vendor(offer: Offer, shape: Shape) -> bool:
     return any(not shape.vendor or vendor.lower() == shape.vendor for _, vendor, _, _ in offer.devices)
+
+
+def _has_mode(offer: Offer, shape: Shape) -> bool:
+    vendors = {device[1].lower() for device in offer.devices if not shape.vendor or device[1].lower() == shape.vendor}
+    return not shape.not_apple or vendors != {APPLE}
 
 
 def _has_memory(offer: Offer, shape: Shape) -> bool:
@@ -137,6 +150,10 @@ def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     return f"no worker is labelled {wanted}: {has}"
 
 
+def _gpu_drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    return f"no worker with GPUs lets jobs of the driver {shape.driver} have them"
+
+
 def _modes(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     modes = sorted({mode for offer in offers for mode in offer.modes})
     return f"no worker with GPUs offers its sharing mode, but {shown(modes)}"
@@ -155,6 +172,10 @@ def _counts(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     return f"the most such GPUs on one host is {max(offer.answering(shape).bit_count() for offer in offers)}"
 
 
+def _named(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    return f"no worker with such GPUs has {shown(shape.device_ids)}{' together' if shape.count > 1 else ''}"
+
+
 _IN_ORDER: Final = (
     Filter(reasons.DRIVER, "host", lambda offer, shape: shape.driver in offer.drivers, _drivers),
     Filter(
@@ -163,8 +184,13 @@ _IN_ORDER: Final = (
     ),
     Filter(reasons.LABEL, "labels", has_labels, _labels),
     Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: "no host of the fleet has a GPU"),
+    Filter(reasons.GPU_DRIVER, "host", _lets_have_gpus, _gpu_drivers),
     Filter(reasons.SHARING, "host", _shares, _modes),
     Filter(reasons.VENDOR, "device", _has_vendor, _vendors),
+    Filter(
+        reasons.MODE, "device", _has_mode,
+        lambda shape, offers, names: "no driver for Apple's GPUs is built, so none has a mode",
+    ),
     Filter(
         reasons.MODEL, "device", lambda offer, shape: bool(offer.named(shape)),
         lambda shape, offers, names: "the fleet has " + shown(names.nearest_models(shape)),
@@ -175,6 +201,7 @@ _IN_ORDER: Final = (
         lambda shape, offers, names: f"no worker has such a GPU with the index {shape.slot_index}",
     ),
     Filter(reasons.COUNT, "devices", _has_so_many, _counts),
+    Filter(reasons.DEVICE, "names", lambda offer, shape: not shape.device_ids or bool(offer.exactly(shape)), _named),
 )  # fmt: skip
 #: by the name of the reason, in the order in which they are asked
 FILTERS: Final = {each.reason.name: each for each in _IN_ORDER}

@@ -15,10 +15,21 @@ from itertools import islice
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from moorage.scheduler.core.host import EXCLUSIVE, Fit, Fits, Host, HostClass, Rules, SharedDevice, islands_of
+from moorage.scheduler.core.host import (
+    EXCLUSIVE,
+    Fit,
+    Fits,
+    Host,
+    HostClass,
+    Rules,
+    SharedDevice,
+    gpu_drivers_of,
+    islands_of,
+)
 from moorage.scheduler.core.shape import Avoid, Shape
 from moorage.scheduler.core.state import Member, Worker
 from moorage.schemas.frames import OTHERS
+from moorage.schemas.frames.fleet import names_of
 
 #: tenants that workers' rules name, in all; who would name more is taken to have none, and refuses by itself
 NAMED_MAX: Final = 10_000
@@ -53,6 +64,9 @@ class Fleet:
         self.labelled: dict[str, dict[str, list[int]]] = {}
         self._asked: dict[str, set[str]] = {}  # label -> values that some request has required
         self._asked_count = 0
+        self._asked_names: set[str] = set()  # of devices, that some request has asked for
+        #: the hosts that have a device of a name; None until some request has asked for one
+        self._by_name: dict[str, set[int]] | None = None
 
     # -------------------------------------------------------------------------- what lets somebody start
 
@@ -93,10 +107,13 @@ class Fleet:
             tuple((d["index"], d["vendor"], d["name"], d.get("memory_mib", 0)) for d in hello["gpu_pool"]),
             islands_of(hello["gpu_pool"]),
             tuple(hello["drivers"]),
+            gpu_drivers_of(hello),
             tuple(hello["modes"]),
             tuple(sorted(hello["sharers_max"].items())),
             tuple(sorted((tenant, tuple(sorted(drivers))) for tenant, drivers in rules.items())),
         )
+        if self._by_name is not None:
+            self._name(worker)
         for label, value in hello["labels"].items():
             self.labelled.setdefault(label, {}).setdefault(value, []).append(worker.num)
         host = Host(worker, self._class_of(key, hello, rules))
@@ -113,11 +130,22 @@ class Fleet:
         labels: dict[str, str] = hello["labels"]
         if self._asked_count <= ASKED_MAX:
             labels = {label: value for label, value in labels.items() if value in self._asked.get(label, ())}
-        key = (alike, tuple(sorted(labels.items())))
+        named = self._named_slots(hello)
+        key = (alike, tuple(sorted(labels.items())), tuple(sorted(named.items())))
         cls = self.classes.get(key)
         if cls is None:
-            cls = self.classes[key] = HostClass(key, hello, labels, rules, self._fits.setdefault(alike, Fits()))
+            fits = self._fits.setdefault(alike, Fits())
+            cls = self.classes[key] = HostClass(key, hello, labels, rules, fits, named)
         return cls
+
+    def _named_slots(self, hello: dict[str, Any]) -> dict[str, int]:
+        """The slots of each device's name that some request has asked for; of all names once too many were."""
+        named: dict[str, int] = {}
+        for slot, device in enumerate(hello["gpu_pool"] if self._asked_names else ()):
+            for name in device_names(device):
+                if name in self._asked_names or len(self._asked_names) > ASKED_MAX:
+                    named[name] = named.get(name, 0) | 1 << slot
+        return named
 
     def _enter(self, host: Host) -> None:
         host.cls.hosts[host.worker.num] = host
@@ -151,6 +179,28 @@ class Fleet:
                     if self.hosts[num].cls.labels.get(label) != value:
                         self._sort_anew(self.hosts[num])
 
+    def tell_devices_apart(self, ids: Sequence[str]) -> None:
+        """A request asks for the devices of these ids: hosts that have one stand in a class of their own from now on.
+
+        As `tell_apart`. An index needs none of it: a class has the same ones on all of its hosts.
+        """
+        if self._by_name is None:
+            self._by_name = {}
+            for host in self.hosts.values():
+                self._name(host.worker)
+        for name in ids:
+            if name.isdecimal() or name in self._asked_names or len(self._asked_names) > ASKED_MAX:
+                continue
+            self._asked_names.add(name)
+            for num in sorted(self._by_name.get(name, ())):
+                self._sort_anew(self.hosts[num])
+
+    def _name(self, worker: Worker) -> None:
+        assert self._by_name is not None
+        for device in worker.hello["gpu_pool"]:
+            for name in device_names(device):
+                self._by_name.setdefault(name, set()).add(worker.num)
+
     def _sort_anew(self, host: Host) -> None:
         cls = self._class_of(host.cls.key[0], host.worker.hello, host.cls.drivers_for)
         self._exit(host)
@@ -173,6 +223,9 @@ class Fleet:
         if host is None:
             return
         self._exit(host)
+        for device in host.worker.hello["gpu_pool"] if self._by_name is not None else ():
+            for name in device_names(device):
+                self._unname(name, worker_num)
         for label, value in host.labels.items():
             values = self.labelled[label]
             values[value].remove(worker_num)
@@ -183,6 +236,13 @@ class Fleet:
         self.inventory += 1
         self.touched.add(worker_num)
         self.redrawn.add(worker_num)
+
+    def _unname(self, name: str, worker_num: int) -> None:
+        nums = self._by_name.get(name) if self._by_name is not None else None
+        if nums is not None:
+            nums.discard(worker_num)
+            if not nums and self._by_name is not None:
+                del self._by_name[name]
 
     def slept(self, mono_ms: int) -> None:
         """This process was suspended, or no append was acknowledged for a while.
@@ -357,3 +417,8 @@ class Fleet:
                     is_open = (num, slot) in cls.shared_open[device.mode]
                     expected_open = host.usable and device.users < cls.sharers(device.mode)
                     assert is_open == expected_open, f"{host.worker.id}: slot {slot} on the wrong shelf"
+
+
+def device_names(device: dict[str, Any]) -> list[str]:
+    """Return the names of a device of a hello, beside its index; an older worker reports fewer."""
+    return names_of(str(device.get("uuid", "")), str(device.get("pci", "")), device.get("cdi", ()))

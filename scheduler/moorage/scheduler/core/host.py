@@ -13,6 +13,7 @@ from moorage.scheduler.core.shared_values import SharedDict
 from moorage.scheduler.core.state import Worker
 from moorage.schemas import reasons
 from moorage.schemas.frames import OTHERS
+from moorage.schemas.frames.fleet import slots_named
 from moorage.schemas.gpu import SHARERS_MAX
 
 NO_GPU: Final = int(Mode.NONE)
@@ -58,8 +59,15 @@ class Fit:
 Fits = SharedDict[int, Fit]
 
 _OTHER_LABEL: Final = Fit(0, 0, reasons.LABEL.name)
+_OTHER_DEVICE: Final = Fit(0, 0, reasons.DEVICE.name)
 #: what is failed by before labels are looked at
 _BEFORE_LABELS: Final = tuple(FILTERS)[: list(FILTERS).index(reasons.LABEL.name)]
+
+
+def gpu_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
+    """Return the drivers of a worker whose jobs may have GPUs; one that reports nothing of it gives them."""
+    told = hello.get("capabilities") or {}
+    return frozenset(name for name in hello["drivers"] if told.get(name, {}).get("gpu_enabled", True))
 
 
 def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
@@ -96,23 +104,36 @@ class HostClass:
         "drivers",
         "drivers_for",
         "fits",
+        "gpu_drivers",
         "hosts",
         "islands",
         "key",
         "labels",
         "modes",
+        "named_slots",
         "shared_open",
         "sharers_max",
         "sizes",
     )
 
-    def __init__(self, key: Any, hello: dict[str, Any], labels: dict[str, str], drivers_for: Rules, fits: Fits) -> None:
+    def __init__(
+        self,
+        key: Any,
+        hello: dict[str, Any],
+        labels: dict[str, str],
+        drivers_for: Rules,
+        fits: Fits,
+        named_slots: dict[str, int],
+    ) -> None:
         self.key = key
+        #: the slots of each device's name that some request has asked for; see `Fleet.tell_devices_apart`
+        self.named_slots = named_slots
         self.drivers_for = drivers_for
         self.devices = [
             (int(d["index"]), str(d["vendor"]), str(d["name"]), int(d.get("memory_mib", 0))) for d in hello["gpu_pool"]
         ]
         self.drivers = frozenset(hello["drivers"])
+        self.gpu_drivers = gpu_drivers_of(hello)
         # a worker of an older release may offer a mode in which no device of it has a sharer
         self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)
         self.labels = labels  # of those that its hosts have, the ones that some request has required
@@ -137,7 +158,20 @@ class HostClass:
             found = self.fits[shape.index] = self._fit(shape)
         if shape.requires and not has_labels(self, shape):
             return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
-        return found
+        return found if not shape.device_ids or found.reason else self._exact(shape, found)
+
+    def exactly(self, shape: Shape) -> int:
+        """The slots of the devices that a shape names, all of which answer it; 0 where the hosts do not have them."""
+        return slots_named(shape.device_ids, self._slots_of, self.answering(shape))
+
+    def _exact(self, shape: Shape, found: Fit) -> Fit:
+        mask = self.exactly(shape)
+        return Fit(mask, found.rank, "", mask & found.best_mask or mask) if mask else _OTHER_DEVICE
+
+    def _slots_of(self, name: str) -> int:
+        if name.isdecimal():
+            return sum(1 << slot for slot, device in enumerate(self.devices) if str(device[0]) == name)
+        return self.named_slots.get(name, 0)
 
     def _fit(self, shape: Shape) -> Fit:
         """What it finds, were labels no matter."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.records import MODE_OF, Mode
-from moorage.schemas.gpu import GpuSpec, model_matches
+from moorage.schemas.gpu import APPLE, GpuSpec, model_matches
 from moorage.schemas.job import Request
 
 #: shapes that the table holds at most, then it is emptied
@@ -24,7 +24,7 @@ ShapeKey = tuple[object, ...]
 #: worker number and slot mask, as `state.Job.avoid` has them
 Avoid = tuple[tuple[int, int], ...]
 #: what `Shape.device_rank` goes by
-DeviceAsked = tuple[str, tuple[str, ...], int, int, int | None]
+DeviceAsked = tuple[str, tuple[str, ...], int, int, int | None, bool]
 
 
 class Shape:
@@ -36,6 +36,7 @@ class Shape:
         "count",
         "cpu_milli",
         "device_asked",
+        "device_ids",
         "driver",
         "gpus",
         "index",
@@ -44,6 +45,7 @@ class Shape:
         "min_memory_mib",
         "mode",
         "models",
+        "not_apple",
         "refusing",
         "requires",
         "share_mib",
@@ -76,8 +78,10 @@ class Shape:
         # 100 is "no cap", and so not counted: a share of memory alone leaves room for other sharers
         self.compute_percent = share.compute_percent if share and share.compute_percent < 100 else 0
         self.slot_index = gpu.time_slice_index if gpu else None
+        self.not_apple = gpu is not None and gpu.mode is not None  # a mode is Apple's, and no driver has one
+        self.device_ids = request.device_ids if gpu else ()  # it takes these and no others; empty: any that answer
         self.device_asked: DeviceAsked = (
-            self.vendor, self.models, self.min_memory_mib, self.share_mib, self.slot_index,
+            self.vendor, self.models, self.min_memory_mib, self.share_mib, self.slot_index, self.not_apple,
         )  # fmt: skip
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
         self.spread = scheduling == "spread"
@@ -87,6 +91,8 @@ class Shape:
     def device_rank(self, vendor: str, name: str, memory_mib: int, index: int) -> int:
         """How well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all."""
         if self.vendor and vendor.lower() != self.vendor:
+            return 0
+        if self.not_apple and vendor.lower() == APPLE:
             return 0
         if memory_mib < self.min_memory_mib or memory_mib < self.share_mib:
             return 0
@@ -114,6 +120,8 @@ def shape_key(request: Request) -> ShapeKey:
             gpu.scheduling,
             gpu.time_slice_index,
             request.replicas if gpu.scheduling == "gang" else 0,
+            request.device_ids,
+            gpu.mode,
         )
     return (
         gpu_key,
@@ -177,5 +185,5 @@ class Shapes:
 
 def _word_bytes(shape: Shape) -> int:
     labels = [word for name, values in shape.requires.items() for word in (name, *values)]
-    words = (shape.driver, shape.vendor, *shape.models, *labels)
+    words = (shape.driver, shape.vendor, *shape.models, *shape.device_ids, *labels)
     return _WORD_BYTES * len(words) + _CHAR_BYTES * sum(map(len, words))

@@ -16,7 +16,7 @@ from moorage.scheduler.core.effects.outputs import Outputs, gpu_names
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Order, Submit
 from moorage.scheduler.core.ledger.acts import Share
-from moorage.scheduler.core.operate.orders import level_problem
+from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import MODE_NAMES
 from moorage.scheduler.core.state import Job

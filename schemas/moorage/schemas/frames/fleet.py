@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -27,6 +28,32 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     compute: str = ""
     peers: list[int] = []
     mig: bool = False
+    cdi: list[str] = []  # its names in the host's CDI specs, as nvidia.com/gpu=0
+
+
+def names_of(uuid: str, pci: str, cdi: Iterable[str]) -> list[str]:
+    """Return the names by which a request may ask for a device, beside its index.
+
+    A PCI address is in lower case with four digits of its domain, as sysfs has it.
+    """
+    domain, _, rest = pci.lower().partition(":")
+    address = f"{domain.lstrip('0').zfill(4)}:{rest}"
+    return [name for name in (uuid, address if rest else "", *cdi) if name]
+
+
+def slots_named(ids: Iterable[str], by_name: Callable[[str], int], slots: int) -> int:
+    """Return the slots, as a mask, of the devices of these ids, each a device of its own; 0 where one is not there.
+
+    `by_name` gives the slots of a name. Where several of `slots` have it (the same index of two vendors), the lowest is
+    taken.
+    """
+    found = 0
+    for one in ids:
+        left = by_name(one) & slots & ~found
+        if not left:
+            return 0
+        found |= left & -left
+    return found
 
 
 class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="hello"):

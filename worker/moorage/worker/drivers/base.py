@@ -135,13 +135,12 @@ class Driver:
         """Return a driver for the worker of this kit; one that declares settings gets them as its argument."""
         return cls() if cls.settings is None else cls(kit.own)  # type: ignore[call-arg]
 
-    @classmethod
-    def can(cls) -> Capabilities:
+    def can(self) -> Capabilities:
         """Return what hello tells of it: its capabilities, with the keys of its `config`."""
-        if cls.config is None:
-            return cls.capabilities
-        keys = [field.encode_name for field in msgspec.structs.fields(cls.config)]
-        return msgspec.structs.replace(cls.capabilities, config=keys)
+        if self.config is None:
+            return self.capabilities
+        keys = [field.encode_name for field in msgspec.structs.fields(self.config)]
+        return msgspec.structs.replace(self.capabilities, config=keys)
 
     def __init__(self) -> None:
         self.report: Report = _unattached
@@ -164,7 +163,7 @@ class Driver:
 
         Raises Refused with invalid-argument for what it does not declare.
         """
-        said = request.driver_config.get(self.name)
+        said = request.blocks.get(self.name)
         if self.config is None:
             return said
         place, keys = f"driver_config.{self.name}", self.can().config or []
@@ -182,6 +181,12 @@ class Driver:
             return msgspec.convert(said or {}, self.config)
         except (msgspec.ValidationError, ValueError) as error:
             raise refuse("invalid-argument", f"{place}: {error}", field=f"$.{place}", found=said) from None
+
+    def check_block(self, request: Request) -> None:
+        """Raise `Refused` for what the request says for this driver and no job may, or this driver does not support."""
+        if (fault := request.driver_fault(self.capabilities)) is not None:
+            field, message, found, allowed = fault.trouble
+            raise refuse(fault.code, message, field=f"$.{field}", found=found, allowed=allowed)
 
     def check(self, request: Request) -> None:
         """Raise `Refused` for a request that this driver could never run here.

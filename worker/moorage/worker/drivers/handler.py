@@ -25,13 +25,14 @@ import msgspec
 from moorage.schemas import frames
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
+from moorage.schemas.driver_config import HandlerBlock
 from moorage.schemas.errors import MoorageError, problem, refuse
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.drivers.handler_call import Exited, Handler, at_once, contained, in_thread, words_of
 from moorage.worker.environment import SharingUnavailable, lay_over
-from moorage.worker.handler_context import DRIVER, INPUT_KEY, HandlerCancelled, HandlerContext
+from moorage.worker.handler_context import DRIVER, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
@@ -112,7 +113,8 @@ class HandlerDriver(Driver):
 
     name = DRIVER
     #: the service keeps its context on the device from one call to the next, so the device's memory proves nothing
-    capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False, config=[INPUT_KEY])
+    capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False)
+    config = HandlerBlock
     members_max = RUNNING_MAX
 
     def __init__(
@@ -228,14 +230,7 @@ class HandlerDriver(Driver):
 
     @staticmethod
     def _check_startable(request: Request) -> None:
-        run, config = request.workload, request.driver_config.get(DRIVER, {})
-        if not isinstance(config, dict) or config.keys() - {INPUT_KEY}:
-            raise refuse(
-                "invalid-argument",
-                f"driver_config.{DRIVER} has one field, {INPUT_KEY}",
-                field=f"$.driver_config.{DRIVER}",
-                found=config,
-            )
+        run = request.workload
         for field in ("cwd", "user"):
             if getattr(run, field) is not None:
                 raise refuse("invalid-argument", f"a function has no {field}", field=f"$.run.{field}")

@@ -36,6 +36,8 @@ class Found(NamedTuple):
         """Return a driver for the worker of this kit."""
         driver = self.kind.from_kit(kit._replace(own=self.own))
         driver.is_foreign = self.foreign
+        if not getattr(self.own, "gpu_enabled", True):
+            driver.capabilities = msgspec.structs.replace(driver.capabilities, gpu_enabled=False)
         return driver
 
 

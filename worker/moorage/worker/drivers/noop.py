@@ -16,6 +16,7 @@ import math
 from typing import Final
 
 from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.driver_config import NoopBlock
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import DURATION_S_MAX, Request
@@ -37,6 +38,7 @@ class NoopDriver(Driver):
     """Only simulated workers offer it. Its members touch no device and die with the agent."""
 
     name = "noop"
+    config = NoopBlock
     capabilities = Capabilities(keeps_output=True, uses_devices=False, simulated_only=True)
 
     def __init__(self) -> None:

@@ -8,12 +8,16 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+import msgspec
 
 from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.driver_config import ProcessBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
+from moorage.schemas.settings import setting
 from moorage.worker.descriptors import trouble_with_descriptors
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
@@ -58,10 +62,18 @@ _WANTS: Final = {
 _STREAMS_KEPT: Final[dict[str, Literal["stdout", "stderr"]]] = {"out": "stdout", "err": "stderr"}
 
 
+class ProcessSettings(msgspec.Struct, frozen=True):
+    """Settings of the driver `process`."""
+
+    gpu_enabled: Annotated[bool, setting("Whether its jobs may have GPUs.")] = True
+
+
 class ProcessDriver(Driver):
     """`link` may be shared by several workers of one process. `simulated` checks no MPS directory and no file."""
 
     name = "process"
+    settings = ProcessSettings
+    config = ProcessBlock
     capabilities = Capabilities(
         needs_argv=True, keeps_output=True, ends_streams=True, outlives_agent=True, fence="supervisor"
     )

@@ -17,11 +17,13 @@ from moorage.scheduler.core.events import Cancel, Submit
 from moorage.scheduler.core.finished import job_key, request_digest
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Untomb
+from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
 from moorage.scheduler.core.records import by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
+from moorage.schemas import reasons
 from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
@@ -40,6 +42,10 @@ FORGET_MAX: Final = 256
 _NONE: Final[set[str]] = set()
 
 NO_MATCH: Final = "no-match"
+#: filters that are no lack of workers: the drivers or devices that are there do not do it
+NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.MODE.name, reasons.DEVICE.name)
+#: the feature level of what requests of releases before 0.3 have not: see `_too_new`
+REQUEST_LEVEL: Final = 2
 NOT_HEARD: Final = "fleet-not-yet-heard"
 HELD: Final = "tenant-held"
 PART_OF: Final = "model"
@@ -61,7 +67,7 @@ def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
 def _malformed(event: Submit) -> Problem | None:
     """What the decoder cannot check: why a request is malformed, else None."""
     request = event.request
-    if request.driver_config and not is_plain(request.driver_config):
+    if request.blocks and not is_plain(request.blocks):
         return problem(
             "invalid-argument",
             "driver_config must be plain: objects with text keys, lists, text, numbers of 64 bits, booleans, null",
@@ -137,7 +143,7 @@ class Admission:
         """
         request, shape = event.request, event.shape
         if request is not self._well_formed:
-            malformed = _malformed(event)
+            malformed = _malformed(event) or self._too_new(event)
             if malformed is not None:
                 return malformed
             self._well_formed = request
@@ -183,6 +189,15 @@ class Admission:
         if part:
             warnings.append(f"{PART_OF}: {part}")
         return NewJob(event, warnings)
+
+    def _too_new(self, event: Submit) -> Problem | None:
+        """A problem if schedulers of the release before could not read the request, or would place it elsewhere."""
+        request = event.request
+        if self.state.level >= REQUEST_LEVEL:
+            return None
+        if request.device_ids or request.template is not None or request.workload.image is not None:
+            return level_problem("exact devices, template and run.image", REQUEST_LEVEL, self.state.level)
+        return None
 
     def _begin(self, draft: Draft) -> None:
         """The first request of this record comes; nothing of the state changes until the last."""
@@ -393,8 +408,9 @@ class Admission:
         return self._heard_at == self.fleet.inventory
 
     def _no_match(self, event: Submit) -> Problem:
+        lacking = self._unmatched.reason(event.shape) in NOT_SUPPORTED
         return problem(
-            "no-match",
+            "failed-precondition" if lacking else "no-match",
             f"no known worker could ever run this ({self._unmatched.why(event.shape)})",
             job=event.name,
             next="ask for what the fleet has, or leave out on_no_match to wait for a worker",

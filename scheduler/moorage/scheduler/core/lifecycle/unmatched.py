@@ -63,6 +63,11 @@ class Unmatched:
             for kept in (self._texts, self._parts, self._close):
                 kept.clear()
 
+    def reason(self, shape: Shape) -> str:
+        """Return the reason that came farthest; "" where hosts pass all filters, but are too small, or are none."""
+        names = {cls.fit(shape).reason for cls in self._fleet.classes.values()}
+        return "" if "" in names or not names else nearest_to_a_fit(names)
+
     def _why(self, shape: Shape) -> str:
         classes: dict[str, list[HostClass]] = {}
         for cls in self._fleet.classes.values():

@@ -16,6 +16,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, actor
@@ -44,17 +45,6 @@ from moorage.schemas.operate import (
 def _given(value: int | UnsetType | None, before: int) -> int:
     """What an act asks for: None is none, written 0; what it does not name stays as it was."""
     return before if isinstance(value, UnsetType) else value or 0
-
-
-def level_problem(what: str, needed: int, level: int) -> Problem:
-    """Return the refusal of an order that needs a feature level above the ledger's."""
-    return problem(
-        "failed-precondition",
-        f"{what} need feature level {needed}: schedulers of the release before cannot follow a ledger with them",
-        found=f"feature level {level}",
-        allowed=f"{needed} or above",
-        next=f"once every scheduler is upgraded: moorage admin feature-level --to {needed}",
-    )
 
 
 class Orders:

@@ -10,9 +10,9 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger.acts import Window
+from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
-from moorage.scheduler.core.operate.orders import level_problem
 from moorage.scheduler.core.records import BY_OPERATOR
 from moorage.scheduler.core.state import State
 from moorage.schemas.errors import Problem, problem

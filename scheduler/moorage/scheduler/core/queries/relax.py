@@ -16,8 +16,9 @@ import msgspec
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.queueing.backfill import FREED_MS
+from moorage.schemas.driver_config import DEVICE_KEYS
 from moorage.schemas.gpu import format_token, model_matches, said_anew
-from moorage.schemas.job import Request, Resources
+from moorage.schemas.job import GpuCount, Request, ResourceRequirements, Resources
 
 #: fixes that are told, the ones that change least first
 FIXES_MAX: Final = 3
@@ -68,6 +69,9 @@ class Relaxer:
 
     @property
     def _kinds(self) -> tuple[Callable[[Fleet, Request], Iterator[_Change]], ...]:
+        wanted = self._request.resource_requirements
+        if wanted is not None and self._request.device_ids:  # the ids stand where another `gpu` would replace them
+            return (self._time_limit, _any_device, _host, _labels)
         return (self._time_limit, *_KINDS)  # kept, it would be a circle: work for the collector with each answer
 
     def fixes(self) -> list[Fix]:
@@ -138,6 +142,22 @@ def _with_gpu(request: Request, **fields: Any) -> Request:
     gpu = request.effective_gpu
     assert gpu is not None
     return msgspec.structs.replace(request, gpu=msgspec.structs.replace(gpu, **fields), resource_requirements=None)
+
+
+def _any_device(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    ids = request.device_ids
+    if not ids:
+        return
+    say = f"any GPU that fits instead of {', '.join(ids[:3])}{', …' if len(ids) > 3 else ''}"
+    wanted = request.resource_requirements
+    if wanted is not None and wanted.gpu is not None and wanted.gpu.devices:
+        any_one = ResourceRequirements(GpuCount(wanted.gpu.count))
+        yield say, msgspec.structs.replace(request, resource_requirements=any_one), "resource_requirements"
+    elif request.template is None:
+        driver = request.workload.driver
+        block = {key: value for key, value in request.driver_config[driver].items() if key not in DEVICE_KEYS}
+        blocks = {**request.driver_config, driver: block}
+        yield say, msgspec.structs.replace(request, driver_config=blocks), "driver_config"
 
 
 def _devices(fleet: Fleet) -> dict[str, int]:
@@ -253,7 +273,7 @@ def _replicas(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 def _count(fleet: Fleet, request: Request) -> Iterator[_Change]:
     gpu = request.effective_gpu
-    if gpu is None:
+    if gpu is None or request.device_ids:
         return
     for count in range(gpu.count - 1, 0, -1):
         say = f"{count} GPU{'s' * (count > 1)} instead of {gpu.count}"
@@ -267,5 +287,5 @@ def _labels(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 _KINDS: Final[tuple[Callable[[Fleet, Request], Iterator[_Change]], ...]] = (
-    _models, _vendor, _memory, _share, _host, _gang, _replicas, _count, _labels,
+    _any_device, _models, _vendor, _memory, _share, _host, _gang, _replicas, _count, _labels,
 )  # fmt: skip

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from moorage.scheduler.core.shape import Shape
@@ -92,19 +92,13 @@ def workload_of(request: Request) -> str:
         return named[:WORKLOAD_CHARS_MAX]
     run = request.workload
     words = [run.driver]
-    image = _image(request.driver_config.get(run.driver)) if request.driver_config else ""
-    if image:
+    if image := request.image:
         words.append(image)
     if run.argv:
         words.append(run.argv[0].rpartition("/")[2])
         if len(run.argv) > 1 and not run.argv[1].startswith("-"):
             words.append(run.argv[1])
     return " ".join(words)[:WORKLOAD_CHARS_MAX]
-
-
-def _image(config: Any) -> str:
-    image = config.get("image") if isinstance(config, dict) else None
-    return image if isinstance(image, str) else ""
 
 
 class _Runs:

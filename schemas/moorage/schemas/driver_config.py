@@ -1,0 +1,233 @@
+"""What a request says for its driver: one struct for each driver of moorage, and the one check of all of them.
+
+`driver_config` holds an object for each driver, by its name. The block of the job's driver is read and checked, all
+others are ignored. What a driver of one's own reads stays unread here: its worker checks it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
+
+import msgspec
+
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec
+from moorage.schemas.nearest import nearest
+from moorage.schemas.trouble import Trouble, quoted
+
+#: characters of a device's id
+ID_CHARS_MAX: Final = 256
+#: the keys of a block that list devices: the first is moorage's own word
+DEVICE_KEYS: Final = ("gpu_device_ids", "cdi_devices", "device_ids")
+#: where the interim form of OpenShell's request lists them
+INTERIM: Final = "resource_requirements.gpu.device_ids"
+_PCI: Final = r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
+_ADDRESS: Final = re.compile(_PCI)
+_ANY_ID: Final = re.compile(r".+", re.DOTALL)
+#: no CDI name
+_HOST_ID: Final = re.compile(r"(?![A-Za-z0-9._-]+/[A-Za-z0-9_-]+=).+", re.DOTALL)
+_VM_ID: Final = re.compile(rf"|[0-9]+|{_PCI}")
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a driver reads of `driver_config.<its name>`. The class says, too, how the driver knows devices."""
+
+    #: what an id may look like, and that in words; None: the driver takes no ids
+    ids: ClassVar[re.Pattern[str] | None] = None
+    ids_are: ClassVar[str] = "none"
+    #: whether an id may be a number, or empty, which is any device
+    loose: ClassVar[bool] = False
+    #: GPUs of one replica at most
+    gpus_max: ClassVar[int] = GPUS_PER_REPLICA_MAX
+
+
+class _Devices(Block, frozen=True, kw_only=True, omit_defaults=True):
+    """The devices that it wants and no others; the three keys mean the same."""
+
+    gpu_device_ids: list[Any] | None = None
+    cdi_devices: list[Any] | None = None
+    device_ids: list[Any] | None = None
+
+
+class ProcessBlock(_Devices, frozen=True, kw_only=True, omit_defaults=True):
+    """A process sees devices by uuid or index."""
+
+    ids, ids_are = _HOST_ID, "a uuid or an index"
+
+
+class NoopBlock(ProcessBlock, frozen=True, kw_only=True, omit_defaults=True):
+    """Nothing runs; devices are leased as for a process."""
+
+
+class HandlerBlock(ProcessBlock, frozen=True, kw_only=True, omit_defaults=True):
+    """A function of a service."""
+
+    input: Any = None  # of the function: any JSON value
+
+
+class DockerBlock(_Devices, frozen=True, kw_only=True, omit_defaults=True):
+    """A container knows devices by their CDI names, as `nvidia.com/gpu=0`; a uuid or an index is found, too."""
+
+    ids, ids_are = _ANY_ID, "a CDI name, a uuid or an index"
+
+    image: str | None = None  # in place of `run.image`
+
+
+class PodmanBlock(DockerBlock, frozen=True, kw_only=True, omit_defaults=True):
+    """As docker's."""
+
+
+class VmBlock(DockerBlock, frozen=True, kw_only=True, omit_defaults=True):
+    """A virtual machine has one device, by its index (also as a number) or its PCI address."""
+
+    ids, ids_are = _VM_ID, 'an index, a PCI address as 0000:17:00.0, or ""'
+    loose = True
+    gpus_max = 1
+
+
+class KubernetesBlock(Block, frozen=True, kw_only=True, omit_defaults=True):
+    """The cluster chooses the devices, so none can be named."""
+
+    image: str | None = None  # in place of `run.image`
+
+
+#: by driver: those of moorage, also where no release has built them yet
+BLOCKS: Final[Mapping[str, type[Block]]] = {
+    "process": ProcessBlock,
+    "noop": NoopBlock,
+    "handler": HandlerBlock,
+    "docker": DockerBlock,
+    "podman": PodmanBlock,
+    "vm": VmBlock,
+    "kubernetes": KubernetesBlock,
+}
+
+
+class Fault(NamedTuple):
+    """`code` is invalid-argument for a fault of shape, failed-precondition for what a driver does not support."""
+
+    code: str
+    trouble: Trouble
+
+
+def is_id(text: str) -> bool:
+    """Return whether a text can be the id of a device: not blank, and not too long."""
+    return bool(text.strip()) and len(text) <= ID_CHARS_MAX
+
+
+def canonical_id(text: str) -> str:
+    """Return an id as workers report it: a PCI address in lower case."""
+    return text.lower() if _ADDRESS.fullmatch(text) else text
+
+
+def takes_image(driver: str) -> bool:
+    """Return whether a driver may run an image; of a driver that moorage does not know, that is its own affair."""
+    block = BLOCKS.get(driver)
+    return block is None or "image" in block.__struct_fields__
+
+
+def block_fault(driver: str, block: object) -> Fault | None:
+    """Return what keeps the block of a driver from being read; None for a driver that moorage does not know."""
+    kind = BLOCKS.get(driver)
+    if kind is None:
+        return None
+    place = f"driver_config.{driver}"
+    if not isinstance(block, dict):
+        return _shape(place, f"{place} must be an object", "null" if block is None else block, "an object")
+    keys = kind.__struct_fields__
+    for key, value in block.items():
+        field = f"{place}.{key[:80]}"
+        if key not in keys:
+            near = nearest(key, keys)
+            found = f"the driver {driver} reads no {field}{f'; the nearest is {near}' if near else ''}"
+            return _shape(field, found, key[:80], ", ".join(keys))
+        if key in DEVICE_KEYS and (fault := _list_fault(kind, field, value)) is not None:
+            return fault
+        if key == "image" and value is not None and not (isinstance(value, str) and value.strip()):
+            return _shape(field, "image must name an image", quoted(str(value)), "the name of an image")
+    given = [key for key in DEVICE_KEYS if block.get(key) is not None]
+    if len(given) > 1:
+        return _twice(f"{place}.{given[1]}", f"{place}.{given[0]}")
+    return None
+
+
+def _list_fault(kind: type[Block], field: str, value: object) -> Fault | None:
+    """An empty list, or a blank id: the list of devices must say something."""
+    name, allowed = field.rpartition(".")[2], f"1..{GPUS_PER_REPLICA_MAX} ids"
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        return _shape(field, f"{name} must be a list of ids", type(value).__name__, allowed)
+    if not value or len(value) > GPUS_PER_REPLICA_MAX:
+        return _shape(field, f"{name} must list {allowed}", len(value), f"{allowed}; leave it out for any device")
+    for at, one in enumerate(value):
+        if kind.loose and (one == "" or (type(one) is int and one >= 0)):
+            continue
+        if not isinstance(one, str):
+            return _shape(f"{field}[{at}]", "an id is text", type(one).__name__, "text")
+        if not one.strip() or len(one) > ID_CHARS_MAX:
+            found = quoted(one) if not one.strip() else f"{len(one)} characters"
+            return _shape(f"{field}[{at}]", "an id must not be blank", found, f"1..{ID_CHARS_MAX} characters")
+    return None
+
+
+def devices_asked(driver: str, block: object, interim: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return where the devices are named (a path without `$.`), and their ids as text; none where none is named."""
+    if isinstance(block, dict) and driver in BLOCKS:
+        for key in DEVICE_KEYS:
+            if block.get(key) is not None:
+                return f"driver_config.{driver}.{key}", tuple(str(one) for one in block[key])
+    return INTERIM, tuple(interim)
+
+
+def check(
+    driver: str,
+    block: object,
+    gpu: GpuSpec | None,
+    capabilities: Capabilities | None = None,
+    interim: Sequence[str] = (),
+) -> Fault | None:
+    """Return the first fault of what a request says for its driver, or None.
+
+    `block` is `driver_config.<driver>`, UNSET where there is none; `gpu` is what it asks for. With `capabilities`,
+    what the driver does not support is a fault as well. `interim` are the ids of `resource_requirements`. Blocks that
+    cannot be read come first, then a driver without GPUs, then the ids.
+    """
+    if block is not msgspec.UNSET and (fault := block_fault(driver, block)) is not None:
+        return fault
+    place, ids = devices_asked(driver, block, interim)
+    if place != INTERIM and interim:
+        return _twice(INTERIM, place)
+    if gpu is not None and capabilities is not None and not capabilities.gpu_enabled:
+        message = f"the driver {driver} has no GPU support here"
+        return Fault("failed-precondition", Trouble("gpu", message, f"{gpu.count} GPUs", "no GPU"))
+    kind = BLOCKS.get(driver, DockerBlock)  # of a driver that moorage does not know: any id
+    if gpu is not None and gpu.count > kind.gpus_max:
+        return _shape("gpu.count", f"the driver {driver} gives {kind.gpus_max} GPU", gpu.count, str(kind.gpus_max))
+    return _ids_fault(driver, kind, place, ids, gpu) if ids else None
+
+
+def _ids_fault(driver: str, kind: type[Block], place: str, ids: tuple[str, ...], gpu: GpuSpec | None) -> Fault | None:
+    """Duplicates, ids without a GPU, another count; then ids that the driver does not know."""
+    for at, one in enumerate(ids):
+        if one in ids[:at]:
+            return _shape(place, f"the device {one} is named twice", one, "each device once")
+    if gpu is None:
+        return _shape(place, f"{place} needs a GPU request", ", ".join(ids), "ids beside gpu alone")
+    if gpu.count != len(ids):
+        message = f"{place} lists {len(ids)} devices, and the count of GPUs is {gpu.count}"
+        return _shape(place, message, len(ids), f"{gpu.count}, or as many in gpu.count")
+    for one in ids:
+        if kind.ids is None or not kind.ids.fullmatch(one):
+            return _shape(place, f"the driver {driver} knows no device {one}", one, kind.ids_are)
+    return None
+
+
+def _shape(field: str, message: str, found: object, allowed: str) -> Fault:
+    return Fault("invalid-argument", Trouble(field, message, found, allowed))
+
+
+def _twice(field: str, other: str) -> Fault:
+    return _shape(field, f"{field} and {other} say the same: send one of them", "both", "one of them")
