@@ -61,7 +61,7 @@ class Filter(NamedTuple):
     """
 
     reason: Reason
-    of: Literal["host", "labels", "device", "devices", "names"]
+    of: Literal["host", "labels", "one device", "devices", "names"]
     passes: Callable[[Offer, Shape], bool]
     words: Callable[[Shape, Sequence[Offer], Names], str]
 
@@ -186,18 +186,18 @@ _IN_ORDER: Final = (
     Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: "no host of the fleet has a GPU"),
     Filter(reasons.GPU_DRIVER, "host", _lets_have_gpus, _gpu_drivers),
     Filter(reasons.SHARING, "host", _shares, _modes),
-    Filter(reasons.VENDOR, "device", _has_vendor, _vendors),
+    Filter(reasons.VENDOR, "one device", _has_vendor, _vendors),
     Filter(
-        reasons.MODE, "device", _has_mode,
+        reasons.MODE, "one device", _has_mode,
         lambda shape, offers, names: "no driver for Apple's GPUs is built, so none has a mode",
     ),
     Filter(
-        reasons.MODEL, "device", lambda offer, shape: bool(offer.named(shape)),
+        reasons.MODEL, "one device", lambda offer, shape: bool(offer.named(shape)),
         lambda shape, offers, names: "the fleet has " + shown(names.nearest_models(shape)),
     ),
-    Filter(reasons.MEMORY, "device", _has_memory, _memories),
+    Filter(reasons.MEMORY, "one device", _has_memory, _memories),
     Filter(
-        reasons.SLOT, "device", _has_slot,
+        reasons.SLOT, "one device", _has_slot,
         lambda shape, offers, names: f"no worker has such a GPU with the index {shape.slot_index}",
     ),
     Filter(reasons.COUNT, "devices", _has_so_many, _counts),

@@ -202,7 +202,7 @@ class HostClass:
             mask, best_mask = (
                 sum(1 << slot for slot, rank in enumerate(ranks) if rank >= least) for least in (1, max(1, best))
             )
-            reason = "" if best else failed(self, shape, "device")
+            reason = "" if best else failed(self, shape, "one device")
             found = self._ranks[shape.device_asked] = (mask, best, best_mask, reason)
         return found
 
