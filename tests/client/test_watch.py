@@ -265,10 +265,14 @@ async def test_output_comes_once_though_the_first_answer_is_older_than_what_was_
         scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in [*pages, *pages]))
         async with client.watch("j", past=True) as watch:
             await scheduler.say("j", "SUCCEEDED", change(1, "ACCEPTED"), change(2), change(3, "SUCCEEDED"))
-            await until(lambda: watch.state == "SUCCEEDED", what="it is heard")
+            subject = scheduler.subjects.log(unique, "j", 0)
+            await scheduler.say_raw(subject, encode(Output(1, "out", 0, "hello", end=True, next=5)))
+            await scheduler.say_raw(subject, encode(Output(1, "err", 0, "", end=True)))
+            await until(lambda: len(watch._following._pending) == 3, what="all is heard")
             items = [item async for item in watch.follow(20)]
         assert [each.rev for item in items if isinstance(item, Event) for each in item.changes] == [1, 2, 3]
         assert [item.text for item in items if not isinstance(item, Event) and item.text] == ["hello"]
+        assert [verb for verb, _ in scheduler.asked] == ["show"]
 
 
 async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, unique: str) -> None:

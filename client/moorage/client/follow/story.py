@@ -90,6 +90,8 @@ class Story:
 
     def all_changes(self) -> list[Change]:
         """Return the transitions that were heard, those after a gap as well."""
+        if not self.ahead:
+            return self.changes
         return self.changes + [change for event in self.ahead for change in event.changes]
 
     def so_far(self, tenant: str) -> Event:
