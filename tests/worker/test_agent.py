@@ -498,7 +498,10 @@ async def test_fact_12_the_block_of_the_jobs_driver_alone_reaches_it(
         await w.add(driver=driver)
         await w.leader.joined("w1")
         blocks = {"noop": {"device_ids": ["1"]}, "docker": {"secret": "of another driver"}}
-        both = {"plain": {"driver_config": blocks}, "template": {"template": {"driver_config": blocks}}}
+        both: dict[str, dict[str, Any]] = {
+            "plain": {"driver_config": blocks},
+            "template": {"template": {"driver_config": blocks}},
+        }
         for name, fields in both.items():
             await w.leader.want("w1", place(name_of(name), body(**fields), (1,)))
             await w.leader.heard("w1", "freed", name_of(name))
