@@ -15,6 +15,7 @@ from moorage.client.gpus import gpu_spec
 from moorage.client.job_ids import fresh_job_id
 from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.driver_config import DEVICE_KEYS
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run, check_command, names_a_program
 from moorage.schemas.names import is_job
@@ -121,7 +122,8 @@ def _checked(body: dict[str, Any]) -> Request:
 
 def _next(field: str) -> str:
     """What to do about a field that is refused; "" where its `allowed` says it."""
-    return "leave the ids out for any GPU that fits" if "device" in field else _NEXT.get(field, "")
+    names_devices = field.partition("[")[0].rpartition(".")[2] in DEVICE_KEYS
+    return "leave the ids out for any GPU that fits" if names_devices else _NEXT.get(field, "")
 
 
 def _odd_variable(body: dict[str, Any]) -> Rejected | None:

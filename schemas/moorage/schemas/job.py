@@ -343,9 +343,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     @property
     def active_alone(self) -> Request:
         """The request with what `driver_config` says for its own driver alone."""
-        if not self.driver_config and self.template is None:
-            return self
         driver, blocks = self.workload.driver, self.blocks
+        if self.template is None and all(name == driver for name in blocks):
+            return self
         config = {driver: blocks[driver]} if driver in blocks else {}
         return msgspec.structs.replace(self, driver_config=config, template=None)
 
