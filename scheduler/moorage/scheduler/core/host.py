@@ -380,9 +380,6 @@ class Host:
             return False
         return not (shape.memory_mib and self.memory_mib and shape.memory_mib > self.memory_free)
 
-    def could_ever(self, shape: Shape) -> bool:
-        return self.replicas_of(shape, "ever") > 0
-
     @contextlib.contextmanager
     def without(self, slots: int) -> Iterator[None]:
         """These slots cannot be chosen meanwhile."""
