@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from moorage.cli.arguments import Parameter
+from moorage.schemas import reasons
 from moorage.schemas.units import size_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ _SAME_NAME: Final = (
     "on_partition",
 )
 #: reasons for waiting that another driver may not have
-_NOT_OFFERED: Final = ("no-worker", "driver", "rules", "gpu-driver")
+_NOT_OFFERED: Final = tuple(
+    each.name for each in (reasons.NO_WORKER, reasons.DRIVER, reasons.RULES, reasons.GPU_DRIVER)
+)
 #: flags that are durations, and the fields that they are
 _DURATIONS: Final = {
     "time_limit": "timeout_s",
