@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.core import fleet as fleets
 from moorage.scheduler.core.config import Config
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Device
@@ -205,3 +206,13 @@ def test_a_mode_concerns_apples_gpus_alone(mode: str) -> None:
     assert refused["code"] == "failed-precondition"
     drive.submit("plain", gpu={"vendor": "apple"})
     assert drive.placed_on("plain") == ["mac"]
+
+
+def test_devices_are_found_also_beyond_as_many_names_as_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleets, "ASKED_MAX", 2)
+    drive = fleet(workers=8)
+    for number in range(8):
+        drive.submit(f"j{number}", **named(f"GPU-w{number}-1"))
+        drive.submit(f"nowhere{number}", **named(f"GPU-x{number}-1"))
+    assert [drive.placed_on(f"j{number}") for number in range(8)] == [[f"w{number}"] for number in range(8)]
+    assert len(drive.engine.fleet._asked_names) <= 3

@@ -189,11 +189,13 @@ class Fleet:
             for host in self.hosts.values():
                 self._name(host.worker)
         for name in ids:
-            if name.isdecimal() or name in self._asked_names or len(self._asked_names) > ASKED_MAX:
+            if name.isdecimal() or name in self._asked_names:
                 continue
-            self._asked_names.add(name)
-            for num in sorted(self._by_name.get(name, ())):
-                self._sort_anew(self.hosts[num])
+            if len(self._asked_names) <= ASKED_MAX:
+                self._asked_names.add(name)
+            for num in sorted(self._by_name.get(name, ())):  # beyond the bound a host is told apart by all its names
+                if name not in self.hosts[num].cls.named_slots:
+                    self._sort_anew(self.hosts[num])
 
     def _name(self, worker: Worker) -> None:
         assert self._by_name is not None
