@@ -17,7 +17,7 @@ from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
 from moorage.client.fields import Fields
 from moorage.client.login import who
-from moorage.client.request_builder import COMMAND, What
+from moorage.client.request_builder import COMMAND, RequestBuilder, What
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
@@ -208,7 +208,7 @@ class AsyncClient(Connected):
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
         """The checked request that `submit` would send, with its job id. Raises `Rejected`."""
-        return self._requests.build(what, gpu, key, fields)
+        return RequestBuilder().build(what, gpu, key, fields)  # of its own: `Client` calls this in any thread
 
     def job(self, id: str) -> Job:
         """A handle on a job by its id, without asking the scheduler. Raises `Rejected` for what is no job id."""

@@ -24,7 +24,7 @@ DEVICE_KEYS: Final = ("gpu_device_ids", "cdi_devices", "device_ids")
 #: where the interim form of OpenShell's request lists them
 INTERIM: Final = "resource_requirements.gpu.device_ids"
 _PCI: Final = r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
-_ADDRESS: Final = re.compile(_PCI)
+_ADDRESS: Final = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
 _ANY_ID: Final = re.compile(r".+", re.DOTALL)
 #: no CDI name
 _HOST_ID: Final = re.compile(r"(?![A-Za-z0-9._-]+/[A-Za-z0-9_-]+=).+", re.DOTALL)
@@ -118,8 +118,11 @@ def is_id(text: str) -> bool:
 
 
 def canonical_id(text: str) -> str:
-    """Return an id as workers report it: a PCI address in lower case."""
-    return text.lower() if _ADDRESS.fullmatch(text) else text
+    """Return an id as workers report it: a PCI address in lower case with four digits of its domain, a plain number."""
+    if text.isascii() and text.isdecimal():
+        return str(int(text))
+    address = _ADDRESS.fullmatch(text)
+    return text if address is None else f"{address[1].lstrip('0').zfill(4)}:{address[2]}".lower()
 
 
 def takes_image(driver: str) -> bool:
@@ -211,8 +214,9 @@ def check(
 
 def _ids_fault(driver: str, kind: type[Block], place: str, ids: tuple[str, ...], gpu: GpuSpec | None) -> Fault | None:
     """Duplicates, ids without a GPU, another count; then ids that the driver does not know."""
-    for at, one in enumerate(ids):
-        if one in ids[:at]:
+    known = [canonical_id(one) for one in ids]
+    for at, one in enumerate(known):
+        if one in known[:at]:
             return _shape(place, f"the device {one} is named twice", one, "each device once")
     if gpu is None:
         return _shape(place, f"{place} needs a GPU request", ", ".join(ids), "ids beside gpu alone")

@@ -322,8 +322,13 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """The ids of the devices that each replica gets and no others; empty: any that fit."""
+        """The ids of the devices that each replica gets and no others; empty: any that fit.
+
+        A ledger of release 0.2 may hold requests whose ids were never checked: what is wrong counts as none.
+        """
         if not self.driver_config and self.template is None and self.resource_requirements is None:
+            return ()
+        if self.driver_fault(None) is not None:
             return ()
         driver = self.workload.driver
         ids = devices_asked(driver, self.blocks.get(driver), self._interim)[1]

@@ -553,7 +553,7 @@ class Agent:
         try:
             step()
         except Exception as error:
-            if isinstance(error, MoorageError) or not driver.is_foreign:
+            if not driver.is_foreign:
                 raise
             return self._log_broken(driver, error)
         return ""

@@ -80,7 +80,7 @@ class Members:
         self._join_holding: list[Held] = []
         self._leaving = False
         #: the drivers whose members must be over before the next join, which takes over the others; None: all
-        self._to_clear: frozenset[str] | None = None
+        self._to_clear: frozenset[str] | None = frozenset()
         self._refused_code = ""
         self._refused_since_s = 0.0
         self._commands: list[Command] = []
@@ -338,11 +338,12 @@ class Members:
         """
         session, driver = self.session, event.driver
         if session.phase != "left":
-            if session.phase != "clearing":
+            if session.phase not in ("clearing", "restoring"):
                 self._to_clear = frozenset()
             if self._to_clear is not None:
                 self._to_clear |= {driver}
-            session.lost(keeps=self._to_clear is not None)
+            if session.phase != "restoring":  # then nothing joins before what nobody knows is over
+                session.lost(keeps=self._to_clear is not None)
             self.table.supervisor_died(driver)
             self.table.end_claimed(driver, "supervisor-died")
             text = f"the supervisor of the driver {driver} died, its jobs with it; joining anew once all is clear"
@@ -356,7 +357,6 @@ class Members:
     def _on_strays_over(self, event: StraysOver) -> None:
         if self.session.phase == "restoring":
             self.session.phase = "clearing"
-            self._to_clear = frozenset()
             self._join_if_clear()
 
     def _on_tick(self, event: Tick) -> None:

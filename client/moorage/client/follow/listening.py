@@ -54,6 +54,7 @@ async def _listen(stories: Stories, subject: str, decode: Callable[[bytes], T], 
     subscription = await stories.asks.subscribe(subject, on_frame)
     stories.endless.add(some)
     try:
+        stories.check_open()  # the client may have been closed meanwhile
         while True:
             while waiting:
                 try:

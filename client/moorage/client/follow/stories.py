@@ -338,7 +338,8 @@ class Following:
                 break
             told = behind(after, changes_of(page))
             found |= {change.rev: change for change in told}
-            rev, more = max(rev, page["rev"]), page["more"] and bool(told)
+            # what came between the two answers is heard as an event: `show` does not know the state after it
+            rev, more = data.get("rev", max(rev, page["rev"])), page["more"] and bool(told)
             after = told[-1].rev if told else after
         return rev, [found[each] for each in sorted(found) if each <= rev]
 

@@ -45,10 +45,10 @@ def slots_named(ids: Iterable[str], by_name: Callable[[str], int], slots: int) -
     """Return the slots, as a mask, of the devices of these ids, each a device of its own; 0 where one is not there.
 
     `by_name` gives the slots of a name. Where several of `slots` have it (the same index of two vendors), the lowest is
-    taken.
+    taken that no other id needs: names with the fewest slots come first, in whatever order they were asked for.
     """
     found = 0
-    for one in ids:
+    for one in sorted(ids, key=lambda one: (by_name(one) & slots).bit_count()):
         left = by_name(one) & slots & ~found
         if not left:
             return 0

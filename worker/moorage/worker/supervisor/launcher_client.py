@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +41,10 @@ def open_compiled(program: Path = PROGRAM) -> tuple[int, str]:
         descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
         about, command = os.fstat(descriptor), [f"/proc/self/fd/{descriptor}"]
         if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            why = f"can be written by other users (uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o})"
+            why = (
+                f"can be written by other users (uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}): take that"
+                " right from it with chmod go-w"
+            )
         elif subprocess.run(command, pass_fds=[descriptor], timeout=_PROBE_S, check=False).returncode != CONTRACT:
             why = "was built from other sources"
         else:
@@ -138,7 +140,6 @@ class Launcher:
                     setsigmask=(),
                     setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
                 )
-            for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                ours.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", ANSWER_S, 0))
+            ours.settimeout(ANSWER_S)  # by Python's clock: the kernel's begins anew with each signal
             self._channel = ours
         return self._channel
