@@ -246,6 +246,33 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
     assert where in (["w1"], ["started"])
 
 
+def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_though_nothing_changes() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    alike = {"gpu": {"count": 4}, "labels": {"workload": "train"}}
+    for number in range(3):  # each runs for 40 s: so long is the next one expected to
+        drive.submit(f"past{number}", **alike)
+        drive.settle()
+        drive.pass_time(40_000)
+        drive.run_out("w0")
+    drive.submit("runs", **alike)
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.holding.reservation
+    assert held is not None
+    assert held.start_ms is not None
+    assert held.start_ms - drive.now < 20_000
+    drive.submit("short", gpu={"count": 2}, run=limited(30))
+    drive.pass_time(5_000)
+    assert drive.states("short") == ["QUEUED"], "it would not be over by then"
+    changes = drive.engine.fleet.changes
+    drive.pass_time(40_000)  # "runs" has outlived all that is known of its kind, and may go on as long again
+    assert drive.states("short") != ["QUEUED"]
+    assert drive.engine.planner.holding.reservation is held, "and nothing else has happened"
+    assert drive.engine.fleet.changes == changes
+
+
 def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_changes() -> None:
     drive = Driving(Config(fair_share_half_life=600))
     drive.worker("w0", 8)

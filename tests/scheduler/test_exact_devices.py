@@ -10,6 +10,7 @@ from moorage.scheduler.core import fleet as fleets
 from moorage.scheduler.core.config import Config
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Device
+from moorage.schemas.frames.fleet import slots_named
 from tests.scheduler.driving import H100, Driving
 
 RANKERS = ["pack", "fragments", "headroom"]
@@ -216,3 +217,9 @@ def test_devices_are_found_also_beyond_as_many_names_as_are_remembered(monkeypat
         drive.submit(f"nowhere{number}", **named(f"GPU-x{number}-1"))
     assert [drive.placed_on(f"j{number}") for number in range(8)] == [[f"w{number}"] for number in range(8)]
     assert len(drive.engine.fleet._asked_names) <= 3
+
+
+@pytest.mark.parametrize("ids", [("GPU-n", "0"), ("0", "GPU-n")])
+def test_an_index_of_two_vendors_leaves_the_device_that_is_named_besides(ids: tuple[str, str]) -> None:
+    slots = {"0": 0b11, "GPU-n": 0b01, "GPU-a": 0b10}
+    assert slots_named(ids, slots.__getitem__, 0b11) == 0b11

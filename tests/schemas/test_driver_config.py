@@ -224,3 +224,18 @@ def test_the_sdk_refuses_with_field_found_and_allowed() -> None:
     told = rejected.value.problem
     assert (told.code, told.field) == ("invalid-argument", "$.driver_config.process.gpu_device_ids")
     assert (told.found, told.allowed) == ("2", "1, or as many in gpu.count")
+
+
+@pytest.mark.parametrize("block", [{"device_ids": 5}, {"device_ids": ["0", "0"]}, {"gpu_device_ids": ["0", "1"]}, 5])
+def test_what_a_release_before_accepted_unread_names_no_device(block: Any) -> None:
+    """A ledger may hold such requests: they were placed on any devices."""
+    assert asked(block=block, gpu={"count": 1}).device_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("0000:AF:00.1", "0000:af:00.1"), ("00000000:af:00.1", "0000:AF:00.1"), ("01", "1")]
+)
+def test_two_spellings_of_one_device_are_one(one: str, other: str) -> None:
+    assert "twice" in trouble(block={"gpu_device_ids": [one, other]}, gpu={"count": 2}).message
+    found = [asked(block={"gpu_device_ids": [each]}, gpu={"count": 1}).device_ids for each in (one, other)]
+    assert found[0] == found[1]

@@ -336,6 +336,13 @@ def test_a_stray_keeps_the_worker_out_until_it_is_gone() -> None:
     assert of(SendJoin, bench.do(StraysOver()))
 
 
+def test_a_stray_keeps_the_worker_out_also_where_a_supervisor_dies_meanwhile() -> None:
+    bench = Bench()
+    bench.do(Restored([], [], [], strays=True))
+    assert not of(SendJoin, bench.do(Replaced("process")))
+    assert of(SendJoin, bench.do(StraysOver()))
+
+
 def test_a_dead_supervisor_takes_its_jobs_and_the_session(bench: Bench) -> None:
     name = bench.run()
     assert not of(SendJoin, bench.do(Replaced("process")))

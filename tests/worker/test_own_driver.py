@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.schemas.errors import Refused
+from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import End
 from moorage.schemas.job import Request
 from moorage.worker.drivers.base import Assignment
@@ -89,6 +89,8 @@ class Brittle(NoopDriver):
     def _break(wanted: str | None, method: str) -> None:
         if wanted == f"/{method}":
             raise IndexError(f"nothing at in-\udcff of {method}")
+        if wanted == f"/{method}-refused":  # as `Assignment.environment` does
+            raise refuse("failed-precondition", "no daemon of MPS")
 
 
 @pytest.mark.slow
@@ -106,7 +108,10 @@ async def test_a_driver_that_breaks_on_one_job_ends_neither_the_worker_nor_anoth
         try:
             await leader.joined("w1")
             seat = leader.seat("w1")
-            names = {job: name_of(job, fence=10 + at) for at, job in enumerate(("check", "start", "hangs", "well"))}
+            names = {
+                job: name_of(job, fence=10 + at)
+                for at, job in enumerate(("check", "start", "hangs", "well", "refused"))
+            }
             await leader.want(
                 "w1",
                 place(names["check"], request(["hang"], "/check"), (0,)),
@@ -114,6 +119,9 @@ async def test_a_driver_that_breaks_on_one_job_ends_neither_the_worker_nor_anoth
                 place(names["hangs"], request(["hang"]), (2,)),
                 place(names["well"], request(["exit", "0"]), (3,)),
             )
+            await leader.heard("w1", "freed", names["well"])
+            await leader.want("w1", place(names["refused"], request(["hang"], "/start-refused"), (3,)))
+            assert (await leader.heard("w1", "exited", names["refused"])).code == 126
             refused = await leader.heard("w1", "refused", names["check"])
             assert refused.detail.startswith(
                 r"not-here: the driver brittle broke: IndexError: nothing at in-\udcff of check (_break"

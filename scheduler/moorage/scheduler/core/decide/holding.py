@@ -16,6 +16,8 @@ from moorage.scheduler.core.queueing.backfill import Estimates
 from moorage.scheduler.core.queueing.claims import Claim, Claims, fills_hosts
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line
 from moorage.scheduler.core.queueing.reserve import (
+    LATER_MS,
+    LATER_PART,
     MOVE_MS_A_HOST,
     SHORT_MS,
     Reservation,
@@ -119,7 +121,7 @@ class Holding:
             barred = lines.left_too_soon(draft, held.item) | held.shape.refusing
             with self._fleet.avoiding(held.shape.avoid):
                 if self._keep(held, barred, draft.time_ms):
-                    self._reopen(held)
+                    self._reopen(held, draft.time_ms)
                     return
             self.give_up()
         likely = self._likely_lines()
@@ -228,12 +230,19 @@ class Holding:
         self._moved_ms = now_ms
         self._fleet.opens()  # the hosts it leaves
 
-    def _reopen(self, held: Reservation) -> None:
-        """Look again at the lines that may pass a reservation now: more is owed to a tenant by and by."""
+    def _reopen(self, held: Reservation, now_ms: int) -> None:
+        """Open the queue groups again that time alone lets pass a reservation, though nothing changes in the fleet.
+
+        More is owed to a tenant by and by; and where the hosts are free later than was expected, jobs may end before.
+        """
+        start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
+        if start_ms is not None:
+            least_ms = max(LATER_MS, (start_ms - now_ms) // LATER_PART)
+            later = looked_ms is None or start_ms - looked_ms > least_ms
+            if looked_ms is None or later or start_ms < looked_ms:
+                held.looked_start_ms = start_ms
         for line in self._lines.queue.lines.values():
-            if not line.barred:
-                continue
-            if not held.hosts & self.barred(line.priority, line.shape, line.tenant):
+            if line.barred and (later or not held.hosts & self.barred(line.priority, line.shape, line.tenant)):
                 line.barred, line.blocked_at = False, -1
 
     def forget(self, num: int) -> None:

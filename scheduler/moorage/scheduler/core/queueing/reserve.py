@@ -23,6 +23,10 @@ PATIENCE_MS: Final = 30_000
 #: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
 #: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
 MOVE_MS_A_HOST: Final = 3
+#: jobs that may be backfilled are looked for again once the start is expected so much later, and by this part of what
+#: is left
+LATER_MS: Final = 5_000
+LATER_PART: Final = 8
 #: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
@@ -41,8 +45,7 @@ class Reservation:
     """
 
     __slots__ = (
-        "hosts", "item", "priority", "shape", "short_ms", "since_ms",
-        "start_ms", "tenant",
+        "hosts", "item", "looked_start_ms", "priority", "shape", "short_ms", "since_ms", "start_ms", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +64,7 @@ class Reservation:
         self.hosts = hosts
         self.start_ms = start_ms
         self.since_ms = since_ms
+        self.looked_start_ms = start_ms  # as it was when the groups that it bars were last opened again because of it
         self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
 
     def is_short_for(self, now_ms: int) -> int:
