@@ -473,7 +473,7 @@ async def test_a_lease_is_of_the_devices_that_the_request_names(nats_url: str, u
         told = {name: (await w.leader.heard("w1", "refused", name_of(name))).detail for name in asked}
         assert told == {
             "typo": "cannot-run: the driver noop reads no driver_config.noop.typo",
-            "shape": "not-here: the lease is not of the devices that the request names",
+            "shape": "not-here: the driver noop has no GPU support here",
             "gpus": "not-here: the driver noop has no GPU support here",
         }
 
