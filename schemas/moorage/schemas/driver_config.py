@@ -180,7 +180,7 @@ def devices_asked(driver: str, block: object, interim: Sequence[str]) -> tuple[s
     """Return where the devices are named (a path without `$.`), and their ids as text; none where none is named."""
     if isinstance(block, dict) and driver in BLOCKS:
         for key in DEVICE_KEYS:
-            if block.get(key) is not None:
+            if isinstance(block.get(key), list):
                 return f"driver_config.{driver}.{key}", tuple(str(one) for one in block[key])
     return INTERIM, tuple(interim)
 

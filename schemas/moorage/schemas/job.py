@@ -328,10 +328,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         """
         if not self.driver_config and self.template is None and self.resource_requirements is None:
             return ()
-        if self.driver_fault(None) is not None:
-            return ()
         driver = self.workload.driver
         ids = devices_asked(driver, self.blocks.get(driver), self._interim)[1]
+        if not ids or self.driver_fault(None) is not None:
+            return ()
         return tuple(canonical_id(one) for one in ids if one)
 
     @property
