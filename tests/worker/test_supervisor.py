@@ -494,7 +494,10 @@ def test_a_new_agent_finds_what_runs_and_what_ended(tmp_path: Path, arguments: t
         body = (
             "await s.start([StartMember(key='long', argv=('/bin/sleep', '1000'), env={}),"
             " StartMember(key='short', argv=('/bin/false',), env={})])\n"
-            "while not any(isinstance(e, Ended) for e in await s.next_events()): pass"
+            # The short one may end before the other has been seen to run.
+            "seen = set()\n"
+            "while not seen >= {(Started, 'long'), (Ended, 'short')}:"
+            " seen |= {(type(e), e.key) for e in await s.next_events()}"
         )
         with agent(rig.state, arguments, body) as process:
             assert process.stdout is not None
