@@ -139,8 +139,7 @@ class Driver:
         """Return what hello tells of it: its capabilities, with the keys of its `config`."""
         if self.config is None:
             return self.capabilities
-        keys = [field.encode_name for field in msgspec.structs.fields(self.config)]
-        return msgspec.structs.replace(self.capabilities, config=keys)
+        return msgspec.structs.replace(self.capabilities, config=list(self.config.__struct_encode_fields__))
 
     def __init__(self) -> None:
         self.report: Report = _unattached
@@ -166,7 +165,7 @@ class Driver:
         said = request.blocks.get(self.name)
         if self.config is None:
             return said
-        place, keys = f"driver_config.{self.name}", self.can().config or []
+        place, keys = f"driver_config.{self.name}", self.config.__struct_encode_fields__
         if not isinstance(said, dict | None):
             raise refuse("invalid-argument", f"{place} must be an object", field=f"$.{place}", found=said)
         for key in said or ():
