@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage.scheduler.core import fleet as fleets
@@ -180,9 +181,18 @@ def test_exact_devices_wait_for_the_feature_level() -> None:
     drive.worker("w0", 2)
     refused = drive.submit("j", **named("0"))
     assert (refused["code"], refused["found"]) == ("failed-precondition", "feature level 1")
-    run = {"driver": "docker", "argv": ["x"], "image": "a:1"}
-    for job, fields in (("image", {"run": run}), ("template", {"template": {"driver_config": {}}})):
-        assert drive.submit(job, **fields)["code"] == "failed-precondition"
+    new: list[dict[str, Any]] = [
+        {"run": {"driver": "docker", "argv": ["x"], "image": "a:1"}},
+        {"run": {"driver": "noop", "image": None}},
+        {"template": {"driver_config": {}}},
+        {"template": None},
+        {"resource_requirements": {"gpu": {"device_ids": []}}},
+    ]
+    for number, fields in enumerate(new):
+        request = {"job": f"j{number}", "run": {"driver": "noop"}, **fields}
+        for body in (msgspec.json.encode(request), msgspec.msgpack.encode(request)):
+            assert drive.submit(f"j{number}", body=body)["code"] == "failed-precondition", fields
+    assert drive.submit("plain", resource_requirements={"gpu": {"count": 1}})["state"] == "QUEUED"
 
 
 def test_the_body_reaches_the_worker_as_it_was_sent() -> None:
