@@ -176,6 +176,16 @@ def test_explain_offers_any_device_in_place_of_the_named_ones() -> None:
     assert why(drive, "k")["fixes"][0]["request"] == {"resource_requirements": {"gpu": {"count": None}}}
 
 
+def test_a_gpu_that_is_there_and_not_lent_is_none_to_ask_for() -> None:
+    drive = Driving()
+    drive.worker("w0", 4, lent_slots=[0, 1])
+    drive.submit("named", **named("3"))
+    drive.submit("many", gpu={"count": 3})
+    assert why(drive, "named")["reason"] == "device"
+    assert why(drive, "many")["reason"] == "count"
+    assert why(drive, "named")["because"] == "the most such GPUs that one worker lends is 0"
+
+
 def test_exact_devices_wait_for_the_feature_level() -> None:
     drive = Driving(level=1)
     drive.worker("w0", 2)
