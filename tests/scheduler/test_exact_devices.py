@@ -53,6 +53,17 @@ def test_a_job_gets_the_devices_that_it_names(ranker: str) -> None:
     assert sorted(drive.placed_on("spread")) == ["w0", "w2"]
 
 
+def test_letter_case_of_a_uuid_does_not_count() -> None:
+    drive = Driving()
+    pool = [Device(index, "nvidia", "H100", f"GPU-6F0c-{index}", 81_559) for index in range(2)]
+    drive.worker("w0", gpu_pool=pool)
+    for job, one in (("lower", "gpu-6f0c-1"), ("upper", "GPU-6F0C-0")):
+        drive.submit(job, **named(one))
+        assert (drive.placed_on(job), drive.slots(job)) == (["w0"], [int(one[-1])])
+    twice = drive.submit("twice", **named("GPU-6f0c-1", "GPU-6F0C-1"))
+    assert twice["message"] == "the device GPU-6f0c-1 is named twice"
+
+
 @pytest.mark.parametrize("ranker", RANKERS)
 def test_fact_16_a_device_that_is_leased_is_waited_for(ranker: str) -> None:
     drive = fleet(ranker)

@@ -14,6 +14,7 @@ import msgspec
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec
+from moorage.schemas.names import SIMULATED_UUID
 from moorage.schemas.nearest import nearest
 from moorage.schemas.trouble import Trouble, quoted
 
@@ -25,6 +26,7 @@ DEVICE_KEYS: Final = ("gpu_device_ids", "cdi_devices", "device_ids")
 INTERIM: Final = "resource_requirements.gpu.device_ids"
 _PCI: Final = r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
 _ADDRESS: Final = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
+_UUID_KINDS: Final = ("gpu-", "mig-", SIMULATED_UUID.lower())
 _ANY_ID: Final = re.compile(r".+", re.DOTALL)
 #: no CDI name
 _HOST_ID: Final = re.compile(r"(?![A-Za-z0-9._-]+/[A-Za-z0-9_-]+=).+", re.DOTALL)
@@ -118,11 +120,16 @@ def is_id(text: str) -> bool:
 
 
 def canonical_id(text: str) -> str:
-    """Return an id as workers report it: a PCI address in lower case with four digits of its domain, a plain number."""
+    """Return the one spelling of an id: a plain number, a PCI address in lower case with four digits of its domain, a
+    uuid as NVML writes it (`GPU-` and lower case). A CDI name stays as it is: letter case counts there."""
     if text.isascii() and text.isdecimal():
         return str(int(text))
-    address = _ADDRESS.fullmatch(text)
-    return text if address is None else f"{address[1].lstrip('0').zfill(4)}:{address[2]}".lower()
+    if _HOST_ID.fullmatch(text) is None:
+        return text
+    lower, address = text.lower(), _ADDRESS.fullmatch(text)
+    if address is not None:
+        return f"{address[1].lstrip('0').zfill(4)}:{address[2]}".lower()
+    return lower[:3].upper() + lower[3:] if lower.startswith(_UUID_KINDS) else lower
 
 
 def takes_image(driver: str) -> bool:
