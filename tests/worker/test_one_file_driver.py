@@ -207,7 +207,7 @@ async def use(client: AsyncClient) -> None:
         (
             {"parrot": {"time": 3}},
             ["x"],
-            "the driver parrot reads no driver_config.parrot.time (it reads: times, code)",
+            "the driver parrot reads no driver_config.parrot.time; the nearest is times",
         ),
         ({"parrot": {"times": "often"}}, ["x"], "driver_config.parrot: Expected `int`, got `str`"),
         ({"parrot": 5}, ["x"], "driver_config.parrot must be an object"),

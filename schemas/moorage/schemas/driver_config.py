@@ -138,21 +138,30 @@ def takes_image(driver: str) -> bool:
     return block is None or "image" in block.__struct_fields__
 
 
+def keys_fault(driver: str, block: object, keys: Sequence[str]) -> Fault | None:
+    """Return the fault of a block that is no object, or that has a key which its driver does not read."""
+    place = f"driver_config.{driver}"
+    if not isinstance(block, dict):
+        return _shape(place, f"{place} must be an object", "null" if block is None else block, "an object")
+    for key in block:
+        if key not in keys:
+            near, field = nearest(key, keys), f"{place}.{key[:80]}"
+            hint = f"; the nearest is {near}" if near else f" (it reads: {', '.join(keys) or 'nothing'})"
+            return _shape(field, f"the driver {driver} reads no {field}{hint}", key[:80], ", ".join(keys))
+    return None
+
+
 def block_fault(driver: str, block: object) -> Fault | None:
     """Return what keeps the block of a driver from being read; None for a driver that moorage does not know."""
     kind = BLOCKS.get(driver)
     if kind is None:
         return None
+    if (fault := keys_fault(driver, block, kind.__struct_fields__)) is not None:
+        return fault
+    assert isinstance(block, dict)
     place = f"driver_config.{driver}"
-    if not isinstance(block, dict):
-        return _shape(place, f"{place} must be an object", "null" if block is None else block, "an object")
-    keys = kind.__struct_fields__
     for key, value in block.items():
-        field = f"{place}.{key[:80]}"
-        if key not in keys:
-            near = nearest(key, keys)
-            found = f"the driver {driver} reads no {field}{f'; the nearest is {near}' if near else ''}"
-            return _shape(field, found, key[:80], ", ".join(keys))
+        field = f"{place}.{key}"
         if key in DEVICE_KEYS and (fault := _list_fault(kind, field, value)) is not None:
             return fault
         if key == "image" and value is not None and not (isinstance(value, str) and value.strip()):
