@@ -35,8 +35,8 @@ async def test_the_command_runs_a_worker_with_it_and_jobs_on_it(
     process = await start(*words, *settings, "--nats", node.url, env=env)
     try:
         said = await Lines(process.stderr).until(f"joined as {unique}")
-        assert "settings of the driver parrot: between = ; " in said
-        assert "times_max = 3 (MOORAGE_DRIVER_PARROT_TIMES_MAX)" in said
+        assert "settings of the driver parrot: between (" in said
+        assert "times_max (MOORAGE_DRIVER_PARROT_TIMES_MAX)" in said
         ran = await node.run("run", "--driver", "parrot", "--", "hello", "there", tenant=unique)
         assert (ran.code, ran.out) == (0, "hello there\n"), ran.err
         twice = {"job": "twice", "run": {"driver": "parrot", "argv": ["hi"]}, "driver_config": {"parrot": {"times": 3}}}

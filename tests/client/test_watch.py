@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from moorage.client import AsyncClient, Event, NotFound, TimedOut
+from moorage.client.follow import stories
 from moorage.client.follow.output import Piece
 from moorage.client.follow.stories import CROWD
 from moorage.client.follow.stories import Following as Follows
@@ -241,6 +242,31 @@ async def test_a_wait_ends_by_its_timeout_though_the_scheduler_is_gone(nats_url:
             await client.job("j").result("200ms")
         assert late.value.job == "j"
         assert "RUNNING" in late.value.why
+
+
+async def test_a_wait_ends_by_its_timeout_though_a_question_gets_no_answer(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stories, "FIRST_ANSWER_S", 0.1)
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will_show(None)
+        with pytest.raises(TimedOut) as late:
+            await client.job("j").result("10ms")
+        assert "not heard of" in late.value.why
+        scheduler.will_show(shown("j", "RUNNING", change(1)), None)
+        waiting = asyncio.create_task(client.job("j").result("1s"))
+        await until(lambda: len(scheduler.asked) == 2)
+        await scheduler.say("j", "RUNNING", change(5))
+        with pytest.raises(TimedOut) as late:
+            await waiting
+        assert "RUNNING" in late.value.why
+        assert len(scheduler.asked) == 3, "it asked for what it missed"
+
+
+async def test_a_job_that_is_over_says_so_without_time_to_wait(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will_show(shown("j", "SUCCEEDED", change(1, "SUCCEEDED", code=0)))
+        assert (await client.job("j").result(0)).state == "SUCCEEDED"
 
 
 async def test_output_without_an_end_does_not_hold_the_follower(nats_url: str, unique: str) -> None:

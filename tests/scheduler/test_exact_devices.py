@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage.scheduler.core import fleet as fleets
@@ -50,6 +51,17 @@ def test_a_job_gets_the_devices_that_it_names(ranker: str) -> None:
     assert (drive.placed_on("shared"), drive.slots("shared", 1)) == (["w0", "w0"], [3])
     drive.submit("spread", replicas=2, **named("2", scheduling="spread"))
     assert sorted(drive.placed_on("spread")) == ["w0", "w2"]
+
+
+def test_letter_case_of_a_uuid_does_not_count() -> None:
+    drive = Driving()
+    pool = [Device(index, "nvidia", "H100", f"GPU-6F0c-{index}", 81_559) for index in range(2)]
+    drive.worker("w0", gpu_pool=pool)
+    for job, one in (("lower", "gpu-6f0c-1"), ("upper", "GPU-6F0C-0")):
+        drive.submit(job, **named(one))
+        assert (drive.placed_on(job), drive.slots(job)) == (["w0"], [int(one[-1])])
+    twice = drive.submit("twice", **named("GPU-6f0c-1", "GPU-6F0C-1"))
+    assert twice["message"] == "the device GPU-6f0c-1 is named twice"
 
 
 @pytest.mark.parametrize("ranker", RANKERS)
@@ -175,14 +187,33 @@ def test_explain_offers_any_device_in_place_of_the_named_ones() -> None:
     assert why(drive, "k")["fixes"][0]["request"] == {"resource_requirements": {"gpu": {"count": None}}}
 
 
+def test_a_gpu_that_is_there_and_not_lent_is_none_to_ask_for() -> None:
+    drive = Driving()
+    drive.worker("w0", 4, lent_slots=[0, 1])
+    drive.submit("named", **named("3"))
+    drive.submit("many", gpu={"count": 3})
+    assert why(drive, "named")["reason"] == "device"
+    assert why(drive, "many")["reason"] == "count"
+    assert why(drive, "named")["because"] == "the most such GPUs that one worker lends is 0"
+
+
 def test_exact_devices_wait_for_the_feature_level() -> None:
     drive = Driving(level=1)
     drive.worker("w0", 2)
     refused = drive.submit("j", **named("0"))
     assert (refused["code"], refused["found"]) == ("failed-precondition", "feature level 1")
-    run = {"driver": "docker", "argv": ["x"], "image": "a:1"}
-    for job, fields in (("image", {"run": run}), ("template", {"template": {"driver_config": {}}})):
-        assert drive.submit(job, **fields)["code"] == "failed-precondition"
+    new: list[dict[str, Any]] = [
+        {"run": {"driver": "docker", "argv": ["x"], "image": "a:1"}},
+        {"run": {"driver": "noop", "image": None}},
+        {"template": {"driver_config": {}}},
+        {"template": None},
+        {"resource_requirements": {"gpu": {"device_ids": []}}},
+    ]
+    for number, fields in enumerate(new):
+        request = {"job": f"j{number}", "run": {"driver": "noop"}, **fields}
+        for body in (msgspec.json.encode(request), msgspec.msgpack.encode(request)):
+            assert drive.submit(f"j{number}", body=body)["code"] == "failed-precondition", fields
+    assert drive.submit("plain", resource_requirements={"gpu": {"count": 1}})["state"] == "QUEUED"
 
 
 def test_the_body_reaches_the_worker_as_it_was_sent() -> None:

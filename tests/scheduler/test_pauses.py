@@ -23,7 +23,7 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle import cancels
 from moorage.scheduler.core.queueing.queue import Queue, entry
 from moorage.scheduler.core.records import STEP_WIDTH, Op
-from moorage.scheduler.core.shape import Shapes
+from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import EXPIRED, QUEUED, REJECTED
 from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.gc_schedule import GcSchedule
@@ -31,6 +31,7 @@ from moorage.scheduler.intake import Intake
 from moorage.scheduler.question_queue import contained
 from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request, Resources, Run
+from moorage.schemas.request_cache import CachedRequest
 from tests.scheduler.driving import SUBJECTS, Driving
 
 
@@ -332,6 +333,32 @@ def _array(names: list[str]) -> bytes:
     return msgspec.json.encode([{"job": name, "gpu": {"count": 1}, "run": {"driver": "noop"}} for name in names])
 
 
+def test_a_request_of_an_array_that_cannot_be_read_at_all_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive, answers = Driving(), dict[str, bytes]()
+    reader, shape_of = _intake(drive, answers), drive.engine.shape_of_asked
+
+    def shape_of_asked(asked: CachedRequest) -> Shape:
+        if asked.request.priority == 13:
+            raise RuntimeError("a defect")
+        return shape_of(asked)
+
+    monkeypatch.setattr(drive.engine, "shape_of_asked", shape_of_asked)
+    requests = [
+        {"job": job, "priority": at, "run": {"driver": "noop"}} for job, at in (("a", 1), ("b", 13), ("c", 999))
+    ]
+    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.1", msgspec.json.encode(requests)))
+    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.2", b'{"job":"d","run":{"driver":"noop"}}'))
+    assert reader.drain(drive.now)
+    drive.tick()
+    assert not answers, "one message gets one answer"
+    first, second, third = drive.answers["_INBOX.1"]
+    assert (first["job"], first["state"]) == ("a", "QUEUED")
+    assert (second["code"], third["code"]) == ("internal", "invalid-argument")
+    assert "nothing of it was recorded" in second["message"]
+    assert reader.counters["defects"] == 1
+    assert drive.answers["_INBOX.2"]["state"] == "QUEUED", "a message behind the array is read as always"
+
+
 def test_a_flood_is_read_in_several_turns_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "AT_ONCE", 100)
     drive = Driving()
@@ -518,26 +545,6 @@ async def test_a_question_that_fails_is_answered_so_and_those_behind_it_are_answ
 
 
 def nothing(*_: object) -> None: ...
-
-
-def test_a_defect_in_the_midst_of_an_array_ends_that_array_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "AT_ONCE", 4)
-    drive = Driving()
-    answers: dict[str, bytes] = {}
-    reader = _intake(drive, answers)
-
-    def fails(body: bytes) -> object:
-        raise ZeroDivisionError
-
-    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.array", _array([f"j{index}" for index in range(10)])))
-    reader.put(Delivery(SUBJECTS.worker("w", "renew"), "_INBOX.renew", b'{"kind":"renew","session":"s","n":1}'))
-    monkeypatch.setattr(drive.engine.requests, "read", fails)
-    while not reader.drain(drive.now):
-        pass
-    assert json.loads(answers["_INBOX.array"])["code"] == "internal"
-    assert reader.counters["defects"] == 1
-    drive.tick()
-    assert drive.answers["_INBOX.renew"]["code"] == "session-over", "what came behind it is taken as ever"
 
 
 # ------------------------------------------------------------------------------------------------- the collector

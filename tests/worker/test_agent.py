@@ -472,7 +472,8 @@ async def test_a_lease_is_of_the_devices_that_the_request_names(nats_url: str, u
             await w.leader.want("w1", place(name_of(name), request, slots[name]))
         told = {name: (await w.leader.heard("w1", "refused", name_of(name))).detail for name in asked}
         assert told == {
-            "typo": "cannot-run: the driver noop reads no driver_config.noop.typo",
+            "typo": "cannot-run: the driver noop reads no driver_config.noop.typo"
+            " (it reads: gpu_device_ids, cdi_devices, device_ids)",
             "shape": "not-here: the driver noop has no GPU support here",
             "gpus": "not-here: the driver noop has no GPU support here",
         }

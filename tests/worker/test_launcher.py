@@ -9,6 +9,7 @@ import runpy
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -263,8 +264,12 @@ def test_a_program_that_is_not_ours_alone_is_not_run(built: dict[str, Path], tmp
     ran = tmp_path / "ran"
     program = tmp_path / "launcher.bin"
     program.write_text(f"#!/bin/sh\necho ran > {ran}\nexit {launcher_client.CONTRACT}\n")
+    if os.geteuid() == 0:
+        os.chown(program, -1, 54321)
     for mode in (0o775, 0o757):
         program.chmod(mode)
+        if mode & stat.S_IWGRP and program.stat().st_gid == os.geteuid():
+            continue  # without root's rights the group stays the own one
         descriptor, why = open_compiled(program)
         assert descriptor == -1
         assert f"can be written by other users (uid {os.geteuid()}, mode {mode:o})" in why
@@ -273,6 +278,18 @@ def test_a_program_that_is_not_ours_alone_is_not_run(built: dict[str, Path], tmp
         os.chown(program, 54321, 0)
         assert "uid 54321" in open_compiled(program)[1]
     assert not ran.exists()
+
+
+@needs_compiler
+def test_a_program_that_its_owners_own_group_may_write_is_run(built: dict[str, Path], tmp_path: Path) -> None:
+    """With a group of one's own the umask is 002, and pip installs files that the group may write."""
+    program = tmp_path / "launcher.bin"
+    shutil.copy(launcher_client.PROGRAM, program)
+    program.chmod(0o775)
+    descriptor, why = open_compiled(program)
+    assert ("can be written" in why) == (program.stat().st_gid != os.geteuid())
+    if descriptor >= 0:
+        os.close(descriptor)
 
 
 @needs_compiler

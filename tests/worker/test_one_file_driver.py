@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,17 @@ def test_its_settings_are_those_of_the_environment_then_the_file_then_its_own_de
     file = file_of(tmp_path, '[driver.parrot]\nbetween = "-"\ntimes_max = 3\n')
     (found,) = find([WORD], file, {"MOORAGE_DRIVER_PARROT_TIMES_MAX": "7"}, simulated=False)
     assert found.own == ParrotSettings("-", 7)
+
+
+def test_the_log_says_which_settings_of_a_driver_are_set_and_not_to_what(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = file_of(tmp_path, '[driver.parrot]\nbetween = "hunter2"\n')
+    with caplog.at_level(logging.INFO):
+        find([WORD], file, {"MOORAGE_DRIVER_PARROT_TIMES_MAX": "7"}, simulated=False)
+    assert "settings of the driver parrot: between (" in caplog.text
+    assert "; times_max (MOORAGE_DRIVER_PARROT_TIMES_MAX)" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -195,7 +207,7 @@ async def use(client: AsyncClient) -> None:
         (
             {"parrot": {"time": 3}},
             ["x"],
-            "the driver parrot reads no driver_config.parrot.time (it reads: times, code)",
+            "the driver parrot reads no driver_config.parrot.time; the nearest is times",
         ),
         ({"parrot": {"times": "often"}}, ["x"], "driver_config.parrot: Expected `int`, got `str`"),
         ({"parrot": 5}, ["x"], "driver_config.parrot must be an object"),

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import End
 from moorage.schemas.job import Request
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.base import Assignment, Living
 from moorage.worker.drivers.noop import NoopDriver
+from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.journal import Journal, is_in_use
-from moorage.worker.member_messages import MemberName
+from moorage.worker.member_messages import Ended, MemberName
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
+from tests.waiting import until
 from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import body, name_of, place
 
@@ -136,5 +139,73 @@ async def test_a_driver_that_breaks_on_one_job_ends_neither_the_worker_nor_anoth
             await leader.want("w1", End(*names["hangs"], "once more", 0))
             assert not worker.host.failed.done()
             assert seat.kinds(names["check"]) == ["refused"]
+        finally:
+            await worker.stop()
+
+
+class Cracked(NoopDriver):
+    """A driver that fails on what an earlier agent left, and on what it is asked about itself."""
+
+    name = "cracked"
+
+    async def open(self) -> list[Living]:
+        await super().open()
+        return [
+            Living(name_of("hangs"), "running"),
+            Living(name_of("ended"), "exited"),
+            Living(name_of("ends"), "running"),
+        ]
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        if name[1] == "hangs":
+            raise OSError("it has no handle")
+        self.report(Ended([(name, 0, "exit")]))
+
+    def forget(self, names: list[MemberName]) -> None:
+        raise OSError(f"never heard of {names}")
+
+    def can(self) -> Capabilities:
+        raise OSError("nothing")
+
+    def keeps(self, settings: WorkerSettings) -> dict[str, float]:
+        raise OSError("nothing")
+
+
+async def test_a_driver_that_fails_on_what_was_left_keeps_no_worker_out(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    drivers = ("tests.worker.test_own_driver:Cracked", "noop")
+    settings = WorkerSettings(tmp_path, "w1", unique, simulate="2xH100", drivers=drivers, leases=False)
+    async with ScriptedLeader(nats_url, unique) as leader:
+        worker = await start(settings, nats_url)
+        try:
+            await leader.joined("w1")
+            (agent,) = worker.agents
+            hello = agent.reporter.hello()
+            assert hello.capabilities["cracked"] == Cracked.capabilities
+            await until(lambda: not any(state.quarantine for state in agent.pool.slot_states()), what="seen free")
+            job = name_of("job")
+            await leader.want("w1", place(job, body("", run={"driver": "noop", "argv": ["exit", "0"]}), (0, 1)))
+            assert (await leader.heard("w1", "exited", job)).code == 0
+            assert not worker.host.failed.done()
+        finally:
+            await worker.stop()
+
+
+async def test_gpus_of_a_member_that_no_driver_can_end_are_closed_until_their_memory_is_free(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: object, slot: int) -> bool:
+        return False
+
+    monkeypatch.setattr(SimulatedInventory, "memory_is_free", never)
+    drivers = ("tests.worker.test_own_driver:Cracked",)
+    settings = WorkerSettings(tmp_path, "w1", unique, simulate="2xH100", drivers=drivers, leases=False)
+    async with ScriptedLeader(nats_url, unique) as leader:
+        worker = await start(settings, nats_url)
+        try:
+            await leader.joined("w1")
+            (agent,) = worker.agents
+            assert all(state.quarantine for state in agent.pool.slot_states())
         finally:
             await worker.stop()

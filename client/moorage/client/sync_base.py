@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Generic, Self, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from moorage.bus.contexts import Context
 from moorage.client.client import AsyncClient
-from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_TIMEOUT_S_DEFAULT
-from moorage.client.durations import Duration
 from moorage.client.loop_thread import LoopThread, entered, left, refuse_inside_loop
-from moorage.client.transport import ClientTransport
-from moorage.schemas.subjects import PREFIX_DEFAULT
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def with_arguments_of(
+    original: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Make a method that passes its arguments on show those of the method that gets them."""
+    return wraps(original)
 
 
 class Handle(Generic[T]):
@@ -31,32 +35,11 @@ class Handle(Generic[T]):
 class ClientBase(Handle[AsyncClient]):
     """A client that is opened and closed together with its thread."""
 
-    def __init__(
-        self,
-        target: Context | str | None = None,
-        *,
-        tenant: str | None = None,
-        prefix: str = PREFIX_DEFAULT,
-        timeout: Duration = TIMEOUT_S_DEFAULT,
-        connect_timeout: Duration = CONNECT_TIMEOUT_S_DEFAULT,
-        wait_timeout: Duration = WAIT_TIMEOUT_S_DEFAULT,
-        name: str = "moorage client",
-        on_wait: Callable[[], None] | None = None,
-        transport: ClientTransport | None = None,
-    ) -> None:
+    @with_arguments_of(AsyncClient.__init__)
+    def __init__(self, *args: Any, **fields: Any) -> None:
         refuse_inside_loop()
-        twin = AsyncClient(
-            target,
-            tenant=tenant,
-            prefix=prefix,
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-            wait_timeout=wait_timeout,
-            name=name,
-            on_wait=on_wait,
-            transport=transport,
-        )
-        super().__init__(LoopThread(name), twin)
+        twin = AsyncClient(*args, **fields)
+        super().__init__(LoopThread(twin._name), twin)
 
     def __enter__(self) -> Self:
         self.open()

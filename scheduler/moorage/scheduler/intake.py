@@ -23,7 +23,7 @@ from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
 from moorage.scheduler.core.records import actor, by_tenant
 from moorage.scheduler.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
-from moorage.schemas.errors import Refused, refuse
+from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Hello, Join, Load, Renew
 from moorage.schemas.names import JOB, JOB_ID_DIGITS, TENANT, WORKER, is_job, is_tenant, is_worker
 from moorage.schemas.roles import may_answer
@@ -163,12 +163,14 @@ class Intake:
             self.counters["refused"] += 1
             self._refuse(delivery, refused)
         except Exception:  # a defect of ours must not stop the loop
-            if array is not None:
-                self._array = None
-            self.counters["defects"] += 1
-            log.exception("a frame on %s could not be handled", delivery.subject)
-            self._refuse(delivery, refuse("internal", "moorage failed on this frame; nothing was recorded"))
+            self._refuse(delivery, self._defect(delivery))
         return took
+
+    def _defect(self, delivery: Delivery) -> Refused:
+        """Log the exception that is being handled; return what its sender is told."""
+        self.counters["defects"] += 1
+        log.exception("a frame on %s could not be handled", delivery.subject)
+        return refuse("internal", "moorage failed on this; nothing of it was recorded")
 
     def _refuse(self, delivery: Delivery, refused: Refused) -> None:
         if delivery.reply:
@@ -248,19 +250,23 @@ class Intake:
         batch, engine, tenant, trace = array.batch, self._engine, array.tenant, array.trace
         read, offer, json, first = engine.requests.read, engine.offer, batch.json, array.read
         bodies = array.bodies[first : first + at_most]
+        failed: Problem | None = None
         array.read += len(bodies)
         if array.read == len(array.bodies):
             self._array = None
         for position, body in enumerate(map(bytes, bodies), first):
             try:
                 name, asked = read(body)
-            except Refused as refused:
-                batch.answers[position] = refused.problem
-                batch.missing -= 1
+                shape = asked.shape or engine.shape_of_asked(asked)
+                name = name or fresh_job_id()
+                offer(Submit(tenant, name, body, asked.request, shape, "", json, 0, trace, batch, position))
                 continue
-            shape = asked.shape or engine.shape_of_asked(asked)
-            name = name or fresh_job_id()
-            offer(Submit(tenant, name, body, asked.request, shape, "", json, 0, trace, batch, position))
+            except Refused as refused:
+                answer = refused.problem
+            except Exception:  # a defect of ours fails this request alone: others of the array may be accepted already
+                answer = failed = failed or self._defect(array.delivery).problem  # logged once a turn
+            batch.answers[position] = answer
+            batch.missing -= 1
         if self._array is None and batch.missing == 0 and batch.reply:
             self._answer(batch.reply, encode(batch.answers, json=json))
         return len(bodies)

@@ -14,6 +14,7 @@ import msgspec
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec
+from moorage.schemas.names import SIMULATED_UUID
 from moorage.schemas.nearest import nearest
 from moorage.schemas.trouble import Trouble, quoted
 
@@ -25,6 +26,7 @@ DEVICE_KEYS: Final = ("gpu_device_ids", "cdi_devices", "device_ids")
 INTERIM: Final = "resource_requirements.gpu.device_ids"
 _PCI: Final = r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
 _ADDRESS: Final = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
+_UUID_KINDS: Final = ("gpu-", "mig-", SIMULATED_UUID.lower())
 _ANY_ID: Final = re.compile(r".+", re.DOTALL)
 #: no CDI name
 _HOST_ID: Final = re.compile(r"(?![A-Za-z0-9._-]+/[A-Za-z0-9_-]+=).+", re.DOTALL)
@@ -118,11 +120,16 @@ def is_id(text: str) -> bool:
 
 
 def canonical_id(text: str) -> str:
-    """Return an id as workers report it: a PCI address in lower case with four digits of its domain, a plain number."""
+    """Return the one spelling of an id: a plain number, a PCI address in lower case with four digits of its domain, a
+    uuid as NVML writes it (`GPU-` and lower case). A CDI name stays as it is: letter case counts there."""
     if text.isascii() and text.isdecimal():
         return str(int(text))
-    address = _ADDRESS.fullmatch(text)
-    return text if address is None else f"{address[1].lstrip('0').zfill(4)}:{address[2]}".lower()
+    if _HOST_ID.fullmatch(text) is None:
+        return text
+    lower, address = text.lower(), _ADDRESS.fullmatch(text)
+    if address is not None:
+        return f"{address[1].lstrip('0').zfill(4)}:{address[2]}".lower()
+    return lower[:3].upper() + lower[3:] if lower.startswith(_UUID_KINDS) else lower
 
 
 def takes_image(driver: str) -> bool:
@@ -131,21 +138,30 @@ def takes_image(driver: str) -> bool:
     return block is None or "image" in block.__struct_fields__
 
 
+def keys_fault(driver: str, block: object, keys: Sequence[str]) -> Fault | None:
+    """Return the fault of a block that is no object, or that has a key which its driver does not read."""
+    place = f"driver_config.{driver}"
+    if not isinstance(block, dict):
+        return _shape(place, f"{place} must be an object", "null" if block is None else block, "an object")
+    for key in block:
+        if key not in keys:
+            near, field = nearest(key, keys), f"{place}.{key[:80]}"
+            hint = f"; the nearest is {near}" if near else f" (it reads: {', '.join(keys) or 'nothing'})"
+            return _shape(field, f"the driver {driver} reads no {field}{hint}", key[:80], ", ".join(keys))
+    return None
+
+
 def block_fault(driver: str, block: object) -> Fault | None:
     """Return what keeps the block of a driver from being read; None for a driver that moorage does not know."""
     kind = BLOCKS.get(driver)
     if kind is None:
         return None
+    if (fault := keys_fault(driver, block, kind.__struct_fields__)) is not None:
+        return fault
+    assert isinstance(block, dict)
     place = f"driver_config.{driver}"
-    if not isinstance(block, dict):
-        return _shape(place, f"{place} must be an object", "null" if block is None else block, "an object")
-    keys = kind.__struct_fields__
     for key, value in block.items():
-        field = f"{place}.{key[:80]}"
-        if key not in keys:
-            near = nearest(key, keys)
-            found = f"the driver {driver} reads no {field}{f'; the nearest is {near}' if near else ''}"
-            return _shape(field, found, key[:80], ", ".join(keys))
+        field = f"{place}.{key}"
         if key in DEVICE_KEYS and (fault := _list_fault(kind, field, value)) is not None:
             return fault
         if key == "image" and value is not None and not (isinstance(value, str) and value.strip()):

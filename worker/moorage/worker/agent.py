@@ -271,6 +271,7 @@ class Agent:
         found = match(state.places, living, self.drivers, self.host.now(), same)
         held = found.held
         stuck: list[MemberName] = []
+        closed = [*state.left, *(state.devices[slot] for slot in found.left if slot < len(state.devices))]
         for at, (member, phase, code, reason) in enumerate(held):
             self.claims.take_again(member)
             if phase == "claimed":
@@ -281,14 +282,15 @@ class Agent:
         for name, (driver, stray) in found.strays.items():
             # the ledger knows that it ended, or has never heard of it: either way it must not run on
             if stray.phase in ("exited", "refused"):
-                driver.forget([name])
-            else:
-                self._strays[name] = driver
-                why = "its devices are not in their slots any more" if name in found.moved else "it is in no journal"
-                self.say(Log("error", "stray", f"{name} runs, and {why}: ending it before joining"))
-                driver.end(name, 0.0, "stray")
-        left = [state.devices[slot] for slot in found.left if slot < len(state.devices)]
-        self.claims.close_until_free([*state.left, *left], device_names(self.devices))
+                self.call_driver(driver, partial(driver.forget, [name]))
+                continue
+            self._strays[name] = driver
+            why = "its devices are not in their slots any more" if name in found.moved else "it is in no journal"
+            self.say(Log("error", "stray", f"{name} runs, and {why}: ending it before joining"))
+            if self.call_driver(driver, partial(driver.end, name, 0.0, "stray")):
+                del self._strays[name]
+                closed += device_names(self.devices)  # its end may never come, and nothing says which devices it has
+        self.claims.close_until_free(closed, device_names(self.devices))
         if not self._strays:
             self.claims.look_for_free()
         # at the front: what the drivers have reported since they were opened is about these members
@@ -513,7 +515,7 @@ class Agent:
             assignments.append(assignment)
         # a foreign driver gets them one by one: if it raises, it is clear whose start failed
         for part in [[each] for each in assignments] if driver.is_foreign else [assignments]:
-            if broke := self._call_driver(driver, partial(driver.start, part)):
+            if broke := self.call_driver(driver, partial(driver.start, part)):
                 failed = [(each.name, CODE_CANNOT_START, f"start-failed: {broke}") for each in part]
                 self.enqueue(StartFailed(failed))
 
@@ -522,29 +524,29 @@ class Agent:
         end = partial(driver.end, name, command.grace_s, command.why)
         if command.notice_s > 0:
             end = partial(driver.end_with_notice, name, command.grace_s, command.why, command.notice_s)
-        if self._call_driver(driver, end):
+        if self.call_driver(driver, end):
             self.enqueue(Stuck([name]))  # nobody knows whether it will end
 
     def _forget(self, command: Forget) -> None:
         for driver in self.drivers.values():
             names = [member.name for member in command.members if member.driver == driver.name]
             if names:
-                self._call_driver(driver, partial(driver.forget, names))
+                self.call_driver(driver, partial(driver.forget, names))
 
     def _forget_strays(self, event: Ended) -> None:
         for name, _, _ in event.items:
             driver = self._strays.pop(name, None)
             if driver is not None:
-                driver.forget([name])
+                self.call_driver(driver, partial(driver.forget, [name]))
         if not self._strays:
             self.claims.look_for_free()
             self.queue.append(StraysOver())
 
     def _set_fence(self, command: SetFence) -> None:
         for driver in self.drivers.values():
-            self._call_driver(driver, partial(driver.set_fence, command.deadline_s, command.grace_s))
+            self.call_driver(driver, partial(driver.set_fence, command.deadline_s, command.grace_s))
 
-    def _call_driver(self, driver: Driver, step: Callable[[], None]) -> str:
+    def call_driver(self, driver: Driver, step: Callable[[], None]) -> str:
         """Call a driver. If a foreign driver raises, returns what in one line; else "".
 
         A job that such a driver cannot deal with must not end the worker, and with it all other jobs. In a driver of

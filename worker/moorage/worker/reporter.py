@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
@@ -24,6 +25,8 @@ from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool, SlotState
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 from moorage.worker.shell import Shell
+
+T = TypeVar("T")
 
 
 class Reporter:
@@ -109,9 +112,21 @@ class Reporter:
             address=settings.address or "",
             simulated=self.inventory.simulated,
             lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
-            capabilities={name: driver.can() for name, driver in self.drivers.items()},
-            keeps={key: value for driver in self.drivers.values() for key, value in driver.keeps(settings).items()},
+            capabilities={
+                name: self._said(driver, driver.can, driver.capabilities) for name, driver in self.drivers.items()
+            },
+            keeps={
+                key: value
+                for driver in self.drivers.values()
+                for key, value in self._said(driver, partial(driver.keeps, settings), {}).items()
+            },
         )
+
+    def _said(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
+        """What a driver says of itself; `otherwise` if it is a foreign one and raises."""
+        said = [otherwise]
+        self._shell.call_driver(driver, lambda: said.append(question()))
+        return said[-1]
 
     def hello_to_the_leader(self) -> Hello:
         """With what is nobody else's business: the rules by tenant."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from moorage.worker.drivers.base import Driver
 from moorage.worker.member_messages import Event, Log
 
 
@@ -31,3 +32,6 @@ class Shell(Protocol):
 
     def say(self, line: Log) -> None:
         """A line for the operator; repeated ones are thinned out."""
+
+    def call_driver(self, driver: Driver, step: Callable[[], object]) -> str:
+        """Call a driver. If a foreign driver raises, return what in one line; else ""."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from math import inf
 from typing import Any, Final, Protocol
 
 from moorage.bus.errors import ConnectionClosed
@@ -39,6 +40,8 @@ REPAIR_S: Final = 10.0
 #: the first time sooner, since most jobs that are followed to their end end soon
 REPAIR_S_FIRST: Final = 2.0
 RETRY_S: Final = 0.5
+#: a first answer may take so long, however short the time: with `timeout=0` too a job that is over says so
+FIRST_ANSWER_S: Final = 1.0
 #: argument of `show` for a follower of the tenant's frames: it does not turn on the job's own subject
 BY_FRAMES: Final = {"events": "tenant"}
 
@@ -127,7 +130,7 @@ class Following:
         self._received = 0
         self._waiting = Waiting(stories.waits)
         self._silence_s = REPAIR_S_FIRST
-        self._timeout_s = self._ends_s = float("inf")
+        self._timeout_s = self._ends_s = inf
         self._own: Subscribed | None = None
         self._by_frames = False
 
@@ -266,7 +269,7 @@ class Following:
 
     async def _step(self) -> None:
         """Wait until something comes, or ask for what is missing."""
-        story, left_s = self.story, self._ends_s - asyncio.get_running_loop().time()
+        story, left_s = self.story, self._left_s()
         if left_s <= 0:
             raise too_late(story.job, story.state, self._timeout_s)
         if story.has_gap:
@@ -277,17 +280,40 @@ class Following:
         if not woken and received == self._received and left_s > self._silence_s:
             story.is_stale, self._silence_s = True, REPAIR_S
 
+    def _left_s(self) -> float:
+        return self._ends_s - asyncio.get_running_loop().time()
+
     # -- what is asked
+
+    async def answer(self, verb: str, arguments: Mapping[str, Any], at_least_s: float = 0.0) -> Answer:
+        """Ask for as long as the job is followed, or until the client's own time to ask is over. Raises `TimedOut`.
+
+        Once the job is over, its output is asked for by the client's time alone.
+        """
+        left_s = None if self.story.is_over or self._ends_s == inf else max(self._left_s(), at_least_s)
+        try:
+            async with asyncio.timeout(left_s) as bound:
+                return await self.asks.answer(verb, arguments)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise too_late(self.story.job, self.story.state, self._timeout_s) from None
+
+    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The data of `answer`."""
+        data: dict[str, Any] = (await self.answer(verb, arguments)).data
+        return data
 
     async def _repair(self, *, first: bool = False) -> list[Event]:
         """Ask for the job; return what is new. A missing scheduler raises only the first time; later it is waited for.
 
         Events are merged meanwhile, so an answer may be older than the story by now.
         """
-        story, asks = self.story, self.asks
+        story = self.story
         story.is_stale, rev = False, story.rev
         try:
-            answer = await asks.answer("show", {"job": story.job, **(BY_FRAMES if self._by_frames else {})})
+            arguments = {"job": story.job, **(BY_FRAMES if self._by_frames else {})}
+            answer = await self.answer("show", arguments, FIRST_ANSWER_S if first else 0.0)
         except Unreachable:
             if first:
                 raise
@@ -307,17 +333,17 @@ class Following:
             return await self._later()
         if story.knows_more_than(answer):
             return []
-        return self._tell(story.accept(shown_event(asks.tenant, story.job, answer, rev, changes)))
+        return self._tell(story.accept(shown_event(self.asks.tenant, story.job, answer, rev, changes)))
 
     async def learn_driver(self, driver: str) -> None:
         """Ask what a driver can do, if that is not known: of a job that runs, `show` reports it."""
         if driver and driver not in self.drivers:
             with contextlib.suppress(NotFound, Rejected, Unreachable):
-                self.drivers.learn(await self.asks.read("show", {"job": self.story.job, **BY_FRAMES}))
+                self.drivers.learn(await self.read("show", {"job": self.story.job, **BY_FRAMES}))
 
     async def _later(self) -> list[Event]:
         self.story.is_stale = True
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(min(RETRY_S, max(self._left_s(), 0.0)))
         return []
 
     async def _missing(self, answer: Answer) -> tuple[int, list[Change]]:
@@ -333,7 +359,7 @@ class Following:
         after, more = known, True
         while more:
             try:
-                page = await self.asks.read("history", {"job": self.story.job, "after_rev": after})
+                page = await self.read("history", {"job": self.story.job, "after_rev": after})
             except (Rejected, NotFound):  # expired, or a scheduler without history: `show` has all there is
                 break
             told = behind(after, changes_of(page))

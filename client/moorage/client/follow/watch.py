@@ -45,7 +45,7 @@ class Watch:
         if tail is not None and not past:
             raise TypeError("tail is of the output that is kept: it goes with past=True")
         self.lost = 0
-        self.joiner = Joiner(following.asks, following.story.job, tail) if past else None
+        self.joiner = Joiner(following, following.story.job, tail) if past else None
         self._following = following
         self._output = output or past
         self._replica = replica

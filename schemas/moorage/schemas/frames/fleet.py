@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.driver_config import canonical_id
 from moorage.schemas.frames.version import VERSION
 
 
@@ -34,11 +35,11 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 def names_of(uuid: str, pci: str, cdi: Iterable[str]) -> list[str]:
     """Return the names by which a request may ask for a device, beside its index.
 
-    A PCI address is in lower case with four digits of its domain, as sysfs has it.
+    uuid and address are spelled as `canonical_id` spells what a request names.
     """
     domain, _, rest = pci.lower().partition(":")
     address = f"{domain.lstrip('0').zfill(4)}:{rest}"
-    return [name for name in (uuid, address if rest else "", *cdi) if name]
+    return [name for name in (canonical_id(uuid), address if rest else "", *cdi) if name]
 
 
 def slots_named(ids: Iterable[str], by_name: Callable[[str], int], slots: int) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.driver_config import Fault, keys_fault
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device, LogPage, ReadLog, Start
 from moorage.schemas.gpu import Sharing
@@ -165,25 +166,20 @@ class Driver:
         said = request.blocks.get(self.name)
         if self.config is None:
             return said
-        place, keys = f"driver_config.{self.name}", self.config.__struct_encode_fields__
-        if not isinstance(said, dict | None):
-            raise refuse("invalid-argument", f"{place} must be an object", field=f"$.{place}", found=said)
-        for key in said or ():
-            if key not in keys:
-                raise refuse(
-                    "invalid-argument",
-                    f"the driver {self.name} reads no {place}.{key[:80]} (it reads: {', '.join(keys) or 'nothing'})",
-                    field=f"$.{place}.{key[:80]}",
-                    allowed=", ".join(keys),
-                )
+        self._refuse(None if said is None else keys_fault(self.name, said, self.config.__struct_encode_fields__))
         try:
             return msgspec.convert(said or {}, self.config)
         except (msgspec.ValidationError, ValueError) as error:
+            place = f"driver_config.{self.name}"
             raise refuse("invalid-argument", f"{place}: {error}", field=f"$.{place}", found=said) from None
 
     def check_block(self, request: Request) -> None:
         """Raise `Refused` for what the request says for this driver and no job may, or this driver does not support."""
-        if (fault := request.driver_fault(self.capabilities)) is not None:
+        self._refuse(request.driver_fault(self.capabilities))
+
+    @staticmethod
+    def _refuse(fault: Fault | None) -> None:
+        if fault is not None:
             field, message, found, allowed = fault.trouble
             raise refuse(fault.code, message, field=f"$.{field}", found=found, allowed=allowed)
 

@@ -15,7 +15,7 @@ import msgspec
 from moorage.schemas.capabilities import FENCES, UP_TO_0_2
 from moorage.schemas.errors import refuse
 from moorage.schemas.own_class import is_own, own_class
-from moorage.schemas.settings import OF_DRIVERS, SettingsFile, made, settle, told, unknown_variables
+from moorage.schemas.settings import DEFAULT, OF_DRIVERS, SettingsFile, made, settle, unknown_variables
 from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.kit import Kit
@@ -117,7 +117,9 @@ def _own_settings(kind: type[Driver], file: SettingsFile, env: Mapping[str, str]
         log.warning("%s is no setting of the driver %s: it does nothing", name, kind.name)
     if kind.settings is None:
         return None
-    log.info("settings of the driver %s: %s", kind.name, told(found) or "defaults")
+    # without the values: any of them may be a secret
+    given = "; ".join(f"{key} ({one.source})" for key, one in found.items() if one.source != DEFAULT)
+    log.info("settings of the driver %s: %s", kind.name, given or "defaults")
     return made(kind.settings, found)
 
 

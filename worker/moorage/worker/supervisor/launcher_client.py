@@ -40,7 +40,9 @@ def open_compiled(program: Path = PROGRAM) -> tuple[int, str]:
     try:
         descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
         about, command = os.fstat(descriptor), [f"/proc/self/fd/{descriptor}"]
-        if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        # a group of the user's own number is the user's alone: with one, the umask is 002 and pip installs 775
+        foreign = stat.S_IWOTH | (stat.S_IWGRP if about.st_gid != about.st_uid else 0)
+        if about.st_uid not in (0, os.geteuid()) or about.st_mode & foreign:
             why = (
                 f"can be written by other users (uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}): take that"
                 " right from it with chmod go-w"

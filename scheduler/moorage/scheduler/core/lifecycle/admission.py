@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
@@ -24,7 +24,15 @@ from moorage.scheduler.core.records import by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
 from moorage.schemas import reasons
-from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, identity, same_request
+from moorage.schemas.codec import (
+    NESTING_MAX,
+    REQUEST_BYTES_MAX,
+    Decoder,
+    canonical,
+    decode_request,
+    identity,
+    same_request,
+)
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.job import STATES, Request
@@ -40,6 +48,7 @@ SOONEST_KEPT_MS: Final = 1_000
 FORGET_MAX: Final = 256
 
 _NONE: Final[set[str]] = set()
+_decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], REQUEST_BYTES_MAX)
 
 NO_MATCH: Final = "no-match"
 #: filters that are no lack of workers: the drivers or devices that are there do not do it
@@ -191,11 +200,21 @@ class Admission:
         return NewJob(event, warnings)
 
     def _too_new(self, event: Submit) -> Problem | None:
-        """A problem if schedulers of the release before could not read the request, or would place it elsewhere."""
-        request = event.request
+        """A problem if schedulers of the release before could not read the request, or would place it elsewhere.
+
+        They refuse a field that they do not know, whatever it says: also null or an empty list.
+        """
         if self.state.level >= REQUEST_LEVEL:
             return None
-        if request.device_ids or request.template is not None or request.workload.image is not None:
+        said = _decode_any(event.body)
+        run, gpu = said["run"], (said.get("resource_requirements") or {}).get("gpu") or {}
+        if (
+            event.request.device_ids
+            or "template" in said
+            or "image" in run
+            or "device_id" in gpu
+            or "device_ids" in gpu
+        ):
             return level_problem("exact devices, template and run.image", REQUEST_LEVEL, self.state.level)
         return None
 

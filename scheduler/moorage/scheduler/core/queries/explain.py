@@ -128,6 +128,10 @@ def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> li
     sized = [host for host, room in zip(hosts, rooms, strict=True) if room]
     counts["large-enough"] = len(sized)
     if not sized:
+        lent = max((host.lent & host.cls.fit(shape).mask).bit_count() for host in hosts)
+        if lent < shape.count:
+            reason = reasons.DEVICE if shape.device_ids else reasons.COUNT
+            return Explanation(reason, counts, [], because=f"the most such GPUs that one worker lends is {lent}")
         because = f"{_asked_of_host(shape)}; the most that one has is {size_of_largest(hosts)}"
         return Explanation(reasons.HOST_SIZE, counts, [], because=because)
     if (ever := sum(rooms)) < shape.together:
