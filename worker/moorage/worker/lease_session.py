@@ -45,6 +45,7 @@ class LeaseSession:
         "kept_until_s",
         "lease_s",
         "ledger",
+        "level",
         "phase",
         "reign",
         "renew_at_s",
@@ -59,6 +60,7 @@ class LeaseSession:
         self.join_n = join_n
         self.ledger = ledger
         self.reign = 0
+        self.level = 1  # the ledger's feature level, by the newest answer to a renewal
         self.session = ""
         self.renew_s = self.lease_s = self.grace_s = 0.0
         self.base_s = 0.0

@@ -17,6 +17,8 @@ from moorage.schemas.frames.lease_session import (
     NOT_HERE,
     NOT_PERMITTED,
     OTHERS,
+    RESULT,
+    RESULT_LEVEL,
     SUSPECT_S,
     End,
     Fact,
@@ -33,6 +35,7 @@ from moorage.schemas.frames.lease_session import (
     Start,
     Unwell,
     Wanted,
+    result_of,
 )
 from moorage.schemas.frames.output import (
     LOG_OFFSET_MAX,
@@ -56,6 +59,8 @@ __all__ = [
     "NOT_HERE",
     "NOT_PERMITTED",
     "OTHERS",
+    "RESULT",
+    "RESULT_LEVEL",
     "SUSPECT_S",
     "VERSION",
     "Accepted",
@@ -97,4 +102,5 @@ __all__ = [
     "StreamName",
     "Unwell",
     "Wanted",
+    "result_of",
 ]
