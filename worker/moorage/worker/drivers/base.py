@@ -10,6 +10,7 @@ and for a member that has just ended: then there is nothing to do, since `Ended`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -101,6 +102,12 @@ class Assignment(msgspec.Struct, frozen=True):
         )
 
 
+@functools.cache
+def _keys_of(config: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the keys that a struct declares: finding them out costs more than all else that a job's check costs."""
+    return tuple(field.encode_name for field in msgspec.structs.fields(config))
+
+
 class Living(msgspec.Struct, frozen=True):
     """A member that a driver still knows from before the agent's restart: starting, running, ending, exited, stuck, or
     refused (this host could not start it)."""
@@ -139,8 +146,7 @@ class Driver:
         """Return what hello tells of it: its capabilities, with the keys of its `config`."""
         if self.config is None:
             return self.capabilities
-        keys = [field.encode_name for field in msgspec.structs.fields(self.config)]
-        return msgspec.structs.replace(self.capabilities, config=keys)
+        return msgspec.structs.replace(self.capabilities, config=list(_keys_of(self.config)))
 
     def __init__(self) -> None:
         self.report: Report = _unattached
@@ -166,7 +172,7 @@ class Driver:
         said = request.blocks.get(self.name)
         if self.config is None:
             return said
-        place, keys = f"driver_config.{self.name}", self.can().config or []
+        place, keys = f"driver_config.{self.name}", _keys_of(self.config)
         if not isinstance(said, dict | None):
             raise refuse("invalid-argument", f"{place} must be an object", field=f"$.{place}", found=said)
         for key in said or ():
