@@ -30,7 +30,7 @@ async def main() -> None:
     worker = EmbeddedWorker(url, WorkerSettings(Path(state), "service", simulate=word))
     worker.handler("numbered")(numbered)
     async with worker:
-        while not worker.is_live:
+        while not worker.is_live:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.05)
         print(1, flush=True)
         await worker.serve(stop)

@@ -113,6 +113,7 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
 
     The worker begins to end its jobs `lease_s` after it sent the last renewal that was answered, and leaves them at
     most `grace_s` to end. `formerly` is the id of the ledger that `ledger` was restored from, on an operator's word.
+    `level` is the ledger's feature level: what a worker reports only from some level on waits for it.
     """
 
     session: str
@@ -124,6 +125,7 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
     ledger: str
     v: int = VERSION
     formerly: str = ""
+    level: int = 1
 
 
 class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="renew"):
@@ -152,8 +154,8 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
     """Sent once a ledger record is acknowledged that was appended after the renewal came: that proves the reign.
 
-    `draining`: an operator drains the worker, which asks back what it lends to processes of its host. `level` is the
-    ledger's feature level: what a worker reports only from some level on waits for it.
+    `draining`: an operator drains the worker, which asks back what it lends to processes of its host. `level` as in
+    `Joined`: an operator may have raised it.
     """
 
     n: int
