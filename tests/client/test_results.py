@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ import moorage
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
-from moorage.client import AsyncClient, NoOutput
+from moorage.bus.transport import Handler, Subscribed
+from moorage.client import AsyncClient, JobFailed, NoOutput, handlers
 from moorage.worker.handler_results import result_bucket
 from tests.live.stack import QUICK, Stack, stack
 from tests.waiting import until
@@ -46,6 +48,14 @@ async def main():
     @worker.handler("echo")
     async def echo(context):
         return {"input": context.input, "how": how}
+
+    @worker.handler("broken")
+    async def broken(context):
+        raise LookupError(f"no {context.input}")
+
+    @worker.handler("large")
+    async def large(context):
+        return "x" * context.input
 
     @worker.handler("nothing")
     async def nothing(context):
@@ -107,6 +117,42 @@ async def test_a_result_that_is_kept_no_longer_is_said_to_be_so(
             assert (await moorage.job(nothing.id).result("10s")).value is None, (
                 "that returned nothing, and lacks nothing"
             )
+
+
+async def test_a_caller_of_many_functions_asks_for_no_small_result(
+    nats_server: EmbeddedServer, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its second call on it listens to what is sent to all: no subscription a job, and the tail of what fails."""
+    async with stack(nats_server, unique) as made, client(made) as (moorage, _):
+        await made.scheduler(config=QUICK)
+        async with service(made, tmp_path / "state"):
+            assert (await (await moorage.submit_handler("echo", 0)).result("30s")).value["input"] == 0
+            asked: list[str] = []
+            subscribed: list[str] = []
+            stored, subscribe = handlers._stored, AsyncClient.subscribe_ahead
+
+            async def noted(client: AsyncClient, job: str, name: str, seq: int | None) -> Any:
+                asked.append(name)
+                return await stored(client, job, name, seq)
+
+            async def counted(client: AsyncClient, subject: str, handler: Handler) -> Subscribed:
+                subscribed.append(subject)
+                return await subscribe(client, subject, handler)
+
+            monkeypatch.setattr(handlers, "_stored", noted)
+            monkeypatch.setattr(AsyncClient, "subscribe_ahead", counted)
+            for number in range(1, 6):
+                job = await moorage.submit_handler("echo", number)
+                assert (await job.result("30s")).value["input"] == number
+            with pytest.raises(JobFailed) as failed:
+                await (await moorage.submit_handler("broken", "tea")).result("30s")
+            assert failed.value.log_tail.endswith("LookupError: no tea")
+            assert (await (await moorage.submit_handler("nothing")).result("30s")).value is None
+            assert (asked, subscribed) == ([], [])
+            for size in (5_000, 50_000):  # not sent to all: read
+                assert len((await (await moorage.submit_handler("large", size)).result("30s")).value) == size
+            assert (len(asked), subscribed) == (2, [])
+            assert not moorage._stories.feed.results, "what was taken is let go"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import msgspec
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
-from moorage.schemas.frames import RESULT_LEVEL, Fact, result_of
+from moorage.schemas.frames import RESULT_LEVEL, Fact, Results, result_of
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.handler_context import HandlerContext
 from moorage.worker.handler_results import (
@@ -118,7 +118,9 @@ async def test_what_ends_in_one_turn_is_one_message(nats_url: str, unique: str, 
         assert {fact.code for fact in ends.values()} == {0}
         assert {fact.detail for fact in ends.values()} == {"result:1"}, "one append, for all"
         [(kind, data)] = await it.messages()
-        assert (kind, len(data.split(b"\n"))) == ("C", len(values))
+        assert (kind, len(msgspec.json.decode(data, type=Results).results)) == ("C", len(values))
+        sent = [frame for subject, frame in it.leader.output if subject == it.leader.subjects.results("acme")]
+        assert sent == [msgspec.json.decode(data)], "once, to all that wait"
         for job, value in values.items():
             assert await it.value(job, ends[job]) == value
             line = msgspec.json.decode(it.leader.text(name_of(job, ends[job].fence)))

@@ -1,7 +1,8 @@
 """Functions of a service that the fleet calls: the request for one, how far it is, and what it returned.
 
 The other side is `moorage.worker.embed`. A result lies in the stream of the tenant's bucket before its job is SUCCEEDED
-(decision 0129); a small one was sent on the job's log subject too: where it was received, nothing is read.
+(decision 0129). A small one was sent to all that wait for some, and on the job's log subject: where it was received,
+nothing is read.
 """
 
 from __future__ import annotations
@@ -154,7 +155,11 @@ async def value_of(client: AsyncClient, job: str, changes: Sequence[Change], hea
             values.append(None)
             continue
         name = result_object(job, replica, end.fence)
-        value = heard.value(name)
+        sent = client._stories.feed.results.pop(name, None)
+        if sent is None or sent.value is msgspec.UNSET:
+            value = heard.value(name)
+        else:
+            value = decode_inline(sent.content_type, sent.value)
         values.append(await _stored(client, job, name, end.result) if value is msgspec.UNSET else value)
     return values if replicas > 1 else values[0]
 

@@ -3,9 +3,9 @@
 A large result is an object of NATS' object store (ADR-20), so `nats object get` and any client's object store read it:
 bucket `<PREFIX>_RESULT_<tenant>`, object `<job>.<replica>.<fence>`. The fence is in the name, so that an attempt that
 outlived its lease can never replace the result of the one after it. Small results go together: those that a worker
-finished in one turn are the lines of one message of the bucket's stream, which object stores take for a piece without a
-description. Both are found by the sequence of a message (an object's: its description), which the worker reports.
-A small result is sent on the job's log subject as well.
+finished in one turn are one message of the bucket's stream, which object stores take for a piece without a description.
+Both are found by the sequence of a message (an object's: its description), which the worker reports. Small results are
+sent to those that wait as well.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import msgspec
 from moorage.bus.errors import BusError, JetStreamRefused, StreamGap, StreamMismatch
 from moorage.bus.jetstream import ERR_STREAM_FULL, ERR_STREAM_NOT_FOUND, JetStream, JsError
 from moorage.schemas.errors import refuse
+from moorage.schemas.frames import VERSION, ResultLine
 from moorage.schemas.subjects import Subjects
 from moorage.worker.settings import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
 
@@ -101,29 +102,32 @@ def decode_inline(content_type: str, value: Any) -> Any:
     return base64.b64decode(value) if content_type == "application/octet-stream" else value
 
 
-class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A result by its name in one line of JSON, with the value of a small one."""
+class _Line(msgspec.Struct, frozen=True):
+    """`ResultLine` as it is looked for in a message: the values of the others stay as they are."""
 
     result: str
-    size_bytes: int
-    content_type: str
-    value: Any = msgspec.UNSET
+    content_type: str = ""
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class _Found(msgspec.Struct, frozen=True):
-    """What is read of such a line once its name is right."""
+class _Lines(msgspec.Struct, frozen=True):
+    """`Results`, as far as they are looked at."""
 
-    content_type: str
-    value: msgspec.Raw
+    results: list[_Line]
 
 
-_decode_found: Final = msgspec.json.Decoder(_Found).decode
+_decode_lines: Final = msgspec.json.Decoder(_Lines).decode
 
 
 def line_of(name: str, result: Result) -> bytes:
-    """The line of a result, without the newline."""
+    """A `ResultLine` as JSON, with the value of a result of at most `INLINE_BYTES_MAX`."""
     small = inline(result)
     return _encode(ResultLine(name, len(result.data), result.content_type, msgspec.UNSET if small is None else small))
+
+
+def together(lines: Sequence[bytes]) -> bytes:
+    """`Results` as JSON, of these lines."""
+    return b'{"kind":"results","v":%d,"results":[%b]}' % (VERSION, b",".join(lines))
 
 
 def result_bucket(prefix: str, tenant: str) -> str:
@@ -162,10 +166,9 @@ class ResultStore:
         return await self._again(lambda: self._put(bucket, name, result))
 
     async def put_together(self, tenant: str, lines: Sequence[bytes]) -> int:
-        """Store the lines of small results, `CHUNK_BYTES` at most, and return their sequence. Tries and raises as
-        `put`."""
+        """Store the lines of small results in one message and return its sequence. Tries and raises as `put`."""
         bucket = result_bucket(self._prefix, tenant)
-        return await self._again(lambda: self._append(bucket, _together_subject(bucket), b"\n".join(lines)))
+        return await self._again(lambda: self._append(bucket, _together_subject(bucket), together(lines)))
 
     @staticmethod
     async def _again(store: Callable[[], Awaitable[int]]) -> int:
@@ -276,13 +279,11 @@ def _together_subject(bucket: str) -> str:
     return f"$O.{bucket}.C.{TOGETHER}"
 
 
-def _found_in(lines: bytes, name: str) -> Result | None:
+def _found_in(message: bytes, name: str) -> Result | None:
     """Return the result of this name from a message of small ones."""
-    begins = b'{"result":"%s",' % name.encode()
-    line = next((line for line in lines.split(b"\n") if line.startswith(begins)), None)
-    if line is None:
+    found = next((line for line in _decode_lines(message).results if line.result == name), None)
+    if found is None or found.value is msgspec.UNSET:
         return None
-    found = _decode_found(line)
     if found.content_type == "application/json":
         return Result(found.content_type, bytes(found.value))
     text: str = msgspec.json.decode(found.value)

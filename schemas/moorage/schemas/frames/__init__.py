@@ -45,6 +45,8 @@ from moorage.schemas.frames.output import (
     LogsAsked,
     Output,
     ReadLog,
+    ResultLine,
+    Results,
     StreamName,
 )
 from moorage.schemas.frames.told import Accepted, Answer, Change, Event, Events
@@ -94,6 +96,8 @@ __all__ = [
     "ReadLog",
     "Renew",
     "Renewed",
+    "ResultLine",
+    "Results",
     "RollCall",
     "SlotLoad",
     "Standing",

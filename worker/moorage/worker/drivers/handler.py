@@ -27,9 +27,10 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.driver_config import HandlerBlock
 from moorage.schemas.errors import MoorageError, problem, refuse
-from moorage.schemas.frames import RESULT, RESULT_LEVEL
+from moorage.schemas.frames import RESULT, RESULT_LEVEL, ResultLine
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
+from moorage.schemas.subjects import ALL_JOBS
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.drivers.handler_call import Exited, Handler, at_once, contained, in_thread, words_of
 from moorage.worker.environment import SharingUnavailable, lay_over
@@ -41,6 +42,7 @@ from moorage.worker.handler_results import (
     encode_result,
     line_of,
     result_object,
+    together,
 )
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
@@ -55,6 +57,10 @@ RUNNING_MAX: Final = 256
 PROGRESS_PER_S_MAX: Final = 5
 #: of a traceback on the log subject: its end, which names the error
 TRACEBACK_CHARS_MAX: Final = 8 * 1024
+#: and as far as it is sent to those that wait for the result
+TAIL_CHARS_MAX: Final = 2 * 1024
+#: of the line of a result that is sent to all of its tenant that wait for some, about as long as the events of its job
+SENT_BYTES_MAX: Final = 2 * 1024
 DETAIL_CHARS_MAX: Final = 200
 #: how long closing waits for functions that were asked to stop
 CLOSE_S_MAX: Final = 1.0
@@ -81,6 +87,11 @@ class _Progress(msgspec.Struct, frozen=True, omit_defaults=True):
 
     progress: float
     text: str = ""
+
+
+def _result_of(running: _Running) -> str:
+    context = running.context
+    return result_object(context.job, context.replica, context.fence)
 
 
 class _Full(MoorageError):
@@ -326,6 +337,8 @@ class HandlerDriver(Driver):
         elif error is not None:
             text = "".join(traceback.format_exception(error))
             self._say(running, "err", text[-TRACEBACK_CHARS_MAX:])
+            tail = carried(text[-TAIL_CHARS_MAX:])
+            self._say_to_all(running.context.tenant, [encode(ResultLine(_result_of(running), tail=tail))])
             self._over(running, CODE_FAILED, words_of(error))
         elif running.reason or running.notice is not None:
             self._over(running, 0, running.reason or "end")  # what it saved is for the next attempt
@@ -338,8 +351,7 @@ class HandlerDriver(Driver):
     def _keep(self, running: _Running, value: object) -> None:
         """Begin to store a result. The lines of small ones wait for those that their worker finishes in this turn, and
         while the lines before them are stored."""
-        context = running.context
-        name = result_object(context.job, context.replica, context.fence)
+        context, name = running.context, _result_of(running)
         try:
             result = encode_result(value)
             line = line_of(name, result)
@@ -380,6 +392,7 @@ class HandlerDriver(Driver):
             self._not_kept([running for running, _ in kept], error)
             return
         reason = reason or f"{RESULT}{seq}"
+        self._say_to_all(kept[0][0].context.tenant, [line for _, line in kept if len(line) <= SENT_BYTES_MAX])
         for running, line in kept:
             self._flush_progress(running)  # what was said first stands first
             self._close_run(running, line.decode() + "\n")
@@ -416,6 +429,11 @@ class HandlerDriver(Driver):
                 timer.cancel()
 
     # -- what is said
+
+    def _say_to_all(self, tenant: str, lines: list[bytes]) -> None:
+        """Send results to all of a tenant that wait for some: one message a turn, and no subscription a job."""
+        if lines:
+            self.publish((tenant, ALL_JOBS, 0, 0, 0), together(lines))
 
     def _say_progress(self, running: _Running) -> None:
         """Say the newest, then let the next one wait."""
