@@ -30,6 +30,11 @@ def now() -> int:
 noop = ray.remote(num_cpus=0, num_gpus=1, max_calls=0)(now)
 
 
+@ray.remote(num_cpus=0, num_gpus=1, max_calls=0)
+def numbered(number: int) -> dict[str, Any]:
+    return {"number": number, "at_ns": now(), "words": ["a", "small", "result"]}
+
+
 def tasks(slots: int) -> dict[str, float]:
     """No-op tasks of one GPU each: how many a second with 1,000 in flight, and submit to start with one."""
     _start(slots)
@@ -49,6 +54,37 @@ def tasks(slots: int) -> dict[str, float]:
         waits.append((ray.get(noop.remote()) - submitted) / 1e6)
     waits.sort()
     return {"jobs/s": rate, "p50 ms": statistics.median(waits), "p99 ms": waits[len(waits) * 99 // 100]}
+
+
+def results(slots: int) -> dict[str, float]:
+    """Tasks of one GPU each that return a small JSON value, which the caller checks: how many a second with 1,000 in
+    flight, and from call to result with one."""
+    _start(slots)
+    waiting: dict[Any, int] = {}
+    made = 0
+
+    def checked(count: int) -> None:
+        nonlocal made
+        end = made + count
+        while made < end or waiting:
+            while made < end and len(waiting) < IN_FLIGHT:
+                made += 1
+                waiting[numbered.remote(made)] = made
+            done, _ = ray.wait(list(waiting), num_returns=min(len(waiting), 100))
+            for ref, value in zip(done, ray.get(done), strict=True):
+                assert value["number"] == waiting.pop(ref)
+
+    checked(IN_FLIGHT)
+    began = time.monotonic()
+    checked(TASKS)
+    rate = TASKS / (time.monotonic() - began)
+    waits = []
+    for number in range(WAITS):
+        called = time.monotonic()
+        assert ray.get(numbered.remote(number))["number"] == number
+        waits.append((time.monotonic() - called) * 1e3)
+    waits.sort()
+    return {"calls/s": rate, "p50 ms": statistics.median(waits), "p99 ms": waits[len(waits) * 99 // 100]}
 
 
 def groups(slots: int) -> dict[str, float]:
@@ -74,7 +110,7 @@ def _start(slots: int) -> None:
     ray.init(num_cpus=2, num_gpus=slots, include_dashboard=False, log_to_driver=False, logging_level="error")
 
 
-FIGURES: dict[str, Callable[[int], dict[str, float]]] = {"tasks": tasks, "groups": groups}
+FIGURES: dict[str, Callable[[int], dict[str, float]]] = {"tasks": tasks, "results": results, "groups": groups}
 
 if __name__ == "__main__":
     found = FIGURES[sys.argv[1]](int(sys.argv[2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import tempfile
 import time
@@ -22,6 +23,7 @@ JOBS = 20_000
 JOBS_FEW_SLOTS = 5_000
 CALLERS = 1_000
 WAITS = 500
+CALLS = 6_000
 GANGS = 3_000
 GANGS_AT_ONCE = 200
 PROCESSES = 1_500
@@ -39,6 +41,38 @@ async def noop(fleet: str, jobs: int) -> dict[str, float]:
         waits = await callers.waits_ms()
         await callers.close()
     return {"jobs/s": rate, "p50 ms": quantile(waits, 0.5), "p99 ms": quantile(waits, 0.99)}
+
+
+async def functions(slots: int) -> dict[str, float]:
+    """Functions of a service that return a small JSON value, which the caller checks: how many a second with 1,000 in
+    flight, and from call to result with one."""
+    async with (
+        stack(f"{slots}xH100", driver="handler", script="service.py") as it,
+        AsyncClient(it.url, tenant="t0", timeout=60.0, wait_timeout=60.0) as moorage,
+    ):
+        made = 0
+
+        async def caller(end: int) -> None:
+            nonlocal made
+            while made < end:
+                made += 1
+                number = made
+                result = await (await moorage.submit_handler("numbered", number, gpu=1)).result()
+                assert result.value["number"] == number
+
+        async def checked(calls: int, in_flight: int) -> None:
+            await asyncio.gather(*(caller(made + calls) for _ in range(in_flight)))
+
+        await checked(CALLERS, CALLERS)
+        began = time.monotonic()
+        await checked(CALLS, CALLERS)
+        rate = CALLS / (time.monotonic() - began)
+        waits = []
+        for _ in range(WAITS):
+            called = time.monotonic()
+            await checked(1, 1)
+            waits.append((time.monotonic() - called) * 1e3)
+    return {"calls/s": rate, "p50 ms": quantile(waits, 0.5), "p99 ms": quantile(waits, 0.99)}
 
 
 async def gangs() -> dict[str, float]:

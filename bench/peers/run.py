@@ -27,6 +27,7 @@ Figures = dict[str, float]
 
 #: GPUs that do not exist: of those a peer has a process or a thread for each
 SLOTS = 8
+SLOTS_MANY = 64
 #: processes of a peer cost nothing while only room is set aside
 SLOTS_OF_GROUPS = 512
 
@@ -34,6 +35,10 @@ MEASURED: dict[str, Callable[[], Figures]] = {
     "moorage, no-op, 2,048 slots": lambda: _run(ours.noop("256x8xH100", ours.JOBS)),
     "moorage, no-op, 8 slots": lambda: _run(ours.noop("1x8xH100", ours.JOBS_FEW_SLOTS)),
     "Ray, warm tasks, 8 slots": lambda: measured(python_of("ray"), "on_ray.py", "tasks", SLOTS),
+    "moorage, functions with results, 8 slots": lambda: _run(ours.functions(SLOTS)),
+    "Ray, tasks with results, 8 slots": lambda: measured(python_of("ray"), "on_ray.py", "results", SLOTS),
+    "moorage, functions with results, 64 slots": lambda: _run(ours.functions(SLOTS_MANY)),
+    "Ray, tasks with results, 64 slots": lambda: measured(python_of("ray"), "on_ray.py", "results", SLOTS_MANY),
     "Dask distributed, 8 slots": lambda: measured(python_of("distributed"), "on_dask.py", "tasks", SLOTS),
     "moorage, gangs of 8": lambda: _run(ours.gangs()),
     "Ray, placement groups of 8": lambda: measured(python_of("ray"), "on_ray.py", "groups", SLOTS_OF_GROUPS),
@@ -51,6 +56,9 @@ RATIOS: tuple[tuple[str, str, str], ...] = (
     ("moorage, no-op, 8 slots", "Ray, warm tasks, 8 slots", "jobs/s"),
     ("moorage, no-op, 2,048 slots", "Ray, warm tasks, 8 slots", "p50 ms"),
     ("moorage, no-op, 8 slots", "Ray, warm tasks, 8 slots", "p50 ms"),
+    ("moorage, functions with results, 8 slots", "Ray, tasks with results, 8 slots", "calls/s"),
+    ("moorage, functions with results, 64 slots", "Ray, tasks with results, 64 slots", "calls/s"),
+    ("moorage, functions with results, 8 slots", "Ray, tasks with results, 8 slots", "p50 ms"),
     ("moorage, no-op, 2,048 slots", "Dask distributed, 8 slots", "jobs/s"),
     ("moorage, gangs of 8", "Ray, placement groups of 8", "groups/s"),
     ("moorage, a process a job, 8 slots", "HyperQueue, a process a job, 8 slots", "jobs/s"),
@@ -69,6 +77,8 @@ stand in each peer's runner in `bench/peers`; a few were tried for each, not all
 - GPUs are made up everywhere. Ours are simulated workers' where no process is started, so 2,048 slots cost nothing but
   their bookkeeping; a peer has a process or a thread for each slot, and was measured with 8. With 8
   slots ours is bound by them: a slot is busy for two records of the ledger at least.
+- A function with a result returns a small JSON value, and the caller checks it: ours is synced to the server's disk
+  before its job has succeeded. p50 and p99 are from the call to the checked value, one call in flight.
 - submit→start is one job in flight, from the submit's call to the job's own clock; Slurm's has sbatch's own start in
   it. Where a process is started, that job is {stick}.
   For the rate Slurm's jobs are a shell script, ours and HyperQueue's /bin/true.

@@ -77,9 +77,9 @@ async def test_what_agents_tell_of_short_jobs_is_taken_frame_by_frame() -> None:
     with pytest.MonkeyPatch.context() as patch:
         take = Draft.complete_runs
 
-        def note(draft: Draft, members: list[Member]) -> None:
+        def note(draft: Draft, members: list[Member], results: list[int | None]) -> None:
             taken.append(len(members))
-            take(draft, members)
+            take(draft, members, results)
 
         patch.setattr(Draft, "complete_runs", note)
         async with AsyncClient(transport=SimFleet("8xH100")) as moorage:

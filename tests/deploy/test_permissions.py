@@ -20,7 +20,7 @@ from moorage.bus.link import OnError
 from moorage.bus.transport import Delivery
 from moorage.schemas.roles import inbox
 from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, Subjects
-from moorage.worker.handler_results import Result, ResultStore
+from moorage.worker.handler_results import Result, ResultStore, line_of
 from tests.sites import RunningSite, running, settled
 from tests.waiting import until
 
@@ -329,8 +329,15 @@ async def test_results_of_functions_are_written_by_workers_and_read_by_their_ten
         await ResultStore(JetStream(worker), prefix).put("acme", name, result)
         found = await ResultStore(JetStream(acme, acme.context.api_prefix), prefix).get("acme", name)
         assert found == result
+        small = Result("application/json", b"[1]")
+        seq = await ResultStore(JetStream(worker), prefix).put_together("acme", [line_of(name, small)])
+        assert await ResultStore(JetStream(acme, acme.context.api_prefix), prefix).get("acme", name, seq) == small
         with pytest.raises(PermissionRefused):
             await ResultStore(JetStream(beta, beta.context.api_prefix), prefix).get("acme", name)
+        with pytest.raises(PermissionRefused):
+            await ResultStore(JetStream(beta, beta.context.api_prefix), prefix).get("acme", name, seq)
+        with pytest.raises(PermissionRefused):  # tenants read what workers write
+            await ResultStore(JetStream(acme), prefix).put_together("acme", [line_of(name, small)])
         # a direct get answers with bytes that the function chose: not on a subject of the users' account
         heard: list[Delivery] = []
         for target in ("moorage.admin.drain", "moorage.worker.w1.wanted"):

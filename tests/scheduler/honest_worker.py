@@ -141,6 +141,8 @@ class Worker:
 
     def finish(self, key: Key, code: int = 0, detail: str = "exit", *, freed: bool = True) -> None:
         held = self.held[key]
+        if code == 0 and detail == "exit":  # some are functions that name their result, or say that there is none
+            detail = ("exit", "result:0", f"result:{key[3]}")[key[3] % 3]
         held.phase = "exited"
         self.dead[key] = "exited"
         self.say("exited", held.place, code, detail)

@@ -44,7 +44,8 @@ def check(drive: Driving) -> int:
         assert {type(act) for act in record.acts} <= KNOWN
         assert all(flat[0::4].count("") == 0 for _, flat in record.accepts), "it finds no id in a body"
         for at in range(0, len(record.steps), STEP_WIDTH):
-            op, _, _, _, b, c = record.steps[at : at + STEP_WIDTH]
+            op, _, _, a, b, c = record.steps[at : at + STEP_WIDTH]
+            assert op not in (Op.EXIT, Op.DONE, Op.RUN) or a < 256
             assert op != Op.PLACE or c < 4
             assert op != Op.END or b < 256
             ends += op == Op.END
@@ -57,6 +58,7 @@ def test_whatever_happens_the_release_before_can_follow(seed: int) -> None:
     world.run(220)
     world.heal()
     assert check(world.drive)
+    assert all(len(row) == 11 for job in world.drive.state.jobs.values() for row in job.story), "as in its snapshots"
 
 
 def test_what_is_new_waits_for_the_level_and_says_so() -> None:

@@ -122,7 +122,10 @@ def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Fa
         names = [*names, names[0]]
     order: tuple[tuple[FactKind, ...], ...] = (("claimed",), ("started",), ("exited", "freed"))
     facts = [
-        Fact(kind, *name, 0, "exit" if kind == "exited" else "") for kinds in order for name in names for kind in kinds
+        Fact(kind, *name, 0, chance.choice(("exit", "", "result:0", "result:7")) if kind == "exited" else "")
+        for kinds in order
+        for name in names
+        for kind in kinds
     ]
     at, other = chance.randrange(len(facts)), chance.randrange(len(facts))
     match chance.randrange(6):

@@ -12,6 +12,7 @@ from moorage.scheduler.core.ledger.acts import Gone
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle import sessions
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
+from moorage.scheduler.core.records import FORMAT
 from moorage.schemas.codec import is_json
 from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
 from tests.scheduler.driving import H100, Driving
@@ -427,7 +428,8 @@ def test_a_renewal_alone_is_in_no_record_and_is_answered_after_one() -> None:
     assert not drive.engine.urgent
     assert drive.engine.waiting == 1
     drive.tick()
-    assert drive.answers[reply] == {"kind": "renewed", "n": 1, "reign": 1, "v": 1, "draining": False}
+    answer = {"kind": "renewed", "n": 1, "reign": 1, "v": 1, "draining": False, "level": FORMAT}
+    assert drive.answers[reply] == answer
     assert drive.state.digest == before
     assert decode_record(drive.records[-1]).steps == []
 

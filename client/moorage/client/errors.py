@@ -131,8 +131,8 @@ class NoAgent(Unreachable):
 
 
 class NoOutput(ClientError):
-    """Earlier output is not available: it is kept no longer (`not-kept`), or the worker that has it does not
-    answer (`worker-lost`)."""
+    """Earlier output or a function's result is not available: it is kept no longer (`not-kept`), or the worker that has
+    the output does not answer (`worker-lost`)."""
 
 
 class Overloaded(ClientError):

@@ -1,7 +1,8 @@
 """Functions of a service that the fleet calls: the request for one, how far it is, and what it returned.
 
-The other side is `moorage.worker.embed`. A result lies in the tenant's bucket of NATS' object store before its job is
-SUCCEEDED (decision 0004); a small one was said on the job's log subject too: where it was heard, nothing is read.
+The other side is `moorage.worker.embed`. A result lies in the stream of the tenant's bucket before its job is SUCCEEDED
+(decision 0129). A small one was sent to all that wait for some, and on the job's log subject: where it was received,
+nothing is read.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.bus.jetstream import JetStream
-from moorage.client.errors import rejected
+from moorage.client.errors import NoOutput, rejected
 from moorage.client.fields import FIELDS
 from moorage.client.follow.output import Piece
+from moorage.client.follow.story import changes_of
 from moorage.client.keywords import check_keywords
 from moorage.client.request_builder import body_of, build_request
 from moorage.schemas.codec import REQUEST_BYTES_MAX
+from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
@@ -136,25 +139,48 @@ class Heard:
 
 
 async def value_of(client: AsyncClient, job: str, changes: Sequence[Change], heard: Heard, replicas: int) -> Any:
-    """What the function returned; a list by replica where there are several. None where nothing is kept.
+    """What the function returned; a list by replica where there are several.
 
-    Raises as `AsyncClient.submit`, and `NotPermitted` for a user who may not read the tenant's bucket.
+    Raises as `AsyncClient.submit`, `NoOutput` for a result that is kept no longer, and `NotPermitted` for a user that
+    may not read the tenant's bucket.
     """
-    fences = {change.replica: change.fence for change in changes if change.fence}
-    if len(fences) < replicas:
-        rows = (await client.read("show", {"job": job})).get("replica_states", ())
-        fences |= {row["replica"]: row["fence"] for row in rows}
+    ends = {change.replica: change for change in changes if change.fence}
+    if len(ends) < replicas:
+        shown = await client.read("show", {"job": job})
+        ends |= {change.replica: change for change in changes_of(shown) if change.fence}
     values: list[Any] = []
     for replica in range(replicas):
-        name = result_object(job, replica, fences.get(replica, 0))
-        value = heard.value(name)
-        values.append(await _stored(client, name) if value is msgspec.UNSET else value)
+        end = ends.get(replica)
+        if end is None or end.result == 0:
+            values.append(None)
+            continue
+        name = result_object(job, replica, end.fence)
+        sent = client._stories.feed.results.pop(name, None)
+        if sent is None or sent.value is msgspec.UNSET:
+            value = heard.value(name)
+        else:
+            value = decode_inline(sent.content_type, sent.value)
+        values.append(await _stored(client, job, name, end.result) if value is msgspec.UNSET else value)
     return values if replicas > 1 else values[0]
 
 
-async def _stored(client: AsyncClient, name: str) -> Any:
+async def _stored(client: AsyncClient, job: str, name: str, seq: int | None) -> Any:
+    """Read a result. A worker of an older release reports no sequence: then nothing tells whether there was one."""
     context = client.context
     api = "$JS.API" if context is None else context.api_prefix
     store = ResultStore(JetStream(client.link, api), client.subjects.prefix)
-    found = await client.again(lambda: store.get(client.tenant, name))
-    return None if found is None else decode_result(found)
+    found = await client.again(lambda: store.get(client.tenant, name, seq))
+    if found is not None:
+        return decode_result(found)
+    if seq is None:
+        return None
+    raise NoOutput(
+        problem(
+            "not-kept",
+            f"the result of job {job} is kept no longer: result_keep and result_bytes say how long, unless the"
+            " bucket was made with limits of its own",
+            job=job,
+            found=f"no {name} in message {seq} of {client.subjects.result_bucket(client.tenant)}",
+            next="submit it again",
+        )
+    )

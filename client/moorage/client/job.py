@@ -146,11 +146,13 @@ class Job(Seen):
     async def _followed_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
         stories, request, tail = self._client._stories, self._request, Tail()
         heard, self._story = self._story, None
-        if request is not None:  # the caller is likely to await the result of the next job of its own as well
-            await stories.feed.linger()
         driver = "" if request is None else request.workload.driver
         can = stories.drivers.can(driver)  # output that its worker keeps is asked for only of jobs that failed
-        output = can.returns_value or not can.keeps_output
+        output = not can.keeps_output
+        if can.returns_value:  # its result is sent to all that wait for some, with the end of what a failed one wrote
+            output = on_progress is not None or heard is None or not stories.feed.has_results
+        if request is not None:  # the caller is likely to await the result of the next job of its own as well
+            await stories.feed.linger(results=can.returns_value)
         following = Following(
             stories, self.id, heard=heard, driver=driver, ahead=True, at_end=not output, saw=self._saw
         )
@@ -170,6 +172,8 @@ class Job(Seen):
                         break  # the end of its output is for those that failed
         self._result = watch.result()
         if self._result.state != SUCCEEDED:
+            if can.returns_value and not output:
+                tail.take_of(stories.feed.results, self._result)
             raise JobFailed(self._result, await tail.or_kept(self._client, self._result))
         await self._add_value(following.shown, progress)
         return self._result

@@ -272,7 +272,11 @@ class SimFleet:
         drivers: list[Driver] = [ScriptedDriver(host.name, self._script), NoopDriver()]
         if self._handlers:
             store = ResultStore(JetStream(link), self._subjects.prefix)
-            drivers.append(HandlerDriver(self._handlers, store, simulated=True, threads=False))
+            drivers.append(
+                HandlerDriver(
+                    self._handlers, store, simulated=True, threads=False, level=lambda: agent.members.session.level
+                )
+            )
         facts = HostFacts(
             host.name, host.name, f"simulated-{host.name}", f"boot-{self._boots}", host.cpu_milli, host.memory_mib
         )

@@ -6,6 +6,8 @@ import re
 from typing import Final, NamedTuple
 
 PREFIX_DEFAULT: Final = "moorage"
+#: stands for a job in the subject of the results of all jobs of a tenant; no job can have this id
+ALL_JOBS: Final = "~"
 is_prefix = re.compile(r"[A-Za-z0-9_-]{1,32}(\.[A-Za-z0-9_-]{1,32}){0,3}").fullmatch
 
 API_VERBS: Final = ("submit", "cancel", "show", "ls", "explain", "plan", "history", "logs")
@@ -98,6 +100,10 @@ class Subjects:
     def log(self, tenant: str, job: str, replica: int | str) -> str:
         return f"{self.prefix}.log.{tenant}.{job}.{replica}"
 
+    def results(self, tenant: str) -> str:
+        """Where small results of a tenant's functions are sent to all that wait for some."""
+        return self.log(tenant, ALL_JOBS, 0)
+
     def hello(self, worker: str) -> str:
         return f"{self.prefix}.hello.{worker}"
 
@@ -140,7 +146,13 @@ class Subjects:
                 "leader (verb history), operators",
                 "what became of jobs; tenants need no right on it",
             ),
-            SubjectRow(f"{p}.log.<tenant>.<job>.<replica>", "said", "worker", "tenant", "output as it comes"),
+            SubjectRow(
+                f"{p}.log.<tenant>.<job>.<replica>",
+                "said",
+                "worker",
+                "tenant",
+                "output as it comes; `~` for a job: results",
+            ),
             SubjectRow(f"{p}.hello.<worker>", "said, public", "worker", "observers, scheduler", "what a worker is"),
             SubjectRow(f"{p}.load.<worker>", "said, public", "worker", "observers, scheduler", "how busy it is"),
             SubjectRow(f"{p}.fleet.frame", "said, public", "leader", "observers", "the whole fleet in one frame"),

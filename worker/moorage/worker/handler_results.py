@@ -1,8 +1,11 @@
-"""Where a handler's result goes: the tenant's bucket in NATS' object store, acknowledged before the job is over.
+"""Where a handler's result goes: the stream of the tenant's bucket, acknowledged before the job is over.
 
-The layout is NATS ADR-20, so `nats object get` and any client's object store read it: bucket
-`<PREFIX>_RESULT_<tenant>`, object `<job>.<replica>.<fence>`. The fence is in the name, so that an attempt that outlived
-its lease can never replace the result of the one after it. A small result is said on the job's log subject as well.
+A large result is an object of NATS' object store (ADR-20), so `nats object get` and any client's object store read it:
+bucket `<PREFIX>_RESULT_<tenant>`, object `<job>.<replica>.<fence>`. The fence is in the name, so that an attempt that
+outlived its lease can never replace the result of the one after it. Small results go together: those that a worker
+finished in one turn are one message of the bucket's stream, which object stores take for a piece without a description.
+Both are found by the sequence of a message (an object's: its description), which the worker reports. Small results are
+sent to those that wait as well.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import base64
 import hashlib
 import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -19,14 +23,20 @@ import msgspec
 from moorage.bus.errors import BusError, JetStreamRefused, StreamGap, StreamMismatch
 from moorage.bus.jetstream import ERR_STREAM_FULL, ERR_STREAM_NOT_FOUND, JetStream, JsError
 from moorage.schemas.errors import refuse
+from moorage.schemas.frames import VERSION, ResultLine
 from moorage.schemas.subjects import Subjects
 from moorage.worker.settings import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
 
 #: of one result; larger ones belong in a store of the service's own, with the result naming the place
 RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
-#: a result up to this size is said on the log subject as well
+#: a result up to this size is sent on the log subject as well
 INLINE_BYTES_MAX: Final = 32 * 1024
+#: and one up to this size goes together with others
+TOGETHER_BYTES_MAX: Final = 16 * 1024
+#: of one message: a piece of an object, or small results
 CHUNK_BYTES: Final = 128 * 1024
+#: the last token of the subject of messages with small results, where pieces of objects have their object's id
+TOGETHER: Final = "together"
 STORE_TRIES_MAX: Final = 5
 STORE_RETRY_S: Final = 0.5
 _SECOND_NS: Final = 10**9
@@ -92,6 +102,34 @@ def decode_inline(content_type: str, value: Any) -> Any:
     return base64.b64decode(value) if content_type == "application/octet-stream" else value
 
 
+class _Line(msgspec.Struct, frozen=True):
+    """`ResultLine` as it is looked for in a message: the values of the others stay as they are."""
+
+    result: str
+    content_type: str = ""
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Lines(msgspec.Struct, frozen=True):
+    """`Results`, as far as they are looked at."""
+
+    results: list[_Line]
+
+
+_decode_lines: Final = msgspec.json.Decoder(_Lines).decode
+
+
+def line_of(name: str, result: Result) -> bytes:
+    """A `ResultLine` as JSON, with the value of a result of at most `INLINE_BYTES_MAX`."""
+    small = inline(result)
+    return _encode(ResultLine(name, len(result.data), result.content_type, msgspec.UNSET if small is None else small))
+
+
+def together(lines: Sequence[bytes]) -> bytes:
+    """`Results` as JSON, of these lines."""
+    return b'{"kind":"results","v":%d,"results":[%b]}' % (VERSION, b",".join(lines))
+
+
 def result_bucket(prefix: str, tenant: str) -> str:
     """The tenant's bucket; its stream is `OBJ_<bucket>`."""
     return Subjects(prefix).result_bucket(tenant)
@@ -118,35 +156,53 @@ class ResultStore:
         self._keep_s = keep_s
         self._bytes_max = bytes_max
 
-    async def put(self, tenant: str, name: str, result: Result) -> None:
-        """Store and return once JetStream has acknowledged the whole. A second time with the same name replaces it.
+    async def put(self, tenant: str, name: str, result: Result) -> int:
+        """Store an object and return its sequence once JetStream has acknowledged the whole.
 
-        Tries `STORE_TRIES_MAX` times, a full bucket once; each may take the append's own time-out. Raises the last
-        BusError.
+        A second time with the same name replaces it. Tries `STORE_TRIES_MAX` times, a full bucket once; each may take
+        the append's own time-out. Raises the last BusError.
         """
         bucket = result_bucket(self._prefix, tenant)
-        for left in reversed(range(STORE_TRIES_MAX)):
+        return await self._again(lambda: self._put(bucket, name, result))
+
+    async def put_together(self, tenant: str, lines: Sequence[bytes]) -> int:
+        """Store the lines of small results in one message and return its sequence. Tries and raises as `put`."""
+        bucket = result_bucket(self._prefix, tenant)
+        return await self._again(lambda: self._append(bucket, _together_subject(bucket), together(lines)))
+
+    @staticmethod
+    async def _again(store: Callable[[], Awaitable[int]]) -> int:
+        left = STORE_TRIES_MAX
+        while True:
+            left -= 1
             try:
-                return await self._put(bucket, name, result)
+                return await store()
             except BusError as error:
                 if not left or (isinstance(error, JetStreamRefused) and error.err_code == ERR_STREAM_FULL):
                     raise
                 await asyncio.sleep(STORE_RETRY_S)
-        return None
 
-    async def get(self, tenant: str, name: str) -> Result | None:
-        """A result, whole and checked against its digest; None where the bucket has none of that name.
+    async def get(self, tenant: str, name: str, seq: int | None = None) -> Result | None:
+        """Return a result: of the message that its worker reported, else (None) the object of that name.
 
-        Raises BusError: what the connection raises, and StreamGap where pieces are missing.
+        None where there is none of that name any more. An object is whole and checked against its digest. Raises
+        BusError: what the connection raises, and StreamGap where pieces are missing.
         """
         bucket = result_bucket(self._prefix, tenant)
         stream = f"OBJ_{bucket}"
         try:
-            kept = await self._jetstream.get_last(stream, _meta_subject(bucket, name))
+            if seq is None:
+                kept = await self._jetstream.get_last(stream, _meta_subject(bucket, name))
+            else:
+                kept = await self._jetstream.get_message(stream, seq)
         except JetStreamRefused as error:
             if error.err_code == ERR_STREAM_NOT_FOUND:
                 return None
             raise
+        if kept is not None and kept.subject == _together_subject(bucket):
+            return _found_in(kept.data, name)
+        if kept is not None and kept.subject != _meta_subject(bucket, name):
+            return None  # of a bucket that was made anew since
         meta = None if kept is None else _decode_meta(kept.data)
         if kept is None or meta is None or meta.deleted:
             return None
@@ -158,7 +214,7 @@ class ResultStore:
             raise StreamGap(stream, kept.seq, 0)  # a replica that lags behind answered: ask again
         return Result(meta.headers.get("Content-Type", ["application/octet-stream"])[0], data)
 
-    async def _put(self, bucket: str, name: str, result: Result) -> None:
+    async def _put(self, bucket: str, name: str, result: Result) -> int:
         nuid = secrets.token_hex(11)
         chunks_subject = f"$O.{bucket}.C.{nuid}"
         data = memoryview(result.data)
@@ -177,18 +233,19 @@ class ResultStore:
                 "digest": _digest(result.data),
                 "mtime": datetime.now(UTC).isoformat(),
             }
-            await self._append(bucket, _meta_subject(bucket, name), _encode(meta), {"Nats-Rollup": "sub"})
+            return await self._append(bucket, _meta_subject(bucket, name), _encode(meta), {"Nats-Rollup": "sub"})
         except BusError:
             await self._forget(bucket, chunks_subject)
             raise
 
-    async def _append(self, bucket: str, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> None:
+    async def _append(self, bucket: str, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> int:
         answer = await self._jetstream.append(subject, payload, headers)
         if isinstance(answer, JsError) and answer.nobody_listens:
             await self._make(bucket)
             answer = await self._jetstream.append(subject, payload, headers)
         if isinstance(answer, JsError):
             raise JetStreamRefused(f"keep a result in {bucket}", answer.code, answer.err_code, answer.description)
+        return answer.seq
 
     async def _make(self, bucket: str) -> None:
         config = {
@@ -216,6 +273,22 @@ class ResultStore:
 
 def _meta_subject(bucket: str, name: str) -> str:
     return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+def _together_subject(bucket: str) -> str:
+    return f"$O.{bucket}.C.{TOGETHER}"
+
+
+def _found_in(message: bytes, name: str) -> Result | None:
+    """Return the result of this name from a message of small ones."""
+    found = next((line for line in _decode_lines(message).results if line.result == name), None)
+    if found is None or found.value is msgspec.UNSET:
+        return None
+    if found.content_type == "application/json":
+        return Result(found.content_type, bytes(found.value))
+    text: str = msgspec.json.decode(found.value)
+    data = base64.b64decode(text) if found.content_type == "application/octet-stream" else text.encode()
+    return Result(found.content_type, data)
 
 
 def _digest(data: bytes) -> str:

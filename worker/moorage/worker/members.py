@@ -167,6 +167,7 @@ class Members:
             if not self._reign_holds(frame.reign):
                 return
             self.session.renewed(frame.n)
+            self.session.level = frame.level
             self._set_fence()
             if frame.draining != self.draining:
                 self.draining = frame.draining

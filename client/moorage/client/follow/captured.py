@@ -8,7 +8,7 @@ from typing import Final
 from moorage.client.follow.output import Piece, tail_of
 from moorage.client.follow.ports import Reads
 from moorage.client.follow.result import Result, decided
-from moorage.schemas.frames import StreamName
+from moorage.schemas.frames import ResultLine, StreamName
 
 #: characters kept of each stream of each replica; of more, the beginning is let go
 STREAM_CHARS_MAX: Final = 16 * 1024 * 1024
@@ -56,6 +56,13 @@ class Tail:
         self._chars += len(piece.text)
         while self._chars > TAIL_CHARS_MAX and len(self._texts) > 1:
             self._chars -= len(self._texts.popleft())
+
+    def take_of(self, results: dict[str, ResultLine], result: Result) -> None:
+        """Take what was sent of the member that decided how a function ended."""
+        last = decided(result.changes, result.state)
+        line = None if last is None else results.pop(f"{result.job}.{last.replica}.{last.fence}", None)
+        if line is not None:
+            self._texts.append(line.tail)
 
     async def or_kept(self, reads: Reads, result: Result) -> str:
         """Return the last lines; where nothing was taken, those that the worker keeps of the member that decided."""

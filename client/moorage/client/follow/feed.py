@@ -24,7 +24,7 @@ from moorage.client.follow.ports import Asks
 from moorage.client.follow.story import Story
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Event, Events
+from moorage.schemas.frames import Event, Events, ResultLine, Results
 
 #: how long a client goes on listening after it awaited a result
 LINGER_S: Final = 5.0
@@ -33,9 +33,12 @@ OTHERS_PER_OWN: Final = 32
 OTHERS_FREE: Final = 5_000
 #: it does not linger for so long after it received more than that
 CROWDED_OUT_S: Final = 60.0
+#: results that were received and not asked for yet; of more, the oldest are let go and can still be read
+RESULTS_MAX: Final = 4096
 #: transitions that are kept of a submitted job that is not followed yet
 HELD_MAX: Final = 64
 
+_decode_results: Final[Decoder[Results]] = Decoder(Results, from_leader=True)
 decode_events: Final[Decoder[Events]] = Decoder(Events, from_leader=True)
 
 
@@ -64,6 +67,9 @@ class Feed:
         self._listeners: dict[str, list[Listener]] = {}
         self._expected: weakref.WeakValueDictionary[str, Story] = weakref.WeakValueDictionary()
         self._subscription: Subscribed | None = None
+        #: by name: small results of the jobs that are followed here, as they were sent to all
+        self.results: dict[str, ResultLine] = {}
+        self._results: Subscribed | None = None
         self._changing = asyncio.Lock()  # one task subscribes or unsubscribes at a time
         self._lingers_until_s = 0.0
         self._lingers_not_until_s = 0.0
@@ -121,8 +127,14 @@ class Feed:
         """Whether jobs that are submitted now are heard from their first event on."""
         return bool(self._lingers_until_s) and self._subscription is not None and not self.is_refused
 
-    async def linger(self) -> None:
-        """Listen for the next LINGER_S; the server knows of it before anything that is sent next."""
+    @property
+    def has_results(self) -> bool:
+        """Whether small results of the jobs that are submitted now are received."""
+        return self.lingers and self._results is not None and self._results.refused is None
+
+    async def linger(self, *, results: bool = False) -> None:
+        """Listen for the next LINGER_S, with `results` to those of functions as well; the server knows of it before
+        anything that is sent next."""
         now_s = self._loop.time()
         if self.is_refused:
             self._lingers_not_until_s = math.inf
@@ -136,6 +148,11 @@ class Feed:
             async with self._changing:
                 if self._subscription is None:
                     self._subscription = await self._asks.subscribe_ahead(self._subject, self._on_frame)
+        if results and self._results is None:
+            async with self._changing:
+                if self._results is None:
+                    subject = self._asks.subjects.results(self._asks.tenant)
+                    self._results = await self._asks.subscribe_ahead(subject, self._on_results)
 
     def expect(self, job: str) -> Story | None:
         """Return the story of a job that is submitted next, merged from now on for as long as the caller holds it.
@@ -174,17 +191,35 @@ class Feed:
         self._lingers_until_s = 0.0
         self.refresh()
         self._expected.clear()
-        if not self._listeners:
+        if not self._listeners or self._results is not None:
             self._ending = self._loop.create_task(self._end())
 
     async def _end(self) -> None:
         async with self._changing:
-            subscription = self._subscription
+            subscription, results = self._subscription, self._results
+            if results is not None and not self._lingers_until_s:
+                self._results = None
+                self.results.clear()
+                await results.unsubscribe()
             if subscription is not None and not self._listeners and not self._lingers_until_s:
                 self._subscription = None
                 await subscription.unsubscribe()
 
     # -- what comes in
+
+    def _on_results(self, delivery: Delivery) -> None:
+        try:
+            lines = _decode_results(delivery.data).results
+        except Refused:
+            return  # they can be read
+        for line in lines:
+            job = line.result.partition(".")[0]
+            if job in self._listeners or job in self._expected:
+                self.results[line.result] = line
+            else:
+                self._others += 1
+        while len(self.results) > RESULTS_MAX:
+            del self.results[next(iter(self.results))]
 
     def _on_frame(self, delivery: Delivery) -> None:
         listeners, expected = self._listeners, self._expected

@@ -21,6 +21,7 @@ from moorage.scheduler.core.records import (
     STEP_WIDTH,
     Op,
     ending,
+    exiting,
     packed,
 )
 from moorage.scheduler.core.state import (
@@ -45,7 +46,7 @@ from moorage.scheduler.core.state import (
     Worker,
     extra_of,
 )
-from moorage.schemas.frames import Fact
+from moorage.schemas.frames import RESULT_LEVEL, Fact, result_of
 from moorage.schemas.printable import shown
 
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
@@ -319,8 +320,13 @@ class Draft:
         self.add(Tombstone(tenant, job, sequence))
         self.tombstones.setdefault(tenant, set()).add(job)
 
-    def complete_runs(self, members: list[Member]) -> bool:
-        """These have been claimed, started, ended with success and are free: one step each.
+    def result_of(self, detail: str) -> int | None:
+        """Return which message has the result of an attempt, by the detail of its end; None where no record may hold
+        it, or the worker has not reported it."""
+        return result_of(detail) if self.state.level >= RESULT_LEVEL else None
+
+    def complete_runs(self, members: list[Member], results: list[int | None]) -> bool:
+        """These have been claimed, started, ended with success and these results, and are free: one step each.
 
         False, and nothing was done, unless each is there once, is placed and no gang's, and this record has no step
         about it or its replica yet.
@@ -333,10 +339,10 @@ class Draft:
             replica = member.replica
             if member.phase != AT_PLACED or replica.state != PLACED or replica in changed or replica.job.gang:
                 return False
-        for member in members:
+        for member, result in zip(members, results, strict=True):
             replica = member.replica
             job = replica.job
-            steps += (_RUN, job.num, replica.index, SUCCEEDED, 0, 0)
+            steps += (_RUN, job.num, replica.index, SUCCEEDED if result is None else exiting(SUCCEEDED, result), 0, 0)
             row = changed[replica] = DraftReplica(replica)
             row.state = SUCCEEDED
             row.member = None
@@ -369,10 +375,13 @@ class Draft:
             self._phase[member] = AT_RUNNING
             self._change(replica).state = RUNNING
         elif kind == "exited":
-            if not run.started or run.exited or fact.code or fact.detail not in _WELL:
+            if not run.started or run.exited or fact.code:
+                return False
+            result = None
+            if fact.detail not in _WELL and (result := self.result_of(fact.detail)) is None:
                 return False
             run.exited = True
-            run.to = SUCCEEDED
+            run.to = exiting(SUCCEEDED, result)
             self._phase[member] = AT_EXITED
             row = self._change(replica)
             row.state = SUCCEEDED
@@ -402,7 +411,7 @@ class Draft:
         self._phase[member] = AT_RUNNING
         self._change(replica).state = RUNNING
 
-    def exit(self, replica: Replica, member: Member, to: int, code: int, why: str) -> None:
+    def exit(self, replica: Replica, member: Member, to: int, code: int, why: str, result: int | None = None) -> None:
         """The attempt is over, its tree gone; the member lingers until its devices are seen free."""
         run = self._runs.get(member)
         if run is not None and not run.started:
@@ -412,7 +421,7 @@ class Draft:
             run = self._runs[member] = _Run(False)
             self.bytes += RUN_BYTES
         run.exited = True
-        run.to, run.code, run.note = to, code, self.note(why)
+        run.to, run.code, run.note = exiting(to, result), code, self.note(why)
         if to == EXITED:
             self.ended[replica] = code, why
         self._phase[member] = AT_EXITED

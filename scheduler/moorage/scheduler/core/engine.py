@@ -549,7 +549,7 @@ class Engine:
             wanted.add(member)
         for event, frame, host in flight.renewed:
             host.last_ms = mono_ms
-            renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining")
+            renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining", level=state.level)
             out.answers.append((event.reply, encode(renewed, json=event.json)))
             unknown = writer.want_differences(wanted, host.worker, frame.held, frame.no)
             self.reports[host.worker.num] = reported(self.reports.get(host.worker.num), unknown)

@@ -22,7 +22,7 @@ class Op(IntEnum):
     PLACE = 0  #: a worker number, b slot mask, c sharing mode, and above it a rate (see `placing`)
     CLAIM = 1  #: c note: address of rank 0 of a gang
     START = 2
-    EXIT = 3  #: attempt over, tree gone: a next state, b exit code, c note
+    EXIT = 3  #: attempt over, tree gone: a next state and above it a result (see `exiting`), b exit code, c note
     REFUSE = 4  #: attempt over before it began: a next state, b exit code, c note
     WITHDRAW = 5  #: attempt over on our request, never ran: a next state, c note
     LOSE = 6  #: attempt over with its worker's session: a next state, c note
@@ -34,8 +34,8 @@ class Op(IntEnum):
     QUARANTINE = 12  #: a member whose attempt is over (see `packed`), b slot mask: the device did not become free
     # several of the steps above about one member, in one step
     BEGIN = 13  #: CLAIM and START
-    DONE = 14  #: EXIT and FREE: a next state, b exit code, c note
-    RUN = 15  #: CLAIM, START, EXIT and FREE: a next state, b exit code, c note
+    DONE = 14  #: EXIT and FREE: a, b and c as EXIT
+    RUN = 15  #: CLAIM, START, EXIT and FREE: a, b and c as EXIT
 
 
 #: ops for what a worker reported; all others are decisions of the scheduler or of an actor
@@ -67,6 +67,18 @@ NOTICE_S_MAX: Final = 3600
 def ending(becomes: int, notice_s: int) -> int:
     """The argument of an END step: the next state, and the seconds between the checkpoint signal and the end."""
     return notice_s << NOTICE_BITS | becomes
+
+
+STATE_BITS: Final = 8
+STATE_MASK: Final = (1 << STATE_BITS) - 1
+
+
+def exiting(to: int, result: int | None) -> int:
+    """Return the argument of an EXIT step: the next state, and which message has the result (0: there is none).
+
+    None where the worker does not report that.
+    """
+    return to if result is None else result + 1 << STATE_BITS | to
 
 
 #: a ledger has numbers for so many workers
@@ -127,7 +139,7 @@ MODE_OF: Final = {"exclusive": Mode.EXCLUSIVE, "mps": Mode.MPS, "time-slice": Mo
 
 
 #: the feature level that the ledger must have before a record may hold what is no act: the notice in an END step, LOSE
-#: with LOST_KEPT of what is ENDING, and a job that is accepted without its id
+#: with LOST_KEPT of what is ENDING, and a job that is accepted without its id. A result has `RESULT_LEVEL`
 NOTICE_LEVEL: Final = 2
 KEPT_WHILE_ENDING_LEVEL: Final = 2
 ID_IN_BODY_LEVEL: Final = 2

@@ -80,8 +80,9 @@ CODE: Final = 7  # the exit code
 WHY: Final = 8
 FENCE: Final = 9
 BY: Final = 10  # its actor as `records.actor` writes it; empty for the scheduler
+RESULT: Final = 11  # which message has the result, 0 for none; only in the rows of attempts of which that is known
 #: one transition, a plain tuple as there are millions
-Transition = tuple[int, int, int, int, int, int, int, int, str, int, str]
+Transition = tuple[int, int, int, int, int, int, int, int, str, int, str, *tuple[int, ...]]
 MemberKey = tuple[str, str, int, int]
 #: what is wrong with a device: kind, detail, since which ledger ms, 1 if members on it have to leave
 Ailment = tuple[str, str, int, int]

@@ -17,6 +17,8 @@ from moorage.schemas.frames.lease_session import (
     NOT_HERE,
     NOT_PERMITTED,
     OTHERS,
+    RESULT,
+    RESULT_LEVEL,
     SUSPECT_S,
     End,
     Fact,
@@ -33,6 +35,7 @@ from moorage.schemas.frames.lease_session import (
     Start,
     Unwell,
     Wanted,
+    result_of,
 )
 from moorage.schemas.frames.output import (
     LOG_OFFSET_MAX,
@@ -42,6 +45,8 @@ from moorage.schemas.frames.output import (
     LogsAsked,
     Output,
     ReadLog,
+    ResultLine,
+    Results,
     StreamName,
 )
 from moorage.schemas.frames.told import Accepted, Answer, Change, Event, Events
@@ -56,6 +61,8 @@ __all__ = [
     "NOT_HERE",
     "NOT_PERMITTED",
     "OTHERS",
+    "RESULT",
+    "RESULT_LEVEL",
     "SUSPECT_S",
     "VERSION",
     "Accepted",
@@ -89,6 +96,8 @@ __all__ = [
     "ReadLog",
     "Renew",
     "Renewed",
+    "ResultLine",
+    "Results",
     "RollCall",
     "SlotLoad",
     "Standing",
@@ -97,4 +106,5 @@ __all__ = [
     "StreamName",
     "Unwell",
     "Wanted",
+    "result_of",
 ]

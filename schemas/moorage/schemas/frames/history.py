@@ -11,7 +11,8 @@ from moorage.schemas.frames.version import VERSION
 
 class Moved(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A transition as the history packs it: `state` is a position in the frame's `states`, `worker` a key of its
-    `workers` or -1, `slots` a bit mask of that worker's GPUs, `by` as `Change` has it, then a blank and what was said.
+    `workers` or -1, `slots` a bit mask of that worker's GPUs, `by` as `Change` has it, then a blank and what was said,
+    `result` as `Change` has it; most rows end before it.
 
     A `state` below 0 counts from the end of `states`: -1 is the last one (an operator's act on the job).
     """
@@ -27,6 +28,7 @@ class Moved(msgspec.Struct, frozen=True, gc=False, array_like=True):
     why: str
     fence: int
     by: str = ""
+    result: int | None = None
 
 
 class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -22,6 +22,23 @@ ABOUT_THE_JOB: Final = (NOT_PERMITTED, NOT_HERE, CANNOT_RUN)
 SUSPECT_S: Final = 30.0
 #: in rules by tenant, every tenant that is not named
 OTHERS: Final = "*"
+#: how the detail of an `exited` fact begins that names the attempt's result; behind it stands what `result_of` reads
+RESULT: Final = "result:"
+#: a worker reports it once the ledger has this feature level: a scheduler of the release before would take it for the
+#: reason of a failure
+RESULT_LEVEL: Final = 2
+RESULT_DIGITS_MAX: Final = 14
+
+
+def result_of(detail: str) -> int | None:
+    """Return which message of the tenant's stream of results a detail names: its sequence, 0 for no result.
+
+    None for a detail that names none, as of a worker or a scheduler of an older release.
+    """
+    digits = detail[len(RESULT) :]
+    if not detail.startswith(RESULT) or len(digits) > RESULT_DIGITS_MAX or not (digits.isascii() and digits.isdigit()):
+        return None
+    return int(digits)
 
 
 class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -42,10 +59,11 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What happened to a member at its worker. Only a fact frees a GPU.
 
     `code` is the exit status for `exited` (negative: minus the signal), else 0. `detail` is one short word or line:
-    for `exited` the reason (exit, timeout, end, fence, start-failed, lost), for `refused` why, for `claimed` of rank
-    0 of a gang `address:port`, for `quarantined` the slots as `0,3`. A refusal that begins with `cannot-run: ` is the
-    request's fault and ends the job; with `not-here: ` or `not-permitted: ` the job goes to another worker and its GPUs
-    stay open; any other is tried again after a pause.
+    for `exited` the reason (exit, timeout, end, fence, start-failed, lost) or, with code 0 and from feature level 2 on,
+    `result:` and the sequence of the message that has the result (0: there is none), for `refused` why, for `claimed`
+    of rank 0 of a gang `address:port`, for `quarantined` the slots as `0,3`. A refusal that begins with `cannot-run: `
+    is the request's fault and ends the job; with `not-here: ` or `not-permitted: ` the job goes to another worker and
+    its GPUs stay open; any other is tried again after a pause.
     """
 
     kind: FactKind
@@ -95,6 +113,7 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
 
     The worker begins to end its jobs `lease_s` after it sent the last renewal that was answered, and leaves them at
     most `grace_s` to end. `formerly` is the id of the ledger that `ledger` was restored from, on an operator's word.
+    `level` is the ledger's feature level: what a worker reports only from some level on waits for it.
     """
 
     session: str
@@ -106,6 +125,7 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
     ledger: str
     v: int = VERSION
     formerly: str = ""
+    level: int = 1
 
 
 class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="renew"):
@@ -134,13 +154,15 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
     """Sent once a ledger record is acknowledged that was appended after the renewal came: that proves the reign.
 
-    `draining`: an operator drains the worker, which asks back what it lends to processes of its host.
+    `draining`: an operator drains the worker, which asks back what it lends to processes of its host. `level` as in
+    `Joined`: an operator may have raised it.
     """
 
     n: int
     reign: int
     v: int = VERSION
     draining: bool = False
+    level: int = 1
 
 
 class FactFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="facts"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -28,6 +28,30 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     end: bool = False
     next: int = 0
     data: bytes | None = None
+
+
+class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function's result, named `<job>.<replica>.<fence>` after its attempt; also the last line of its output.
+
+    `value` is left out where it is large. Bytes are in base64. `tail` is the end of what an attempt wrote that failed.
+    """
+
+    result: str
+    size_bytes: int = 0
+    content_type: str = ""
+    value: Any = msgspec.UNSET
+    tail: str = ""
+
+
+class Results(msgspec.Struct, frozen=True, tag_field="kind", tag="results"):
+    """Results that a worker finished in one turn: a message in the stream of the tenant's bucket.
+
+    Those of at most 2 KiB, and the tails of failed attempts, are sent to all who listen on `moorage.log.<tenant>.~.0`,
+    too, where they may be lost.
+    """
+
+    results: list[ResultLine]
+    v: int = VERSION
 
 
 #: bytes of output in one page

@@ -28,6 +28,9 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     `by` is whose doing it was: `tenant:<tenant>` or `operator` as the subject proves it, `worker` for what the one
     in `worker` reported, nothing for the scheduler's own (a placement, a deadline, a loss). `said` is the name that
     the tenant or operator gave itself, at most 64 characters; nobody has proven it.
+
+    `result` is the sequence of the message in the tenant's stream of results that has what the attempt returned, 0 if
+    it returned nothing. Null if that was not reported: an object may be named for the attempt all the same.
     """
 
     rev: int
@@ -42,6 +45,7 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     fence: int = 0  # the record that placed it: grows with every attempt
     by: str = ""
     said: str = ""
+    result: int | None = None
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="event"):

@@ -16,9 +16,9 @@ import contextlib
 import inspect
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -27,13 +27,23 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.driver_config import HandlerBlock
 from moorage.schemas.errors import MoorageError, problem, refuse
+from moorage.schemas.frames import RESULT, RESULT_LEVEL, ResultLine
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
+from moorage.schemas.subjects import ALL_JOBS
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.drivers.handler_call import Exited, Handler, at_once, contained, in_thread, words_of
 from moorage.worker.environment import SharingUnavailable, lay_over
 from moorage.worker.handler_context import DRIVER, HandlerCancelled, HandlerContext
-from moorage.worker.handler_results import Result, encode_result, inline, result_object
+from moorage.worker.handler_results import (
+    CHUNK_BYTES,
+    TOGETHER_BYTES_MAX,
+    Result,
+    encode_result,
+    line_of,
+    result_object,
+    together,
+)
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
@@ -47,6 +57,10 @@ RUNNING_MAX: Final = 256
 PROGRESS_PER_S_MAX: Final = 5
 #: of a traceback on the log subject: its end, which names the error
 TRACEBACK_CHARS_MAX: Final = 8 * 1024
+#: and as far as it is sent to those that wait for the result
+TAIL_CHARS_MAX: Final = 2 * 1024
+#: of the line of a result that is sent to all of its tenant that wait for some, about as long as the events of its job
+SENT_BYTES_MAX: Final = 2 * 1024
 DETAIL_CHARS_MAX: Final = 200
 #: how long closing waits for functions that were asked to stop
 CLOSE_S_MAX: Final = 1.0
@@ -63,7 +77,9 @@ log = logging.getLogger("moorage.worker")
 class Store(Protocol):
     """Where results are kept; see `handler_results.ResultStore`."""
 
-    async def put(self, tenant: str, name: str, result: Result) -> None: ...
+    async def put(self, tenant: str, name: str, result: Result) -> int: ...
+
+    async def put_together(self, tenant: str, lines: Sequence[bytes]) -> int: ...
 
 
 class _Progress(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,13 +89,9 @@ class _Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
 
 
-class _ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of standard output: the object that holds the result, and a small result itself."""
-
-    result: str
-    size_bytes: int
-    content_type: str
-    value: object = msgspec.UNSET
+def _result_of(running: _Running) -> str:
+    context = running.context
+    return result_object(context.job, context.replica, context.fence)
 
 
 class _Full(MoorageError):
@@ -109,6 +121,8 @@ class HandlerDriver(Driver):
     """`handlers` by name. `on_overdue` is called in the event loop for a function that does not stop.
 
     Without `threads` a plain function is called in the event loop, where nothing can ask it to stop: for virtual time.
+    `level` tells the ledger's feature level: from `RESULT_LEVEL` on small results are kept together, and the end of a
+    job names the message that has its result.
     """
 
     name = DRIVER
@@ -128,6 +142,7 @@ class HandlerDriver(Driver):
         on_overdue: Overdue | None = None,
         threads: bool = True,
         policy: Policy | None = None,
+        level: Callable[[], int] = lambda: 1,
     ) -> None:
         super().__init__()
         self._policy = policy or Policy({}, {}, {}, None, {})
@@ -140,6 +155,8 @@ class HandlerDriver(Driver):
         self._on_overdue = on_overdue
         self._running: dict[MemberName, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._level = level
+        self._small: dict[str, list[tuple[_Running, bytes]]] = {}  # by tenant: lines of results that are to be kept
         self._fence_s = NEVER_S
         self._closed = False
 
@@ -320,46 +337,90 @@ class HandlerDriver(Driver):
         elif error is not None:
             text = "".join(traceback.format_exception(error))
             self._say(running, "err", text[-TRACEBACK_CHARS_MAX:])
+            tail = carried(text[-TAIL_CHARS_MAX:])
+            self._say_to_all(running.context.tenant, [encode(ResultLine(_result_of(running), tail=tail))])
             self._over(running, CODE_FAILED, words_of(error))
         elif running.reason or running.notice is not None:
             self._over(running, 0, running.reason or "end")  # what it saved is for the next attempt
         elif (value := work.result()) is None:
-            self._over(running, 0, "exit")
+            self._over(running, 0, f"{RESULT}0" if self._level() >= RESULT_LEVEL else "exit")
         else:
             running.storing = True
-            task = asyncio.get_running_loop().create_task(self._keep(running, value))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(running, value)
 
-    async def _keep(self, running: _Running, value: object) -> None:
-        context = running.context
-        name = result_object(context.job, context.replica, context.fence)
+    def _keep(self, running: _Running, value: object) -> None:
+        """Begin to store a result. The lines of small ones wait for those that their worker finishes in this turn, and
+        while the lines before them are stored."""
+        context, name = running.context, _result_of(running)
         try:
             result = encode_result(value)
-            async with asyncio.timeout(STORE_S_MAX):
-                await self._store.put(context.tenant, name, result)
-        except TimeoutError:
-            self._over(running, CODE_FAILED, f"the result could not be kept: not within {STORE_S_MAX:g} s")
-            return
+            line = line_of(name, result)
         except Exception as error:  # whatever it was, the job is over, and its GPUs are free
-            why = error.problem.message if isinstance(error, MoorageError) else words_of(error)
-            self._over(running, CODE_FAILED, f"the result could not be kept: {why}")
+            self._not_kept([running], error)
             return
-        small = inline(result)
-        line = _ResultLine(
-            name, len(result.data), result.content_type, msgspec.UNSET if small is None else cast(Any, small)
-        )
-        self._flush_progress(running)  # what was said first stands first
-        self._say(running, "out", encode(line).decode() + "\n")
-        self._over(running, 0, "exit")
+        if (is_old := self._level() < RESULT_LEVEL) or len(result.data) > TOGETHER_BYTES_MAX:
+            storing = self._store.put(context.tenant, name, result)
+            self._spawn(self._store_all([(running, line)], storing, "exit" if is_old else ""))
+        elif (waiting := self._small.get(context.tenant)) is not None:
+            waiting.append((running, line))
+        else:
+            self._small[context.tenant] = [(running, line)]
+            self._spawn(self._store_small(context.tenant))
+
+    async def _store_small(self, tenant: str) -> None:
+        """Store the lines that wait, one message after the other."""
+        while waiting := self._small[tenant]:
+            size = count = 0
+            while count < len(waiting) and (not count or size + len(waiting[count][1]) < CHUNK_BYTES):
+                size += len(waiting[count][1]) + 1
+                count += 1
+            kept, self._small[tenant] = waiting[:count], waiting[count:]
+            await self._store_all(kept, self._store.put_together(tenant, [line for _, line in kept]))
+        del self._small[tenant]
+
+    async def _store_all(
+        self, kept: list[tuple[_Running, bytes]], storing: Coroutine[Any, Any, int], reason: str = ""
+    ) -> None:
+        """Report the end of these, with their lines on their log subjects, once `storing` has given the sequence.
+
+        The report names the sequence, unless it gives another reason.
+        """
+        try:
+            async with asyncio.timeout(STORE_S_MAX):
+                seq = await storing
+        except Exception as error:
+            self._not_kept([running for running, _ in kept], error)
+            return
+        reason = reason or f"{RESULT}{seq}"
+        self._say_to_all(kept[0][0].context.tenant, [line for _, line in kept if len(line) <= SENT_BYTES_MAX])
+        for running, line in kept:
+            self._flush_progress(running)  # what was said first stands first
+            self._close_run(running, line.decode() + "\n")
+        self.report(Ended([(running.context.name, 0, reason) for running, _ in kept]))
+
+    def _not_kept(self, lost: list[_Running], error: Exception) -> None:
+        why = f"not within {STORE_S_MAX:g} s" if isinstance(error, TimeoutError) else words_of(error)
+        if isinstance(error, MoorageError):
+            why = error.problem.message
+        for running in lost:
+            self._over(running, CODE_FAILED, f"the result could not be kept: {why}")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _over(self, running: _Running, code: int, reason: str) -> None:
         self._flush_progress(running)
-        self._cancel_timers(running)
-        for stream in ("out", "err"):
-            self._say(running, stream, "", end=True)
-        del self._running[running.context.name]
+        self._close_run(running)
         self.report(Ended([(running.context.name, code, carried(reason[:DETAIL_CHARS_MAX]))]))
+
+    def _close_run(self, running: _Running, last: str = "") -> None:
+        """End the streams, standard output with its last line."""
+        self._cancel_timers(running)
+        self._say(running, "out", last, end=True)
+        self._say(running, "err", "", end=True)
+        del self._running[running.context.name]
 
     @staticmethod
     def _cancel_timers(running: _Running) -> None:
@@ -368,6 +429,11 @@ class HandlerDriver(Driver):
                 timer.cancel()
 
     # -- what is said
+
+    def _say_to_all(self, tenant: str, lines: list[bytes]) -> None:
+        """Send results to all of a tenant that wait for some: one message a turn, and no subscription a job."""
+        if lines:
+            self.publish((tenant, ALL_JOBS, 0, 0, 0), together(lines))
 
     def _say_progress(self, running: _Running) -> None:
         """Say the newest, then let the next one wait."""

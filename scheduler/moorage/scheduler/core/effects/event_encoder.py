@@ -83,7 +83,7 @@ class EventEncoder:
             )
             told = 1
         rows = story[told - rev :] if rev > told else ()  # each row of the story has a revision of its own
-        for number, ms, index, attempt, to, num, mask, code, why, fence, actor in rows:
+        for number, ms, index, attempt, to, num, mask, code, why, fence, actor, *result in rows:
             changes += (
                 f'{{"rev":{number},"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"{STORY_WORDS[to]}"'
             )
@@ -108,6 +108,8 @@ class EventEncoder:
                     last = f',"why":{_text(why).decode()}'
                     changes += last
             changes += _BY_WORKER if actor == BY_WORKER else _by(actor) if actor else "},"
+            if result:
+                changes = f'{changes[:-2]},"result":{result[0]}}},'
         state = STATES[job.replicas[0].state] if len(job.replicas) == 1 else job.state
         return (
             f'{{"kind":"event","tenant":"{job.tenant}","job":"{job.name}","rev":{rev},"state":"{state}"'
@@ -136,10 +138,12 @@ class EventEncoder:
 
     def _ran(self, job: Job, row: Transition) -> bytes:
         """What most jobs come to: claimed, started and ended in one record, which differ in little."""
-        rev, ms, index, attempt, to, num, _, code, _, fence, _ = row
+        rev, ms, index, attempt, to, num, _, code, _, fence, _, *result = row
         worker, simulated = self._workers.get(num) or self._worker(num)
         key = rev, ms, index, attempt, to, code, fence
         claimed, running, ended, end = self._last.get(key) or self._ended(key)
+        if result:
+            end = f'{end[:-2]},"result":{result[0]}}}]'
         return (
             f'{{"kind":"event","tenant":"{job.tenant}","job":"{job.name}{claimed}{worker}{running}{worker}{ended}'
             f"{worker}{end}{_SIMULATED if simulated else '}'}"

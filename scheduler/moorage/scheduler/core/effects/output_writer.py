@@ -104,6 +104,7 @@ class OutputWriter:
             config.grace_s,
             state.ledger_id,
             formerly=state.former_of(frame.ledger),
+            level=state.level,
         )
         out.answers.append((event.reply, encode(joined, json=event.json)))
         self.want_differences(wanted, state.workers[event.worker], frame.holding, 0)

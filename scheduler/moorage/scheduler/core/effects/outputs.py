@@ -192,7 +192,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
         rows = rows[-count:]  # revisions are consecutive, and only the oldest rows leave memory
     changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
     workers = state.worker_by_num
-    for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor in rows:
+    for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor, *result in rows:
         by, said = actor, ""
         if " " in actor:
             by, _, said = actor.partition(" ")
@@ -212,6 +212,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
                     fence,
                     by,
                     said,
+                    result[0] if result else None,
                 )
             )
         else:

@@ -59,5 +59,5 @@ def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
         code = None if state in _UNENDED else move.code
         yield Change(
             move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code, move.why, move.fence,
-            by, said,
+            by, said, move.result,
         )  # fmt: skip

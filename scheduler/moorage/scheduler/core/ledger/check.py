@@ -11,7 +11,7 @@ from typing import Final
 from moorage.scheduler.core.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.folding import Checking, FoldError
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.records import STEP_WIDTH, Op, packed, unpacked
+from moorage.scheduler.core.records import STATE_MASK, STEP_WIDTH, Op, packed, unpacked
 from moorage.scheduler.core.state import (
     AT_EXITED,
     CLAIMED,
@@ -29,6 +29,7 @@ _PLACE, _RUN, _CLAIM, _START, _BEGIN = map(int, (Op.PLACE, Op.RUN, Op.CLAIM, Op.
 _EXIT, _DONE, _FREE, _QUARANTINE = map(int, (Op.EXIT, Op.DONE, Op.FREE, Op.QUARANTINE))
 _END, _MOVE, _BACKOFF, _GANG = map(int, (Op.END, Op.MOVE, Op.BACKOFF, Op.GANG))
 _OVER: Final = frozenset(map(int, (Op.REFUSE, Op.WITHDRAW, Op.LOSE)))
+_EXITS: Final = frozenset({_EXIT, _DONE, _RUN})
 _NOTED: Final = frozenset({_CLAIM, _EXIT, _DONE, _END, _MOVE, _RUN, *_OVER})
 #: a replica is named by job number times this, and its index
 _INDEX_MAX: Final = 1 << 20
@@ -84,11 +85,13 @@ def _check_steps(state: State, record: Record, new: list[int], workers: int) -> 
             if num - first < len(new) and 0 <= index < new[num - first] and 0 <= a < workers:
                 states[key], holds[key] = PLACED, a
                 continue
-        elif op == _RUN and a in _AFTER_RUNNING and not c and key not in states and num in jobs:
+        elif op == _RUN and a & STATE_MASK in _AFTER_RUNNING and not c and key not in states and num in jobs:
             replicas = jobs[num].replicas
             if 0 <= index < len(replicas) and replicas[index].state == PLACED and replicas[index].member is not None:
-                states[key], holds[key] = a, _FREE_OF_DEVICES
+                states[key], holds[key] = a & STATE_MASK, _FREE_OF_DEVICES
                 continue
+        if op in _EXITS:
+            a &= STATE_MASK
         if num < first:
             job = jobs.get(num)
             if job is None or not 0 <= index < len(job.replicas):

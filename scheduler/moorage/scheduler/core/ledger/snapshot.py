@@ -22,7 +22,6 @@ from moorage.scheduler.core.state import (
     StandingOrder,
     State,
     Tenant,
-    Transition,
     Window,
     Worker,
     new_job,
@@ -52,7 +51,7 @@ class _Job(msgspec.Struct, array_like=True):
     after: int
     count: int
     master: str
-    story: list[Transition]
+    story: list[tuple[Any, ...]]  # rows of `Transition`, whose length differs
     replicas: list[list[int]]
     parts: tuple[tuple[int, int, int], ...]
 

@@ -15,6 +15,8 @@ from moorage.scheduler.core.records import (
     MODE_BITS,
     NOTICE_BITS,
     REPORTED,
+    STATE_BITS,
+    STATE_MASK,
     STEP_WIDTH,
     Count,
     GangPhase,
@@ -116,8 +118,9 @@ class FoldingSteps(Folding):
         member = replica.member
         if member is None or replica.state != PLACED:
             raise self._illegal(replica, CLAIMED)
-        if a not in _AFTER_RUNNING:
-            raise self._illegal(replica, a)
+        to = a & STATE_MASK
+        if to not in _AFTER_RUNNING:
+            raise self._illegal(replica, to)
         why = self._note(c) if c else ""
         rev, time, index, attempt, state = job.rev, self.time, replica.index, replica.attempt, self.state
         holder, mask, fence, story = member.worker, member.mask, member.fence, job.story
@@ -127,13 +130,13 @@ class FoldingSteps(Folding):
         story += (
             (rev + 1, time, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
             (rev + 2, time, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
-            (rev + 3, time, index, attempt, a, worker, mask, b, why, fence, by),
+            (rev + 3, time, index, attempt, to, worker, mask, b, why, fence, by, *_result(a)),
         )
         job.rev = rev + 3
         job.started = True
-        replica.state = a
+        replica.state = to
         replica.member = None
-        if IS_TERMINAL[a]:
+        if IS_TERMINAL[to]:
             job.live -= 1
         state.transitions += 3
         if holder.quarantined or state.half_life_ms:
@@ -172,7 +175,7 @@ class FoldingSteps(Folding):
         member.phase = AT_EXITED
         self.members[member] = None
         replica.member = None
-        self._move(job, replica, a, b, self._note(c), member, by)
+        self._move(job, replica, a & STATE_MASK, b, self._note(c), member, by, *_result(a))
 
     def _done(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         """EXIT and FREE."""
@@ -230,7 +233,9 @@ class FoldingSteps(Folding):
 
     # ------------------------------------------------------------------------------------- what they share
 
-    def _move(self, job: Job, replica: Replica, to: int, code: int, why: str, member: Member | None, by: str) -> None:
+    def _move(
+        self, job: Job, replica: Replica, to: int, code: int, why: str, member: Member | None, by: str, *result: int
+    ) -> None:
         if to not in LEGAL[replica.state]:
             raise self._illegal(replica, to)
         replica.state = to
@@ -239,7 +244,7 @@ class FoldingSteps(Folding):
             job.live -= 1
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
         self.add_transition(
-            job, (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by)
+            job, (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by, *result)
         )
 
     def _note(self, number: int) -> str:
@@ -290,6 +295,11 @@ class FoldingSteps(Folding):
         tenant.rate_milli += rate_milli
         tenant.usage_base -= rate_milli * self.state.inflation
         self.rows[tenant] = None
+
+
+def _result(a: int) -> tuple[int, ...]:
+    """Return the last column of the row of an attempt that is over, if it has one; see `records.exiting`."""
+    return ((a >> STATE_BITS) - 1,) if a > STATE_MASK else ()
 
 
 _FoldStep = Callable[[FoldingSteps, int, Job, Replica, int, int, int, str], None]

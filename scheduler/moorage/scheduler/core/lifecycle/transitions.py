@@ -44,7 +44,7 @@ from moorage.scheduler.core.state import (
     Worker,
     every_slot,
 )
-from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, Fact
+from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, Fact, result_of
 from moorage.schemas.job import Request
 
 RETRY_BACKOFF_MS: Final = 1_000
@@ -84,6 +84,7 @@ def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact
         return []
     ends = facts[2 * count :]
     found: list[Member] = []
+    results: list[int | None] = []
     for claimed, started, exited, freed in zip(
         facts[:count], facts[count : 2 * count], ends[::2], ends[1::2], strict=True
     ):
@@ -99,11 +100,14 @@ def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact
             or not tenant == started.tenant == exited.tenant == freed.tenant
             or (claimed.kind, started.kind, exited.kind, freed.kind) != _WHOLE_RUN
             or exited.code
-            or exited.detail not in ("", "exit")
         ):
             return []
+        result = None
+        if exited.detail not in ("", "exit") and (result := draft.result_of(exited.detail)) is None:
+            return []
         found.append(member)
-    return found if draft.complete_runs(found) else []
+        results.append(result)
+    return found if draft.complete_runs(found, results) else []
 
 
 class Lifecycle:
@@ -211,7 +215,9 @@ class Lifecycle:
             draft.start(replica, member)
 
     def _exited(self, draft: Draft, replica: Replica, member: Member, state: int, code: int, detail: str) -> None:
-        job = replica.job
+        job, result = replica.job, None
+        if code == 0 and result_of(detail) is not None:
+            detail, result = "exit", draft.result_of(detail)
         well = code == 0 and detail in ("", "exit")
         why = "" if detail in ("", "exit") else detail
         cause = self._cause(detail)
@@ -222,19 +228,19 @@ class Lifecycle:
             self._claimed(draft, replica, member, "")
             state = CLAIMED
         if state == CANCELLING:
-            draft.exit(replica, member, SUCCEEDED if well else CANCELLED, code, why)
+            draft.exit(replica, member, SUCCEEDED if well else CANCELLED, code, why, result)
         elif draft.job(job).gang != GangPhase.NONE:
             if state == ENDING or (well and draft.job(job).gang == GangPhase.STARTED):
-                draft.exit(replica, member, EXITED, code, why)
+                draft.exit(replica, member, EXITED, code, why, result)
                 self._settle_gang(draft, job)
             else:
                 self._fail_gang(draft, replica, member, Op.EXIT, code, why or f"exit code {code}", cause)
         elif state == ENDING:
             to = SUCCEEDED if well else self._after_ending(draft, replica)
-            draft.exit(replica, member, to, code, why)
+            draft.exit(replica, member, to, code, why, result)
             self._back_to_queue(draft, replica, to, Count.NONE)
         elif well:
-            draft.exit(replica, member, SUCCEEDED, code, why)
+            draft.exit(replica, member, SUCCEEDED, code, why, result)
         elif detail == "timeout":
             draft.exit(replica, member, TIMED_OUT, code, why)
         else:
