@@ -10,12 +10,12 @@ from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import End
 from moorage.schemas.job import Request
 from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.journal import Journal, is_in_use
 from moorage.worker.member_messages import MemberName
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import body, name_of, place
 
 
