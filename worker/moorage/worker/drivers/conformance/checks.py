@@ -310,7 +310,7 @@ class DriverChecks:
 
         async def check(bench: Bench) -> None:
             name = bench.name()
-            limited = {"resources": {"memory_mib": MEMORY_MIB}}
+            limited: Job = {"resources": {"memory_mib": MEMORY_MIB}}
             await self._place(bench, name, "takes_memory", MEMORY_TAKEN_MIB, **limited)
             assert (await bench.ended(name)).code != 0
 
@@ -347,7 +347,7 @@ class DriverChecks:
 
         async def check(bench: Bench) -> None:
             name = bench.name("gang", 1)
-            gang = {"replicas": 2, "gpu": {"scheduling": "gang"}}
+            gang: Job = {"replicas": 2, "gpu": {"scheduling": "gang"}}
             await self._place(bench, name, "shows_environment", **gang, hold=True)
             await bench.heard("claimed", name)
             await asyncio.sleep(QUIET_S)
