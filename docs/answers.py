@@ -64,6 +64,7 @@ WORKER: Final[dict[str, str]] = {
     "quarantined": "slots that an operator has to release",
     "troubles": "GPUs that are not given out: `slot`, what is wrong, since when",
     "drain": "of a drain with a time: `begins_in_ms`, `leave_in_ms`, `ends_in_ms`, `by`, `why`; else left out",
+    "devices": "for the `worker` that was asked for: each GPU with its `slot` and what [hello](#hello) says of it",
 }
 
 

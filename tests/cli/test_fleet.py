@@ -30,6 +30,26 @@ async def test_the_fleet_is_a_table_with_what_fits_now(node: Node) -> None:
     assert {row["worker"] for row in frame["data"]["workers"]} >= set(workers)
 
 
+async def test_a_worker_shows_each_of_its_devices_with_its_ids(node: Node) -> None:
+    ran = await node.run("fleet", "sim-0001")
+    assert ran.code == 0
+    header, *rows = ran.rows
+    assert [(row[header.index("SLOT")], row[header.index("INDEX")]) for row in rows] == [
+        (str(at),) * 2 for at in range(4)
+    ]
+    frame = (await node.run("fleet", "sim-0001", "--json")).frame
+    (worker,) = frame["data"]["workers"]
+    assert [row[header.index("UUID")] for row in rows] == [device["uuid"] for device in worker["devices"]]
+    uuid = worker["devices"][2]["uuid"]
+    ran = await node.run("run", "--gpu-device", uuid, "--", "sh", "-c", "echo $MOORAGE_GPU_UUIDS")
+    assert ran.out.strip() == uuid, "what is shown is what a job may ask for"
+    for words, why in ((("no-such",), "no worker of this fleet has that id"), (("sim-0001", "--watch"), "whole fleet")):
+        ran = await node.run("fleet", *words)
+        assert ran.code != 0
+        assert why in ran.err
+    assert "devices" not in (await node.run("fleet", "--json")).frame["data"]["workers"][0]
+
+
 @pytest.mark.slow
 async def test_the_fleet_is_in_the_order_of_names_wherever_it_is_told(node: Node, unique: str) -> None:
     """Also of who joined last: one worker more, whose name comes before the node's own."""

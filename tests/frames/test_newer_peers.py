@@ -26,7 +26,7 @@ def test_the_frames_say_more() -> None:
 async def test_a_worker_runs_ends_and_starts_gangs(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.worker.scripted_leader.encode", encode_newer)
+    monkeypatch.setattr("moorage.worker.drivers.conformance.leader.encode", encode_newer)
     async with world(nats_url, unique, tmp_path) as w:
         agent = await w.add()
         seat = await w.leader.joined("w1")

@@ -20,6 +20,7 @@ from moorage.schemas.frames import End, Place, RollCall, Start
 from moorage.schemas.job import Request
 from moorage.worker.agent import Agent
 from moorage.worker.drivers.base import Assignment, Driver
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.host import HostFacts
@@ -30,7 +31,6 @@ from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from tests.servers import MortalServer
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 
 FACTS = HostFacts("w1", "host-1", "machine-1", "boot-1", 4000, 8192)
 

@@ -19,6 +19,7 @@ import moorage
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place, Start
 from moorage.worker.agent import Agent
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.member_messages import MemberName
 from moorage.worker.run import SUPERVISOR_FOLDER, Worker, start
@@ -27,7 +28,6 @@ from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.journal import Journal, read_journal, records_of
 from moorage.worker.supervisor.protocol import JOURNAL_NAME
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 
 AGENT = """
 import asyncio, signal, sys

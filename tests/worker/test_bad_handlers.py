@@ -12,12 +12,12 @@ from typing import Any
 import nats
 import pytest
 
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.handler_context import HandlerContext
 from moorage.worker.handler_results import result_bucket
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_handler import body, name_of, place
 
 #: what `os.listdir` gives for a file name that is no UTF-8

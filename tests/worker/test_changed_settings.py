@@ -13,12 +13,12 @@ import pytest
 
 from moorage.schemas.frames import End
 from moorage.worker.agent import Agent
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.restoring import same_slots
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import body, is_alive, name_of, pid_of, place, settings_of, state_folder
 
 

@@ -22,6 +22,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Place
 from moorage.schemas.job import Request
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.handler import HandlerDriver
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.handler_context import HandlerCancelled, HandlerContext
@@ -29,7 +30,6 @@ from moorage.worker.handler_results import INLINE_BYTES_MAX, result_bucket, resu
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 
 
 def body(*argv: str, gpu: Any = None, run: Any = None, **fields: Any) -> bytes:

@@ -52,7 +52,7 @@ async def test_an_amd_device_is_described(machine: MadeUpMachine) -> None:
             "gfx942",
         )
     ]
-    assert inventory.render_minor(0) == 128
+    assert inventory.nodes(0)[0] == "/dev/dri/renderD128"
     assert inventory.faults == []
     assert not inventory.simulated
 

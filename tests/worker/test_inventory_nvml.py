@@ -48,6 +48,7 @@ class Board:
     throttled: int = 0
     recovery_action: int = 0
     event_types: int = 0xB
+    minor: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     hang: threading.Event | None = None
     reads: int = 0
@@ -101,6 +102,9 @@ class PlayedNvml:
     def nvmlDeviceGetUUID(self, board: Board) -> str:
         self._check("uuid", board)
         return board.uuid
+
+    def nvmlDeviceGetMinorNumber(self, board: Board) -> int:
+        return board.minor
 
     def nvmlDeviceGetCudaComputeCapability(self, board: Board) -> tuple[int, int]:
         self._check("compute", board)

@@ -19,6 +19,7 @@ import pytest
 import moorage
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
@@ -31,7 +32,6 @@ from moorage.worker.pool import GpuPool
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import agent_process, state_folder
 
 #: says what it holds, what it is asked, and that it lost it, a line each; gives back when asked, if told so

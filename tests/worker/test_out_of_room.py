@@ -13,6 +13,7 @@ import pytest
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
 from moorage.worker.drivers.base import Assignment, Driver
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.journal import JournalUnwritable
 from moorage.worker.member_messages import Ended, MemberName, Started
 from moorage.worker.proctree import boottime_s
@@ -21,7 +22,6 @@ from moorage.worker.supervisor.client import Supervised
 from moorage.worker.supervisor.protocol import LOG_NAME, EndMember
 from tests.disk import fill, mount_small, unmount
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.supervisor_rig import arguments_of, lives, poll, rig_at, run, sh
 from tests.worker.test_agent_process import (
     agent_process,

@@ -11,6 +11,7 @@ from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import End
 from moorage.schemas.job import Request
 from moorage.worker.drivers.base import Assignment, Living
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.journal import Journal, is_in_use
@@ -18,7 +19,6 @@ from moorage.worker.member_messages import Ended, MemberName
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import body, name_of, place
 
 

@@ -11,6 +11,7 @@ import pytest
 from moorage.bus.connection import Connection
 from moorage.schemas.errors import Refused, problem
 from moorage.worker import embed, run
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.simulated import SimulatedInventory
@@ -18,7 +19,6 @@ from moorage.worker.leader_link import STATE_GONE
 from moorage.worker.run import WORKERS_FOLDER, start
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import body, name_of, place, settings_of, state_folder
 
 

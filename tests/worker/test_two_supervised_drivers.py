@@ -9,6 +9,7 @@ import pytest
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.worker.drivers.base import CODE_LOST
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.drivers.supervisor_link import owner_of
@@ -19,7 +20,6 @@ from moorage.worker.supervisor.client import Supervised
 from tests.live.stack import QUICK, Caller, caller, stack
 from tests.servers import Server
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import body, is_alive, name_of, pid_of, place, state_folder
 
 

@@ -66,6 +66,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "fleet": (
         "moorage fleet",
+        "moorage fleet n07",
         "moorage fleet --watch",
         "moorage fleet --json | jq '.data.fits_now'",
     ),

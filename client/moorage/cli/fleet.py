@@ -13,6 +13,7 @@ from moorage.cli.console import paint, say, tell
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import GAP, age, table
 from moorage.cli.screen import Screen
+from moorage.client.errors import rejected
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
 from moorage.schemas.units import many
@@ -32,6 +33,8 @@ LEGEND: Final = (
 
 
 def fleet(
+    worker: Annotated[str | None, Parameter(help="This worker alone, and each of its devices with its ids.")] = None,
+    /,
     *,
     watch: Annotated[bool, Parameter(help="Again with each frame of the leader, twice a second.")] = False,
     options: RowOptions = ROWS,
@@ -39,6 +42,8 @@ def fleet(
     """Workers, what is free, what fits now."""
 
     async def work(client: AsyncClient) -> int | None:
+        if worker is not None:
+            return await _one(client, worker, options)
         if watch:
             await _watch(client, options)
             return None
@@ -47,7 +52,40 @@ def fleet(
             _fleet(answer.data)
         return None
 
+    if watch and worker is not None:
+        raise rejected("invalid-argument", "--watch shows the whole fleet", found=worker, next="leave one of them out")
+
     return with_client(options, work)
+
+
+async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
+    """Show a worker's devices. Raises Rejected: not-found."""
+    answer = await client.operate("fleet", {"worker": worker})
+    row = next((row for row in answer.data["workers"] if row["worker"] == worker), None)
+    if row is None:
+        raise rejected(
+            "not-found", "no worker of this fleet has that id", found=worker, next="moorage fleet lists them"
+        )
+    if "devices" not in row:
+        raise rejected("failed-precondition", "the scheduler is of a release that does not tell devices")
+    if not options.shown(answer, row["devices"]):
+        cells = row["cells"]
+        rows = [
+            [
+                device["slot"],
+                cells[device["slot"]],
+                device["index"],
+                device["uuid"],
+                device.get("pci", ""),
+                device["name"],
+                " ".join(device.get("cdi", ())),
+            ]
+            for device in row["devices"]
+        ]
+        columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
+        tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
+        for line in _troubles([row])[:TROUBLES_MAX]:
+            say(line)
 
 
 def _fleet(data: dict[str, Any]) -> None:

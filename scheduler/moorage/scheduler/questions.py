@@ -177,10 +177,11 @@ class Questions:
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb)
 
     def _fleet(self, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        more, after = self._leader.figures(), arguments.get("after", "")
-        if not isinstance(after, str):
-            raise refuse("invalid-argument", "after is a worker's id", field="$.after", found=after)
-        self._ask("fleet", lambda: views.fleet(self._engine, self._leader.mono_ms(), after) | more, reply, json)
+        more, after, only = self._leader.figures(), arguments.get("after", ""), arguments.get("worker", "")
+        for field, name in (("after", after), ("worker", only)):
+            if not isinstance(name, str):
+                raise refuse("invalid-argument", f"{field} is a worker's id", field=f"$.{field}", found=name)
+        self._ask("fleet", lambda: views.fleet(self._engine, self._leader.mono_ms(), after, only) | more, reply, json)
 
     def _order(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order:
         act = act_of(verb, arguments)

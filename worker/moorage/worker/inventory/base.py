@@ -82,6 +82,10 @@ class Inventory(Protocol):
         """The devices in slot order."""
         ...
 
+    def nodes(self, slot: int) -> tuple[str, ...]:
+        """Return the files in /dev that this device alone has, such as /dev/nvidia3; none where that is not known."""
+        ...
+
     async def sample(self) -> list[SlotReading]:
         """One reading a slot, in slot order. Bounded in time; never raises for a device that does not answer."""
         ...

@@ -71,9 +71,9 @@ class DrmInventory:
     def devices(self) -> list[Device]:
         return [slot.card.device for slot in self._slots]
 
-    def render_minor(self, slot: int) -> int:
-        """128 for the device whose file is /dev/dri/renderD128: what a container must be given."""
-        return self._slots[slot].card.render_minor
+    def nodes(self, slot: int) -> tuple[str, ...]:
+        """Return the device's own files in /dev: what a container must be given."""
+        return tuple(f"/dev/dri/{name}" for name in sorted(self._slots[slot].card.nodes, reverse=True))
 
     def memory_baseline_mib(self, slot: int) -> int:
         """Recorded when opened, and lowered by every later reading of the device without a process on it."""

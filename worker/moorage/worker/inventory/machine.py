@@ -1,4 +1,5 @@
-"""All devices of a machine in one list: NVIDIA's through NVML, then everybody else's through DRM.
+"""All devices of a machine in one list: NVIDIA's through NVML, or by CDI specs where it is not there, then others'
+through DRM.
 
 A slot is a position in that list. `Device.index` stays what the vendor's own runtime counts, so two vendors may both
 have a 0; a device is known by (vendor, uuid).
@@ -12,14 +13,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from moorage.schemas.frames import Device
 from moorage.worker.inventory.base import Inventory, ReportFault, SlotReading
+from moorage.worker.inventory.cdi import folders, read_registry
+from moorage.worker.inventory.cdi_devices import CdiInventory, cdi_names
 from moorage.worker.inventory.drm import open_drm
 from moorage.worker.inventory.faults import Fault
 from moorage.worker.inventory.nvml import open_nvml
+from moorage.worker.inventory.threads import in_thread
 
 #: a worker's slots are one 64-bit mask in the ledger
 DEVICES_MAX: Final = 64
+#: broken CDI files that are logged at a start
+FAULTS_TOLD_MAX: Final = 16
 
 log = logging.getLogger("moorage.worker.inventory")
 
@@ -27,15 +35,18 @@ log = logging.getLogger("moorage.worker.inventory")
 class CombinedInventory:
     """Several inventories as one; their devices keep their order. At most `DEVICES_MAX` devices are slots.
 
-    Raises ValueError where two parts list the same (vendor, uuid).
+    `cdi` has the names of each device in the host's CDI specs. Raises ValueError where two parts list the same
+    (vendor, uuid).
     """
 
-    def __init__(self, parts: Sequence[Inventory]) -> None:
+    def __init__(self, parts: Sequence[Inventory], cdi: Sequence[list[str]] = ()) -> None:
         self._parts = tuple(parts)
         self._homes = [(part, slot) for part in self._parts for slot in range(len(part.devices()))][:DEVICES_MAX]
         self._devices = [device for part in self._parts for device in part.devices()][:DEVICES_MAX]
         if len({(device.vendor, device.uuid) for device in self._devices}) != len(self._devices):
             raise ValueError("two inventories list the same device")
+        for slot, names in enumerate(cdi[:DEVICES_MAX]):
+            self._devices[slot] = msgspec.structs.replace(self._devices[slot], cdi=names or self._devices[slot].cdi)
 
     @property
     def simulated(self) -> bool:
@@ -43,6 +54,10 @@ class CombinedInventory:
 
     def devices(self) -> list[Device]:
         return list(self._devices)
+
+    def nodes(self, slot: int) -> tuple[str, ...]:
+        part, own_slot = self._home(slot)
+        return part.nodes(own_slot)
 
     async def sample(self) -> list[SlotReading]:
         samples = await asyncio.gather(*(part.sample() for part in self._parts))
@@ -91,12 +106,22 @@ async def open_machine(nvml_api: Any = None, *, root: Path = Path("/")) -> Combi
     except BaseException:
         nvml.close()
         raise
+    try:
+        specs = await in_thread("cdi-open", lambda: read_registry(folders(root)))
+    except BaseException:
+        nvml.close()
+        raise
     for fault in (*nvml.faults, *drm.faults):
         log.warning("not offered: %s", fault)
-    left_out = len(nvml.devices()) + len(drm.devices()) - DEVICES_MAX
-    if left_out > 0:
+    for fault in specs.faults[:FAULTS_TOLD_MAX]:
+        log.warning("CDI: %s", fault)
+    parts = (nvml if nvml.is_there else CdiInventory(specs, root), drm)
+    devices = [device for part in parts for device in part.devices()]
+    nodes = [part.nodes(slot) for part in parts for slot in range(len(part.devices()))]
+    if len(devices) > DEVICES_MAX:
+        left_out = len(devices) - DEVICES_MAX
         log.warning("not offered: the last %d devices, a worker has at most %d slots", left_out, DEVICES_MAX)
-    return CombinedInventory((nvml, drm))
+    return CombinedInventory(parts, cdi_names(devices, nodes, specs))
 
 
 def sysfs_address(pci: str) -> str:

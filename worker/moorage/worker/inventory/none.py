@@ -14,6 +14,9 @@ class NoInventory:
     def devices(self) -> list[Device]:
         return []
 
+    def nodes(self, slot: int) -> tuple[str, ...]:
+        raise IndexError(f"a host without GPUs has no slot {slot}")
+
     async def sample(self) -> list[SlotReading]:
         return []
 

@@ -67,15 +67,24 @@ class _Handle:
     raw: Any
     memory_version: Any
     baseline_mib: int
+    minor: int | None = None  # N of /dev/nvidiaN, which need not be the index
 
 
 class NvmlInventory:
-    """Build it with `open_nvml`. `faults` tells of devices that did not answer at the start and are no slots."""
+    """Build it with `open_nvml`. `faults` tells of devices that did not answer at the start and are no slots; without
+    library or driver `is_there` is False."""
 
     simulated = False
 
     def __init__(
-        self, api: Any, devices: list[Device], handles: list[_Handle], faults: list[str], proc: Path, timeout_s: float
+        self,
+        api: Any,
+        devices: list[Device],
+        handles: list[_Handle],
+        faults: list[str],
+        proc: Path,
+        timeout_s: float,
+        is_there: bool = True,
     ) -> None:
         self._api = api
         self._devices = devices
@@ -83,12 +92,18 @@ class NvmlInventory:
         self._questions = [
             Question("nvml-sample", partial(_read_device, api, handle, proc), timeout_s) for handle in handles
         ]
+        self.is_there = is_there
         self._closed = False
         self._events: NvmlEvents | None = None
         self.faults: Final = faults
 
     def devices(self) -> list[Device]:
         return list(self._devices)
+
+    def nodes(self, slot: int) -> tuple[str, ...]:
+        """Return the device's own file in /dev; none where the driver does not tell its number."""
+        minor = self._handles[slot].minor
+        return () if minor is None else (f"/dev/nvidia{minor}",)
 
     def memory_baseline_mib(self, slot: int) -> int:
         """Recorded when opened, and lowered by every later reading of the device without a process on it."""
@@ -152,16 +167,17 @@ async def open_nvml(
     that has GPUs and cannot see them must not pass for one without.
     """
     nvml = _import_pynvml() if api is None else api
+    is_there = True
     try:
         async with asyncio.timeout(open_timeout_s):
             found = await in_thread("nvml-open", lambda: _open(nvml, sysfs, proc))
     except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
-        found = ([], [], [])
+        found, is_there = ([], [], []), False
     except TimeoutError:
         raise NvmlUnavailable(f"no answer within {open_timeout_s:g} s") from None
     except nvml.NVMLError as error:
         raise NvmlUnavailable(str(error)) from error
-    return NvmlInventory(nvml, *found, proc, sample_timeout_s)
+    return NvmlInventory(nvml, *found, proc, sample_timeout_s, is_there)
 
 
 def _import_pynvml() -> Any:
@@ -183,7 +199,8 @@ def _open(api: Any, sysfs: Path, proc: Path) -> tuple[list[Device], list[_Handle
         try:
             raw = api.nvmlDeviceGetHandleByIndex(index)
             device = _describe(api, raw, index, sysfs)
-            handle = _Handle(raw, _memory_version(api, raw), BASELINE_ASSUMED_MIB)
+            minor = _optional(api, lambda: int(api.nvmlDeviceGetMinorNumber(raw)), None)  # noqa: B023
+            handle = _Handle(raw, _memory_version(api, raw), BASELINE_ASSUMED_MIB, minor)
             reading = _read_device(api, handle, proc)
         except api.NVMLError as error:
             faults.append(f"device {index}: {error}")  # without a uuid it can be no slot

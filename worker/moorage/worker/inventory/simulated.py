@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import Device
 from moorage.worker.inventory.base import ReportFault, SlotReading, is_free
+from moorage.worker.inventory.cdi import KINDS, DeviceNode, Edits, SpecDevice, write_spec
+from moorage.worker.inventory.device_nodes import own_node
 from moorage.worker.inventory.faults import Fault, Health, of_xid
 from moorage.worker.inventory.simulated_faults import FaultFile, Played
 
@@ -45,6 +48,33 @@ class SimulatedInventory:
 
     def devices(self) -> list[Device]:
         return list(self.host.devices)
+
+    def nodes(self, slot: int) -> tuple[str, ...]:
+        """Return none: whatever this machine has in /dev is of real devices."""
+        return ()
+
+    def write_cdi(self, folder: Path) -> list[Path]:
+        """Write a CDI spec for the devices of each vendor, by uuid, and return their paths.
+
+        A container finds /dev/null in the place of the device, and the uuid in `MOORAGE_SIMULATED_GPU`. Raises
+        CdiError and OSError.
+        """
+        written: list[Path] = []
+        for vendor, kind in KINDS.items():
+            own = [device for device in self.host.devices if device.vendor == vendor]
+            devices = [
+                SpecDevice(
+                    device.uuid,
+                    Edits(
+                        env=[f"MOORAGE_SIMULATED_GPU={device.uuid}"],
+                        device_nodes=[DeviceNode(own_node(vendor, device.index), host_path="/dev/null")],
+                    ),
+                )
+                for device in own
+            ]
+            if devices:
+                written.append(write_spec(folder, kind, devices))
+        return written
 
     async def sample(self) -> list[SlotReading]:
         self._play()

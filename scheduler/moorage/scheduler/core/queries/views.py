@@ -340,19 +340,20 @@ def by_name(engine: Engine) -> list[Worker]:
     return sorted(engine.state.worker_by_num, key=attrgetter("id"))
 
 
-def fleet(engine: Engine, mono_ms: int, after: str = "") -> dict[str, Any]:
+def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict[str, Any]:
     """Every worker by name: its session, what is free and who is sick; and what of the biggest kind would start now.
 
     Of workers as many as make one answer, from behind the one called `after`; where there are more, `next` is its name.
+    With `only` that worker alone, with all that is known of its devices.
     """
     workers: list[dict[str, Any]] = []
     size, more = 0, False
     for worker in by_name(engine):
-        if worker.id <= after:
+        if worker.id <= after or (only and worker.id != only):
             continue
         if more := size > FLEET_BYTES:
             break
-        workers.append(_worker(engine, worker, mono_ms))
+        workers.append(_worker(engine, worker, mono_ms) | ({"devices": _devices(worker)} if only else {}))
         size += len(encode(workers[-1]))
     state = engine.state
     oldest = state.finished.oldest_ms()
@@ -427,6 +428,11 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         **({"drain": drain_of(worker, engine.state.time_ms)} if worker.window is not None else {}),
         "keeps": worker.hello.get("keeps", {}),
     }
+
+
+def _devices(worker: Worker) -> list[dict[str, Any]]:
+    """The devices as the worker described them, by slot."""
+    return [{"slot": slot, **device} for slot, device in enumerate(worker.hello.get("gpu_pool", ()))]
 
 
 def worker_state(worker: Worker, host: Host | None) -> str:

@@ -1,10 +1,12 @@
-"""A leader of a few lines, over plain nats-py, for tests of the agent: it answers what it is told to answer."""
+"""A leader of a few lines, over plain nats-py, for tests of agents and drivers: it answers what a test says."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import nats
@@ -31,7 +33,8 @@ from moorage.schemas.frames import (
 )
 from moorage.schemas.subjects import Subjects
 from moorage.worker.member_messages import MemberName
-from tests.waiting import until
+
+_POLL_S: Final = 0.005
 
 decode_join = Decoder[Join | Goodbye](Join | Goodbye)
 decode_renew = Decoder[Renew](Renew)
@@ -63,6 +66,20 @@ class Seat:
 
 def fact_name(fact: Fact) -> MemberName:
     return (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
+
+
+class NeverHappened(AssertionError):
+    """What a test waits for did not happen before its deadline."""
+
+
+async def until(condition: Callable[[], Any], deadline_s: float = 30, what: str = "") -> Any:
+    """Poll `condition` until it is truthy, and return its value. Raises `NeverHappened` after `deadline_s` seconds."""
+    ends = time.monotonic() + deadline_s
+    while not (value := condition()):
+        if time.monotonic() > ends:
+            raise NeverHappened(f"{what or condition}: not within {deadline_s:g} s (last value {value!r})")
+        await asyncio.sleep(_POLL_S)
+    return value
 
 
 class ScriptedLeader:
@@ -124,7 +141,10 @@ class ScriptedLeader:
 
     async def heard(self, worker: str, kind: str, name: MemberName, deadline_s: float = 10) -> Fact:
         seat = self.seat(worker)
-        found = await until(lambda: seat.fact(kind, name), deadline_s, f"{kind} of {name}, of {seat.facts}")
+        try:
+            found = await until(lambda: seat.fact(kind, name), deadline_s)
+        except NeverHappened:
+            raise NeverHappened(f"{kind} of {name}: not within {deadline_s:g} s, but {seat.facts}") from None
         assert isinstance(found, Fact)
         return found
 

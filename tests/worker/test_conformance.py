@@ -1,0 +1,301 @@
+"""The checks for drivers, on those that come with moorage; which check is left out where, and why, is fixed here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import msgspec
+import pytest
+
+from moorage.worker.cgroup import own_cgroup
+from moorage.worker.drivers.base import Assignment, DriverEvent, Living, Publish, Report
+from moorage.worker.drivers.conformance import CHECKS, DriverChecks
+from moorage.worker.drivers.process import ProcessDriver
+from moorage.worker.embed import EmbeddedWorker
+from moorage.worker.handler_context import HandlerContext
+from moorage.worker.member_messages import Ended, MemberName, Started
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.protocol import StartMember
+from tests.docs.markdown import DOCS
+
+Job = dict[str, Any]
+
+HOW_TO: Final = (DOCS / "how-to" / "write-your-own-driver.md").read_text()
+
+
+def limits_memory() -> bool:
+    """Whether this host can bound the memory of a cgroup of version 2 below ours."""
+    folder = own_cgroup()
+    return folder is not None and "memory" in (folder / "cgroup.subtree_control").read_text().split()
+
+
+def shell(script: str) -> Job:
+    return {"run": {"argv": ["/bin/sh", "-c", script]}}
+
+
+class Processes(DriverChecks):
+    """How a job of processes does each thing."""
+
+    def exits(self, code: int) -> Job:
+        return shell(f"exit {code}")
+
+    def hangs(self) -> Job:
+        return {"run": {"argv": ["sleep", "600"]}}
+
+    def ignores_the_end(self) -> Job:
+        return shell("trap '' TERM; while :; do sleep 600; done")
+
+    def prints(self, text: str) -> Job:
+        return {"run": {"argv": ["echo", text]}}
+
+    def shows_environment(self) -> Job:
+        return {"run": {"argv": ["env"]}}
+
+    def shows_folder(self) -> Job:
+        return shell("touch here && pwd")
+
+    def has_children(self, path: Path) -> Job:
+        return shell(f"setsid sleep 600 & echo $! > {path}; wait")
+
+    def takes_memory(self, mib: int) -> Job:
+        return {"run": {"argv": ["python3", "-c", f"len(bytearray({mib} << 20))"]}}
+
+
+NO_FOLDER: Final = {"folder": "an attempt has no folder of its own in this release"}
+
+
+class TestProcess(Processes):
+    driver = "process"
+    dashes = NO_FOLDER | ({} if limits_memory() else {"limits": "this host cannot bound the memory of a cgroup"})
+
+
+class Functions:
+    """A service that offers a function for each thing that a check needs."""
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+
+    async def hang(self, context: HandlerContext) -> None:
+        await self.goes_on.wait()
+
+    async def ignore(self, context: HandlerContext) -> None:
+        while not self.goes_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.goes_on.wait()
+
+    async def give(self, context: HandlerContext) -> str:
+        return context.arguments[0]
+
+    async def environment(self, context: HandlerContext) -> dict[str, str]:
+        return dict(context.environment)
+
+    async def exit(self, context: HandlerContext) -> None:
+        assert context.arguments[0] == "0"
+
+
+class TestHandler(DriverChecks):
+    dashes: ClassVar[dict[str, str]] = {
+        "exit_code": "a function that raises has the code 1, whatever it raises",
+        "children": "a function is no process of its own; what it starts is the service's affair",
+        "limits": "functions run in the service's process, which is bounded as a whole",
+        "folder": "functions run in the service's process, which has one folder",
+    }
+
+    def exits(self, code: int) -> Job:
+        return {"run": {"argv": ["exit", str(code)]}}
+
+    def hangs(self) -> Job:
+        return {"run": {"argv": ["hang"]}}
+
+    def ignores_the_end(self) -> Job:
+        return {"run": {"argv": ["ignore"]}}
+
+    def prints(self, text: str) -> Job:
+        return {"run": {"argv": ["give", text]}}
+
+    def shows_environment(self) -> Job:
+        return {"run": {"argv": ["environment"]}}
+
+    def environment(self, output: str) -> dict[str, str]:
+        return dict(msgspec.json.decode(output.splitlines()[-1])["value"])
+
+    @contextlib.asynccontextmanager
+    async def serve(self, settings: WorkerSettings, url: str) -> AsyncIterator[None]:
+        functions, worker = Functions(), EmbeddedWorker(url, settings)
+        for each in (functions.hang, functions.ignore, functions.give, functions.environment, functions.exit):
+            worker.handler(each.__name__)(each)
+        async with worker:
+            yield
+            functions.goes_on.set()
+
+
+#: the drivers that come with moorage, and the checks that are not for them: all others pass. `limits` of processes
+#: needs a host that can bound memory
+TABLE: Final = {
+    "process": {"folder"},
+    "handler": {"exit_code", "children", "limits", "folder"},
+}
+
+
+def test_each_driver_passes_all_checks_but_its_dashes_and_the_page_gives_their_reasons() -> None:
+    dashes = {"process": TestProcess.dashes, "handler": TestHandler.dashes}
+    for driver, missing in TABLE.items():
+        assert set(dashes[driver]) - {"limits"} == missing - {"limits"}, driver
+        kind = TestProcess if driver == "process" else TestHandler
+        assert {name for name in CHECKS if callable(getattr(kind, f"test_{name}"))} == {*CHECKS} - {*dashes[driver]}
+        for name, why in dashes[driver].items():
+            assert why in HOW_TO, f"the page does not say why {driver} has no check {name}"
+    rows = [line for line in HOW_TO.splitlines() if line.startswith("| `")]
+    assert {name for name in CHECKS if not any(row.startswith(f"| `{name}` |") for row in rows)} == set()
+
+
+def test_a_dash_names_a_check_and_says_why() -> None:
+    for dashes in ({"folders": "no such check"}, {"folder": " "}):
+        with pytest.raises(TypeError, match="dashes of Own name a check and say why"):
+            type("Own", (DriverChecks,), {"dashes": dashes})
+    with pytest.raises(TypeError, match="Forgot has to define exits, or to name the checks that need it"):
+        type("Forgot", (DriverChecks,), {})().exits(0)
+
+
+# -------------------------------------------------------------------- a driver with a fault, and the check that sees it
+
+
+class Faulty(ProcessDriver):
+    """A driver of processes whose subclasses have one fault each."""
+
+    name = "faulty"
+
+    def attach(self, report: Report, publish: Publish) -> None:
+        super().attach(partial(self.tell, report), publish)
+
+    def tell(self, report: Report, event: DriverEvent) -> None:
+        report(event)
+
+    def variables(self, environment: dict[str, str]) -> dict[str, str]:
+        return environment
+
+    def _start_member(self, assignment: Assignment) -> StartMember:
+        made = super()._start_member(assignment)
+        return msgspec.structs.replace(made, env=self.variables(dict(made.env)))
+
+
+class TellsNoStart(Faulty):
+    def tell(self, report: Report, event: DriverEvent) -> None:
+        if not isinstance(event, Started):
+            report(event)
+
+
+class LosesTheCode(Faulty):
+    def tell(self, report: Report, event: DriverEvent) -> None:
+        report(Ended([(name, 0, why) for name, _, why in event.items]) if isinstance(event, Ended) else event)
+
+
+class SaysNothing(Faulty):
+    def attach(self, report: Report, publish: Publish) -> None:
+        super().attach(report, lambda name, payload: None)
+
+
+class CallsAnyEndAnExit(Faulty):
+    def tell(self, report: Report, event: DriverEvent) -> None:
+        report(Ended([(name, code, "exit") for name, code, _ in event.items]) if isinstance(event, Ended) else event)
+
+
+class GivesNoGrace(Faulty):
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        super().end(name, 0.0, why)
+
+
+class KnowsNoTimeout(Faulty):
+    def _start_member(self, assignment: Assignment) -> StartMember:
+        return msgspec.structs.replace(super()._start_member(assignment), timeout_s=None)
+
+
+class TellsTheEndTooEarly(Faulty):
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        self.report(Ended([(name, 0, "end")]))
+
+
+class ForgetsItsMembers(Faulty):
+    async def open(self) -> list[Living]:
+        await super().open()
+        return []
+
+
+class GivesItsOwnVariables(Faulty):
+    def variables(self, environment: dict[str, str]) -> dict[str, str]:
+        return dict(os.environ) | environment
+
+
+class ShowsAnyDevice(Faulty):
+    def variables(self, environment: dict[str, str]) -> dict[str, str]:
+        return environment | {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+class KeepsSecretsToItself(Faulty):
+    def variables(self, environment: dict[str, str]) -> dict[str, str]:
+        return {name: value for name, value in environment.items() if name != "TOKEN"}
+
+
+class KnowsNoRank(Faulty):
+    def variables(self, environment: dict[str, str]) -> dict[str, str]:
+        return environment | ({"RANK": "0"} if "RANK" in environment else {})
+
+
+FAULTS: Final = {
+    "start": TellsNoStart,
+    "exit_code": LosesTheCode,
+    "output": SaysNothing,
+    "cancel": CallsAnyEndAnExit,
+    "grace": GivesNoGrace,
+    "timeout": KnowsNoTimeout,
+    "children": TellsTheEndTooEarly,
+    "agent_killed": ForgetsItsMembers,
+    "environment": GivesItsOwnVariables,
+    "devices": ShowsAnyDevice,
+    "secrets": KeepsSecretsToItself,
+    "gang": KnowsNoRank,
+}
+
+
+class Suspects(Processes):
+    """The checks of a driver with a fault."""
+
+    slack_s = 4.0
+    fault: ClassVar[str]
+
+
+def suspect(check: str) -> type[Suspects]:
+    """Made as a name of this module, since an agent in a process of its own finds it there."""
+    kind = FAULTS[check]
+    made = type(f"Of{kind.__name__}", (Suspects,), {"driver": f"{__name__}:{kind.__name__}", "__module__": __name__})
+    globals()[made.__name__] = made
+    return made
+
+
+SUSPECTS: Final = {check: suspect(check) for check in FAULTS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", FAULTS)
+def test_a_driver_with_a_fault_fails_the_check_for_it(check: str) -> None:
+    checks = SUSPECTS[check]
+    checks.setup_class()
+    try:
+        run: Callable[[], None] = getattr(checks(), f"test_{check}")
+        with pytest.raises(AssertionError):
+            run()
+    finally:
+        checks.teardown_class()
+
+
+class TestOwn(Processes):
+    """A driver that was written from the how-to alone, by its author's own tests."""
+
+    driver = "tests.worker.subprocesses:Subprocesses"
+    dashes: ClassVar[dict[str, str]] = NO_FOLDER | {"limits": "it bounds no memory"}

@@ -1,0 +1,201 @@
+"""A worker with the driver under test, and a leader that places jobs on it, over a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import inspect
+import os
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import End, Fact, LogPage, Place, ReadLog, Start
+from moorage.schemas.frames.output import StreamName
+from moorage.worker.drivers.conformance.leader import ScriptedLeader, Seat
+from moorage.worker.member_messages import MemberName
+from moorage.worker.run import SUPERVISOR_FOLDER
+from moorage.worker.settings import WorkerSettings, settings_from
+from moorage.worker.supervisor.client import Supervised, SupervisorError
+
+WORKER: Final = "w1"
+TENANT: Final = "acme"
+SECRET_NAME: Final = "token"
+SECRET: Final = "s3cret-of-the-checks"
+#: a variable of the agent's own process, which no job may see
+OF_THE_AGENT: Final = "CONFORMANCE_AGENT_ONLY"
+ANSWER_S: Final = 10.0
+PAGE_BYTES: Final = 64 * 1024
+
+Serve = Callable[[WorkerSettings, str], AbstractAsyncContextManager[object]]
+
+_decode_page: Final = Decoder[LogPage | Problem](LogPage | Problem)
+
+
+class Bench:
+    """One worker id on a state folder of its own, and its leader. Use `open_bench`."""
+
+    def __init__(self, leader: ScriptedLeader, settings: WorkerSettings, url: str, slack_s: float) -> None:
+        self.leader = leader
+        self.slack_s = slack_s
+        self.settings = settings
+        self.url = url
+        self.folder = settings.state_dir.parent
+        self.driver = ""  # and what it can do: the worker tells
+        self.can = Capabilities()
+        self._fences = iter(range(10, 1000))
+
+    @property
+    def seat(self) -> Seat:
+        return self.leader.seat(WORKER)
+
+    async def joined(self, joins: int = 1) -> None:
+        """Wait until the worker has joined for this time, and has told what its driver can do."""
+        await self.leader.joined(WORKER, joins)
+        [(self.driver, self.can)] = self.seat.joins[-1].hello.capabilities.items()
+
+    def name(self, job: str = "a", replica: int = 0) -> MemberName:
+        """Return the name of a first attempt, with a fence that no other one has."""
+        return (TENANT, job, replica, 1, next(self._fences))
+
+    async def place(
+        self, name: MemberName, request: dict[str, Any], slots: tuple[int, ...] = (0,), *, hold: bool = False
+    ) -> None:
+        """Send the worker a placement; without slots the job asks for no GPU. `hold`: it waits for its gang."""
+        body = request | ({"gpu": request.get("gpu", {}) | {"count": len(slots)}} if slots else {})
+        mode = "exclusive" if slots else "none"
+        await self.leader.want(WORKER, Place(*name, list(slots), mode, hold, encode(body), ""))
+
+    async def start_gang(self, name: MemberName, address: str, port: int, world_size: int) -> None:
+        await self.leader.want(WORKER, Start(*name, address, port, world_size))
+
+    async def end(self, name: MemberName, grace_s: float) -> None:
+        await self.leader.want(WORKER, End(*name, "cancelled", grace_s))
+
+    async def heard(self, kind: str, name: MemberName) -> Fact:
+        """Return the worker's report of this kind on a member, once it is there."""
+        return await self.leader.heard(WORKER, kind, name, self.slack_s)
+
+    async def ended(self, name: MemberName) -> Fact:
+        """Return the report `exited` of a member, once its devices are free, too."""
+        exited = await self.heard("exited", name)
+        await self.heard("freed", name)
+        return exited
+
+    def was_last(self, name: MemberName, stream: StreamName) -> bool:
+        """Return whether the frame came that says that this stream is over."""
+        subject = self.leader.subjects.log(*name[:3])
+        frames = [frame for at, frame in self.leader.output if at == subject and frame["stream"] == stream]
+        return any(frame.get("end") for frame in frames)
+
+    async def kept(self, name: MemberName, stream: StreamName) -> str:
+        """Return the output that the driver keeps of a member that is over. Raises AssertionError if it refuses."""
+        tenant, job, replica, attempt, fence = name
+        ask = ReadLog(
+            self.seat.session, tenant, job, replica, attempt, fence, self.driver, stream, 0, PAGE_BYTES, ended_ms=1
+        )
+        subject = self.leader.subjects.worker(WORKER, "logs")
+        answer = _decode_page((await self.leader.nc.request(subject, encode(ask, json=False), ANSWER_S)).data)
+        assert isinstance(answer, LogPage), f"read_log refused: {answer.message}"
+        return answer.text if isinstance(answer.text, str) else ""
+
+
+@contextlib.asynccontextmanager
+async def open_bench(url: str, driver: str, slack_s: float) -> AsyncIterator[Bench]:
+    """Give a bench without a worker; at the end everything that a supervisor on its state folder runs is over."""
+    with tempfile.TemporaryDirectory(prefix="moorage-checks-") as named:
+        folder = Path(named)
+        kept = folder / "secrets"
+        kept.mkdir(mode=0o700)
+        (kept / SECRET_NAME).touch(mode=0o600)
+        (kept / SECRET_NAME).write_text(SECRET)
+        settings = WorkerSettings(
+            folder / "state",
+            WORKER,
+            "c" + secrets.token_hex(6),
+            simulate="4xH100",
+            drivers=(driver,) if driver else (),
+            leases=False,
+            secrets_dir=kept,
+            free_wait_s=5.0,
+        )
+        async with ScriptedLeader(url, settings.prefix) as leader:
+            try:
+                yield Bench(leader, settings, url, slack_s)
+            finally:
+                with contextlib.suppress(SupervisorError, OSError):
+                    supervised = await Supervised.connect(settings.state_dir / SUPERVISOR_FOLDER, spawn_if_absent=False)
+                    await supervised.shutdown(0.0)
+
+
+# -------------------------------------------------------------------------------------- an agent that can be killed
+
+#: runs the worker of a class of checks: the file and the name of that class, the worker's settings, the server's URL
+_AGENT: Final = "import sys; from moorage.worker.drivers.conformance.bench import main; main(*sys.argv[1:])"
+
+
+class AgentProcess:
+    """The worker of a class of checks, in a process of its own."""
+
+    def __init__(self, checks: type, settings: WorkerSettings, url: str) -> None:
+        table = {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in msgspec.structs.asdict(settings).items()
+            if key in ("state_dir", "prefix", "simulate", "drivers", "leases", "secrets_dir", "free_wait_s")
+        }
+        text = msgspec.json.encode(table | {"id": settings.worker}).decode()
+        self._words = (inspect.getfile(checks), checks.__module__, checks.__qualname__, text, url)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> AgentProcess:
+        paths = os.pathsep.join(filter(None, sys.path))
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _AGENT, *self._words, env=os.environ | {"PYTHONPATH": paths, OF_THE_AGENT: "1"}
+        )
+        return self
+
+    async def kill(self) -> None:
+        """End it at once, as a crash does."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+
+
+def main(file: str, module: str, name: str, settings: str, url: str) -> None:
+    """Serve the worker of a class of checks until SIGTERM."""
+    asyncio.run(_serve(_class_of(file, module, name)().serve, settings_from(msgspec.json.decode(settings)), url))
+
+
+async def _serve(serve: Serve, settings: WorkerSettings, url: str) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with serve(settings, url):
+        await stop.wait()
+
+
+def _class_of(file: str, module: str, name: str) -> Any:
+    """Return a class by the file that it is in: a file of tests need not be importable by its name."""
+    spec = importlib.util.spec_from_file_location(module, file)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = sys.modules[module] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    found: Any = loaded
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

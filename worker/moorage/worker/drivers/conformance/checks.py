@@ -1,0 +1,448 @@
+"""The checks themselves; see the text of the package."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from moorage.bus.embedded import EmbeddedServer
+from moorage.schemas.settings import NO_FILE, read_file
+from moorage.worker.drivers.conformance.bench import (
+    OF_THE_AGENT,
+    SECRET,
+    SECRET_NAME,
+    AgentProcess,
+    Bench,
+    open_bench,
+)
+from moorage.worker.drivers.conformance.leader import until
+from moorage.worker.member_messages import MemberName
+from moorage.worker.run import start
+from moorage.worker.settings import WorkerSettings
+
+Job = dict[str, Any]
+Check = Callable[[Bench], Coroutine[Any, Any, None]]
+
+#: the prefix by which pytest knows them; behind it stands the name that `dashes` uses
+PREFIX: Final = "test_"
+#: how long a job that ignores the polite end is let be
+GRACE_S: Final = 0.5
+#: in which nothing may happen
+QUIET_S: Final = 0.4
+#: how long a service manager takes to start the agent again: joins of a worker without a journal count in seconds
+RESTART_S: Final = 1.0
+#: a check with all that it starts may take so many times its slack: a driver that does not close must not hang pytest
+CHECK_TIMES: Final = 5
+WORDS: Final = "words-of-the-check"
+#: what a check gives a job that takes more than it may have
+MEMORY_MIB: Final = 64
+MEMORY_TAKEN_MIB: Final = 512
+
+
+class DriverChecks:
+    """The checks of one driver; derive from it in a file that pytest collects."""
+
+    #: the driver, as the setting `drivers` of a worker names it
+    driver: ClassVar[str] = ""
+    #: the worker's settings file, where the driver needs one: `[driver.mine]` and so on
+    settings: ClassVar[str] = ""
+    #: how long a start or an end may take, on a busy machine
+    slack_s: ClassVar[float] = 20.0
+    #: checks that do not apply, by their names without `test_`: why not
+    dashes: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, **words: Any) -> None:
+        super().__init_subclass__(**words)
+        for name, why in cls.dashes.items():
+            if name not in CHECKS or not why.strip():
+                raise TypeError(f"dashes of {cls.__name__} name a check and say why: {name!r} is not one of {CHECKS}")
+            setattr(cls, PREFIX + name, None)  # pytest collects what it can call
+
+    # ---------------------------------------------------------------------- what a job of the driver looks like
+
+    def exits(self, code: int) -> Job:
+        """Return a job that ends by itself, soon, with this code."""
+        raise self._unsaid("exits")
+
+    def hangs(self) -> Job:
+        """Return a job that runs until it is ended, and ends when it is asked to."""
+        raise self._unsaid("hangs")
+
+    def ignores_the_end(self) -> Job:
+        """Return a job that runs on when it is asked to end."""
+        raise self._unsaid("ignores_the_end")
+
+    def prints(self, text: str) -> Job:
+        """Return a job that writes this text to its standard output, and ends with code 0."""
+        raise self._unsaid("prints")
+
+    def shows_environment(self) -> Job:
+        """Return a job that writes its variables to its standard output as `env` does, and ends with code 0."""
+        raise self._unsaid("shows_environment")
+
+    def shows_folder(self) -> Job:
+        """Return a job that writes a file into the folder that it starts in, then that folder's path to its output."""
+        raise self._unsaid("shows_folder")
+
+    def has_children(self, path: Path) -> Job:
+        """Return a job that leaves a process behind, in a session of its own, whose pid it writes to this file, and
+        that runs until it is ended."""
+        raise self._unsaid("has_children")
+
+    def takes_memory(self, mib: int) -> Job:
+        """Return a job that uses so much memory, and then ends with code 0."""
+        raise self._unsaid("takes_memory")
+
+    def environment(self, output: str) -> dict[str, str]:
+        """Return the variables that a job of `shows_environment` wrote."""
+        return dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+
+    @contextlib.asynccontextmanager
+    async def serve(self, settings: WorkerSettings, url: str) -> AsyncIterator[None]:
+        """Run a worker with these settings. Override it for a driver that the setting `drivers` cannot name."""
+        file = NO_FILE
+        if self.settings:
+            settings.state_dir.mkdir(parents=True, exist_ok=True)
+            path = settings.state_dir / "settings.toml"
+            path.write_text(self.settings)
+            file = read_file(path)
+        running = await start(settings, url, file)
+        try:
+            yield
+        finally:
+            await running.stop()
+
+    # ------------------------------------------------------------------------------------------------ the checks
+
+    def test_start(self) -> None:
+        """A job is claimed, started, ended and freed, in this order and each once; then its GPU takes the next one."""
+
+        async def check(bench: Bench) -> None:
+            for _ in range(2):
+                name = bench.name()
+                await self._place(bench, name, "exits", 0)
+                exited = await bench.ended(name)
+                assert (exited.code, exited.detail) == (0, "exit")
+                assert bench.seat.kinds(name) == ["claimed", "started", "exited", "freed"]
+
+        self._run(check)
+
+    def test_exit_code(self) -> None:
+        """The code with which a job ends is reported as it is."""
+
+        async def check(bench: Bench) -> None:
+            name = bench.name()
+            await self._place(bench, name, "exits", 3)
+            exited = await bench.ended(name)
+            assert (exited.code, exited.detail) == (3, "exit")
+
+        self._run(check)
+
+    def test_output(self) -> None:
+        """What a job writes is published; it is kept, and its streams end, if the driver says so."""
+
+        async def check(bench: Bench) -> None:
+            name = bench.name()
+            await self._place(bench, name, "prints", WORDS)
+            await bench.ended(name)
+            await until(lambda: WORDS in bench.leader.text(name), self.slack_s, "the words on the job's log subject")
+            if bench.can.ends_streams:
+                for stream in ("out", "err"):
+                    await until(lambda: bench.was_last(name, stream), self.slack_s, f"the last frame of {stream}")  # noqa: B023
+            if bench.can.keeps_output:
+                assert WORDS in await bench.kept(name, "out")
+                assert WORDS not in await bench.kept(name, "err")
+
+        self._run(check)
+
+    def test_cancel(self) -> None:
+        """A job that ends when it is asked to is not made to wait for its grace; asked twice it ends once."""
+
+        async def check(bench: Bench) -> None:
+            name = bench.name()
+            await self._place(bench, name, "hangs")
+            await bench.heard("started", name)
+            asked_s = time.monotonic()
+            await bench.end(name, 10 * self.slack_s)
+            await bench.end(name, 5 * self.slack_s)
+            exited = await bench.ended(name)
+            assert exited.detail == "end"
+            assert time.monotonic() - asked_s < 5 * self.slack_s
+            assert bench.seat.kinds(name) == ["claimed", "started", "exited", "freed"]
+
+        self._run(check)
+
+    def test_grace(self) -> None:
+        """A job that ignores the end has its grace, and is then ended by force, or its GPU is kept out of use."""
+
+        async def check(bench: Bench) -> None:
+            name = bench.name()
+            await self._place(bench, name, "ignores_the_end")
+            await bench.heard("started", name)
+            await asyncio.sleep(QUIET_S)  # it may need a moment until it ignores anything
+            asked_s = time.monotonic()
+            await bench.end(name, GRACE_S)
+            over = await until(
+                lambda: bench.seat.fact("exited", name) or bench.seat.fact("quarantined", name),
+                GRACE_S + self.slack_s,
+                "the forced end of a job that ignores the polite one",
+            )
+            assert time.monotonic() - asked_s >= GRACE_S, "it was ended before its grace was over"
+            if over.kind == "exited":
+                assert over.detail == "end"
+                await bench.heard("freed", name)
+
+        self._run(check)
+
+    def test_timeout(self) -> None:
+        """A job that runs longer than its `run.timeout_s` is ended, and the reason is `timeout`."""
+
+        async def check(bench: Bench) -> None:
+            name = bench.name()
+            await self._place(bench, name, "hangs", run={"timeout_s": 0.3, "grace_s": 5.0})
+            assert (await bench.ended(name)).detail == "timeout"
+
+        self._run(check)
+
+    def test_children(self) -> None:
+        """When a job's end is reported, all that it has started is over, also what has left its process group."""
+
+        async def check(bench: Bench) -> None:
+            name, path = bench.name(), bench.folder / "child"
+            await self._place(bench, name, "has_children", path)
+            pid = int(await until(lambda: path.exists() and path.read_text().strip(), self.slack_s, f"a pid in {path}"))
+            assert is_alive(pid)
+            await bench.end(name, GRACE_S)
+            await bench.heard("exited", name)
+            assert not is_alive(pid), "the job's end was reported, and a process that it had started runs on"
+
+        self._run(check)
+
+    def test_agent_killed(self) -> None:
+        """A new agent takes over what runs, if the driver says that it outlives the agent; else nothing runs on.
+
+        A member that was taken over runs on as the same attempt, and ends when it is asked to.
+        """
+
+        async def check(bench: Bench) -> None:
+            name = bench.name()
+            async with AgentProcess(type(self), bench.settings, bench.url) as agent:
+                await bench.joined()
+                await self._place(bench, name, "hangs")
+                await bench.heard("started", name)
+                await agent.kill()
+            await asyncio.sleep(RESTART_S)
+            async with self.serve(bench.settings, bench.url):
+                await bench.joined(2)
+                held = [each for each in bench.seat.joins[-1].holding if (each.job, each.fence) == (name[1], name[4])]
+                if not bench.can.outlives_agent:
+                    assert not held, "the driver does not outlive its agent, and its next agent holds a member"
+                    return
+                assert [each.phase for each in held] == ["running"], "the new agent did not take the member over"
+                assert "exited" not in bench.seat.kinds(name)
+                await bench.end(name, GRACE_S)
+                assert (await bench.ended(name)).detail == "end"
+
+        self._on_bench(check)
+
+    def test_double_start(self) -> None:
+        """A placement that comes twice, at once and after the end, starts one member once."""
+
+        async def check(bench: Bench) -> None:
+            name, other = bench.name(), bench.name("other")
+            for _ in range(2):
+                await self._place(bench, name, "hangs")
+            await bench.heard("started", name)
+            await self._place(bench, other, "hangs")  # on the GPU that the first one has
+            await bench.heard("refused", other)
+            await bench.end(name, GRACE_S)
+            await bench.ended(name)
+            await self._place(bench, name, "hangs")
+            await asyncio.sleep(QUIET_S)
+            assert bench.seat.kinds(name).count("started") == 1
+
+        self._run(check)
+
+    def test_environment(self) -> None:
+        """A job gets its own variables and moorage's, nothing of the agent's, and none that claims other GPUs."""
+
+        async def check(bench: Bench) -> None:
+            claimed = {"SEED": "7", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "MOORAGE_FENCE": "1"}
+            name, text = await self._printed(bench, "job-a", "shows_environment", run={"env": claimed})
+            found = self.environment(text)
+            assert found.get("SEED") == "7"
+            own = dict(zip(("TENANT", "JOB", "REPLICA", "ATTEMPT", "FENCE"), map(str, name), strict=True))
+            assert {word: found.get(f"MOORAGE_{word}") for word in own} == own
+            assert found.get("CUDA_VISIBLE_DEVICES") != claimed["CUDA_VISIBLE_DEVICES"]
+            assert OF_THE_AGENT not in found, "the agent's own variables are none of a job's business"
+
+        os.environ[OF_THE_AGENT] = "1"
+        try:
+            self._run(check)
+        finally:
+            del os.environ[OF_THE_AGENT]
+
+    def test_devices(self) -> None:
+        """A job sees the GPUs of its lease in the lease's order, and a job without GPUs sees none."""
+
+        async def check(bench: Bench) -> None:
+            _, text = await self._printed(bench, "two", "shows_environment", slots=(3, 1))
+            found = self.environment(text)
+            uuids = ",".join(bench.seat.joins[-1].hello.gpu_pool[slot].uuid for slot in (3, 1))
+            assert found.get("MOORAGE_GPU_UUIDS") == uuids
+            assert found.get("CUDA_VISIBLE_DEVICES") == uuids
+            assert found.get("NVIDIA_VISIBLE_DEVICES") == uuids
+            _, text = await self._printed(bench, "none", "shows_environment", slots=())
+            found = self.environment(text)
+            assert found.get("CUDA_VISIBLE_DEVICES") == ""
+            assert found.get("NVIDIA_VISIBLE_DEVICES") == "void"
+
+        self._run(check)
+
+    def test_limits(self) -> None:
+        """A job that takes more memory than `resources.memory_mib` says does not get it."""
+
+        async def check(bench: Bench) -> None:
+            name = bench.name()
+            limited: Job = {"resources": {"memory_mib": MEMORY_MIB}}
+            await self._place(bench, name, "takes_memory", MEMORY_TAKEN_MIB, **limited)
+            assert (await bench.ended(name)).code != 0
+
+        self._run(check)
+
+    def test_folder(self) -> None:
+        """A job starts in a folder of its own, that it may write to and that no other attempt has."""
+
+        async def check(bench: Bench) -> None:
+            folders = {(await self._printed(bench, f"job-{at}", "shows_folder"))[1].strip() for at in range(2)}
+            assert len(folders) == 2
+            assert "/" not in folders
+
+        self._run(check)
+
+    def test_secrets(self) -> None:
+        """A secret that a request names is a variable of the job, and stands in nothing that the agent reports."""
+
+        async def check(bench: Bench) -> None:
+            named = {"env": {"TOKEN": {"secret": SECRET_NAME}}}
+            _, text = await self._printed(bench, "a", "shows_environment", run=named)
+            assert self.environment(text).get("TOKEN") == SECRET
+            seat = bench.seat
+            assert SECRET not in repr((seat.facts, seat.joins, seat.hellos, seat.loads, seat.renewals))
+            unknown = bench.name("unknown")
+            await self._place(bench, unknown, "hangs", run={"env": {"TOKEN": {"secret": "no-such"}}}, slots=(1,))
+            assert (await bench.ended(unknown)).detail.startswith("start-failed")
+            assert "started" not in seat.kinds(unknown)
+
+        self._run(check)
+
+    def test_gang(self) -> None:
+        """A rank of a gang does not start before the leader says so, and then finds where its gang meets."""
+
+        async def check(bench: Bench) -> None:
+            name = bench.name("gang", 1)
+            gang: Job = {"replicas": 2, "gpu": {"scheduling": "gang"}}
+            await self._place(bench, name, "shows_environment", **gang, hold=True)
+            await bench.heard("claimed", name)
+            await asyncio.sleep(QUIET_S)
+            assert bench.seat.kinds(name) == ["claimed"]
+            await bench.start_gang(name, "10.0.0.7", 29501, 2)
+            await bench.ended(name)
+            found = self.environment(await self._text(bench, name))
+            wanted = {
+                "RANK": "1",
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": "0",
+                "MASTER_ADDR": "10.0.0.7",
+                "MASTER_PORT": "29501",
+            }
+            assert {word: found.get(word) for word in wanted} == wanted
+
+        self._run(check)
+
+    # ---------------------------------------------------------------------------------------------------- inside
+
+    _server: ClassVar[EmbeddedServer]
+    _server_folder: ClassVar[tempfile.TemporaryDirectory[str]]
+
+    @classmethod
+    def setup_class(cls) -> None:
+        """Start the nats-server of these checks."""
+        cls._server_folder = tempfile.TemporaryDirectory(prefix="moorage-checks-nats-")
+        cls._server = asyncio.run(EmbeddedServer.start(Path(cls._server_folder.name)))
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        """Stop it."""
+        asyncio.run(cls._server.stop())
+        cls._server_folder.cleanup()
+
+    def _on_bench(self, check: Check) -> None:
+        """Run a check in a loop of its own, on a bench without a worker."""
+
+        async def whole() -> None:
+            async with (
+                asyncio.timeout(CHECK_TIMES * self.slack_s),
+                open_bench(self._server.url, self.driver, self.slack_s) as bench,
+            ):
+                await check(bench)
+
+        asyncio.run(whole())
+
+    def _run(self, check: Check) -> None:
+        """Run a check on a bench whose worker has joined."""
+
+        async def served(bench: Bench) -> None:
+            async with self.serve(bench.settings, bench.url):
+                await bench.joined()
+                await check(bench)
+
+        self._on_bench(served)
+
+    async def _place(
+        self,
+        bench: Bench,
+        name: MemberName,
+        kind: str,
+        *words: Any,
+        slots: tuple[int, ...] = (0,),
+        hold: bool = False,
+        **fields: Any,
+    ) -> None:
+        """Place the job that one of the methods above describes, with these fields of the request over it."""
+        job: Job = getattr(self, kind)(*words)
+        run = {"grace_s": 5.0} | job.get("run", {}) | fields.pop("run", {}) | {"driver": bench.driver}
+        await bench.place(name, job | fields | {"run": run}, slots, hold=hold)
+
+    async def _printed(self, bench: Bench, job: str, kind: str, **fields: Any) -> tuple[MemberName, str]:
+        """Return the name of a job that ran and ended well, and what it wrote to its standard output."""
+        name = bench.name(job)
+        await self._place(bench, name, kind, **fields)
+        exited = await bench.ended(name)
+        assert exited.code == 0, f"{exited.detail} {exited.code}: {bench.leader.text(name, 'err')}"
+        return name, await self._text(bench, name)
+
+    async def _text(self, bench: Bench, name: MemberName) -> str:
+        return str(await until(lambda: bench.leader.text(name), self.slack_s, f"the output of {name}"))
+
+    @classmethod
+    def _unsaid(cls, kind: str) -> TypeError:
+        return TypeError(f"{cls.__name__} has to define {kind}, or to name the checks that need it in `dashes`")
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this host runs; one that is only waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+#: the names of all checks, in the order in which they stand above
+CHECKS: Final = tuple(name.removeprefix(PREFIX) for name in vars(DriverChecks) if name.startswith(PREFIX))

@@ -1,0 +1,151 @@
+"""Devices by their CDI specs: what they are called there, and NVIDIA's where NVML is not to be had.
+
+The index in a CDI name is what its author counted; NVML, CUDA and a spec may each count differently. So a device is
+found in the specs by its uuid, else by the file in /dev that only it has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from moorage.schemas.frames import Device
+from moorage.worker.inventory.base import DeviceProcess, ReportFault, SlotReading, bounded, user_of
+from moorage.worker.inventory.cdi import ALL, KINDS, Registry
+from moorage.worker.inventory.threads import Question
+
+NAMES_MAX: Final = 8
+SAMPLE_TIMEOUT_S: Final = 2.0
+#: the files in /dev of which each belongs to one GPU alone; NVIDIA's specs list a render node as well
+_OF_ONE_NVIDIA: Final = re.compile(r"/dev/nvidia[0-9]+")
+_OF_ONE: Final = re.compile(r"/dev/dri/renderD[0-9]+")
+#: a name that says which device it is; one with a colon, as 0:1, is of a part of a device
+_UUID: Final = re.compile(r"(GPU|MIG)-.+")
+#: the one device of a Windows host, in its Linux
+DXG: Final = "/dev/dxg"
+
+
+def cdi_names(devices: Sequence[Device], nodes: Sequence[Sequence[str]], specs: Registry) -> list[list[str]]:
+    """Return the CDI names of each device, the one that a runtime is to be given first; none where no spec has it.
+
+    `nodes` are each device's own files in /dev. The name of its uuid comes first, unless the spec gives that name the
+    file of another device: then the spec is older than the order of the cards.
+    """
+    return [_names_of(device, frozenset(own), specs) for device, own in zip(devices, nodes, strict=True)]
+
+
+def _names_of(device: Device, own: frozenset[str], specs: Registry) -> list[str]:
+    kind = KINDS.get(device.vendor)
+    found: list[str] = []
+    if kind is None:
+        return found
+    of_one = _OF_ONE_NVIDIA if device.vendor == "nvidia" else _OF_ONE
+    for name in specs.names(kind):
+        files = frozenset(filter(of_one.fullmatch, specs.own_nodes(f"{kind}={name}")))
+        if name == device.uuid and (not files or not own or files <= own):
+            found.insert(0, f"{kind}={name}")
+        elif name != ALL and ":" not in name and files and files <= own and not _UUID.fullmatch(name):
+            found.append(f"{kind}={name}")
+    return found[:NAMES_MAX]
+
+
+class CdiInventory:
+    """NVIDIA's devices as the specs of a host show them, for a host without NVML, such as a container or WSL2.
+
+    Neither memory nor health of them can be read. A device counts as in use while a process has its file open.
+    """
+
+    simulated = False
+
+    def __init__(self, specs: Registry, root: Path = Path("/"), timeout_s: float = SAMPLE_TIMEOUT_S) -> None:
+        found = _devices(specs, root)
+        self._devices = [device for device, _ in found]
+        self._nodes = [node for _, node in found]
+        self._holders: Question[dict[str, list[DeviceProcess]]] = Question(
+            "cdi-holders", lambda: _holders(frozenset(self._nodes), root / "proc"), timeout_s
+        )
+
+    def devices(self) -> list[Device]:
+        return list(self._devices)
+
+    def nodes(self, slot: int) -> tuple[str, ...]:
+        """Return the device's own file in /dev."""
+        return (self._nodes[slot],)
+
+    async def sample(self) -> list[SlotReading]:
+        if not self._devices:
+            return []
+        try:
+            found = await self._holders.answer()
+        except (TimeoutError, OSError):
+            return [SlotReading(health="unresponsive") for _ in self._devices]
+        return [SlotReading(processes=bounded(found.get(node, []))) for node in self._nodes]
+
+    async def memory_is_free(self, slot: int) -> bool:
+        node = self._nodes[slot]
+        try:
+            return not (await self._holders.fresh_answer()).get(node)
+        except (TimeoutError, OSError):
+            return False
+
+    def memory_baseline_mib(self, slot: int) -> int:
+        """Return 0: no memory is counted."""
+        self._nodes[slot]
+        return 0
+
+    def watch(self, report: ReportFault) -> None:
+        """A spec says nothing by itself."""
+
+    def close(self) -> None:
+        """Nothing is open between two questions."""
+
+
+def _devices(specs: Registry, root: Path) -> list[tuple[Device, str]]:
+    """Return the devices whose file is there, each with its file, in the order of these files."""
+    kind = KINDS["nvidia"]
+    names: dict[str, list[str]] = {}
+    for name in specs.names(kind):
+        files = [file for file in specs.own_nodes(f"{kind}={name}") if _OF_ONE_NVIDIA.fullmatch(file)]
+        if len(files) == 1 and name != ALL and not name.startswith("MIG-") and ":" not in name:
+            names.setdefault(files[0], []).append(name)
+    found = [
+        (_device(int(re.sub(r"\D", "", file)), known), file)
+        for file, known in names.items()
+        if (root / file.lstrip("/")).exists()
+    ]
+    if not found and f"{kind}={ALL}" in specs.devices and (root / DXG.lstrip("/")).exists():
+        found = [(_device(0, [ALL]), DXG)]
+    return sorted(found, key=lambda each: each[0].index)
+
+
+def _device(index: int, names: list[str]) -> Device:
+    kind = KINDS["nvidia"]
+    uuid = next((name for name in names if _UUID.fullmatch(name)), f"{kind}={names[0]}")
+    return Device(index, "nvidia", "NVIDIA GPU", uuid, cdi=[f"{kind}={name}" for name in names][:NAMES_MAX])
+
+
+# ------------------------------------------------------------------------------------------------- in the thread
+
+
+def _holders(nodes: frozenset[str], proc: Path) -> dict[str, list[DeviceProcess]]:
+    """Return the processes that have these files open, by file; those that we may not look into are not seen."""
+    found: dict[str, list[DeviceProcess]] = {}
+    for folder in proc.iterdir():
+        if not folder.name.isdigit():
+            continue
+        pid = int(folder.name)
+        try:
+            links = {os.readlink(link) for link in (folder / "fd").iterdir()}
+        except OSError:
+            continue
+        for node in nodes & links:
+            name = ""
+            try:
+                name = (folder / "comm").read_text(errors="replace").strip()
+            except OSError:
+                pass
+            found.setdefault(node, []).append(DeviceProcess(pid, name, None, user_of(pid, proc)))
+    return found
