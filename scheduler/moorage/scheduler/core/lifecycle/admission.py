@@ -197,6 +197,8 @@ class Admission:
             return None
         if request.device_ids or request.template is not None or request.workload.image is not None:
             return level_problem("exact devices, template and run.image", REQUEST_LEVEL, self.state.level)
+        if request.workload.needs_folder:
+            return level_problem("files, keep and a relative cwd", REQUEST_LEVEL, self.state.level)
         return None
 
     def _begin(self, draft: Draft) -> None:
