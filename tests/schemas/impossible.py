@@ -9,7 +9,7 @@ _RUN: Final[dict[str, Any]] = {"driver": "noop"}
 IMPOSSIBLE: Final[list[tuple[dict[str, Any], str]]] = [
     ({"run": {"driver": "process", "argv": [""]}}, "run.argv"),
     ({"run": {"driver": "process", "argv": ["", "x"]}}, "run.argv"),
-    ({"run": {**_RUN, "cwd": "etc"}}, "run.cwd"),
+    ({"run": {**_RUN, "cwd": "../etc"}}, "run.cwd"),
     ({"run": {**_RUN, "cwd": ""}}, "run.cwd"),
     ({"run": {**_RUN, "cwd": "/" + 4095 * "x"}}, "run.cwd"),
     ({"run": {**_RUN, "user": ""}}, "run.user"),

@@ -95,9 +95,10 @@ class JobFlags:
     secret: Annotated[
         list[str] | None, Parameter(help="A variable whose value the worker looks up.", value="NAME=SECRET")
     ] = None
-    cwd: Annotated[str | None, Parameter(help="Folder on the worker to start in, absolute. Else /.", value="PATH")] = (
-        None
-    )
+    cwd: Annotated[
+        str | None,
+        Parameter(help="Folder to start in: absolute, or below the attempt's own, which it is else.", value="PATH"),
+    ] = None
     user: Annotated[str | None, Parameter(help="User on the worker's host.", value="NAME")] = None
     driver: Annotated[
         str | None,

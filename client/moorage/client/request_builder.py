@@ -30,7 +30,7 @@ _ID_OF_TEMPLATE: Final = b'{"job":"j"'
 #: what to do about a field that is refused
 _NEXT: Final = {
     "run.argv": "give the program that is to run: its name in the worker's PATH, or its whole path",
-    "run.cwd": "name the whole path, as the worker sees it",
+    "run.cwd": "name the whole path as the worker sees it, or a path below the attempt's own folder",
     "run.image": "name a driver that runs images",
     "run.user": "name a user of the worker's host, or leave it out",
 }

@@ -79,7 +79,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     argv: list[str] = []  # the program and its words; no shell reads them
     env: dict[str, str | Secret] = {}  # variables; a secret is named and never sent
     image: str | None = None  # of a container or a virtual machine; `driver_config.<driver>.image` goes before it
-    cwd: str | None = None  # the folder of the worker it starts in, absolute; null is /
+    #: where it starts: a folder of the worker, absolute, or one below the attempt's own, relative; null is that itself
+    cwd: str | None = None
     user: str | None = None  # whom it runs as; null is the agent's own user
     timeout_s: float | None = None  # how long one attempt may run
     grace_s: float = 10.0  # from SIGTERM to SIGKILL
@@ -93,6 +94,11 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
         check_duration("timeout_s", self.timeout_s)
         check_duration("grace_s", self.grace_s)
         check_duration("checkpoint_before_s", self.checkpoint_before_s)
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether it can run only where an attempt has a folder of its own."""
+        return self.cwd is not None and not self.cwd.startswith("/")
 
 
 def check_command(driver: str, argv: list[str]) -> None:
@@ -136,12 +142,13 @@ def _command_trouble(run: Run) -> Trouble | None:
             "run.argv", "argv must begin with the name of a program", quoted(run.argv[0]), "a name or a whole path"
         )
     if run.cwd is not None and not (
-        run.cwd.startswith("/") and len(run.cwd.encode(errors="surrogatepass")) < PATH_BYTES_MAX
+        run.cwd
+        and (run.cwd.startswith("/") or stays_below(run.cwd))
+        and len(run.cwd.encode(errors="surrogatepass")) < PATH_BYTES_MAX
     ):
-        message = "cwd must be an absolute path on the worker"
-        return Trouble(
-            "run.cwd", message, quoted(run.cwd), f"a path that begins with /, below {PATH_BYTES_MAX} bytes; null is /"
-        )
+        message = "cwd must be an absolute path on the worker, or a path below the attempt's folder"
+        allowed = f"a path below {PATH_BYTES_MAX} bytes; null is the attempt's folder"
+        return Trouble("run.cwd", message, quoted(run.cwd), allowed)
     if run.user is not None and not is_user(run.user):
         return Trouble(
             "run.user", "user must be a user of the worker's host", quoted(run.user), f"a name, or 0..{UID_MAX}"
@@ -152,6 +159,11 @@ def _command_trouble(run: Run) -> Trouble | None:
                 f"run.env.{name}.secret", "secret must be the name of a secret", quoted(value.secret), SECRET_WORDS
             )
     return None
+
+
+def stays_below(path: str) -> bool:
+    """Return whether a relative path names something below the folder that it is read in, or that folder."""
+    return not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
 
 
 def is_user(user: str) -> bool:

@@ -511,6 +511,7 @@ class Agent:
                 member.place.traceparent,
                 None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
                 config,
+                member.place.folder,
             )
             assignments.append(assignment)
         # a foreign driver gets them one by one: if it raises, it is clear whose start failed

@@ -241,13 +241,19 @@ def lay_over(requested: Mapping[str, str], ours: Mapping[str, str]) -> JobEnviro
 
 
 def process_environment(
-    requested: Mapping[str, str], ours: Mapping[str, str], *, user: str | None = None, cwd: str | None = None
+    requested: Mapping[str, str],
+    ours: Mapping[str, str],
+    *,
+    user: str | None = None,
+    cwd: str | None = None,
+    folder: str = "",
 ) -> JobEnvironment:
     """The whole environment of a plain process: a small base, the request's over it, ours over both, paths applied.
 
-    `HOME` is the job user's, or `cwd`, or `/`. `requested` holds resolved secrets already.
+    `HOME` is the attempt's own `folder`; without one the job user's, or `cwd`, or `/`. `requested` holds resolved
+    secrets already.
     """
-    base = {"PATH": PATH_DEFAULT, "HOME": _home(user) or cwd or "/", "LANG": "C.UTF-8"}
+    base = {"PATH": PATH_DEFAULT, "HOME": folder or _home(user) or cwd or "/", "LANG": "C.UTF-8"}
     return JobEnvironment(apply_tf_paths({**base, **lay_over(requested, ours)}))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from moorage.bus.cpu_latency import CpuLatency
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.worker.agent import Agent
+from moorage.worker.attempt_folders import FOLDERS, clear_unknown
 from moorage.worker.collector import leave_what_stays
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
@@ -152,6 +154,9 @@ async def _start(
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds, on_broken=host.broke)
     await _put_agents(worker, settings, facts, hosts, drivers, link)
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
+    if settings.folder_dir is None:
+        is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
+        await asyncio.to_thread(clear_unknown, settings.state_dir / FOLDERS, is_known)
     for agent in worker.agents:
         agent.where = where
         await host.add(agent)

@@ -31,6 +31,8 @@ OUTPUT_CAP_BYTES_DEFAULT: Final = 64 * _MIB
 OUTPUT_KEEP_DEFAULT: Final = 24 * 3600.0
 OUTPUT_BYTES_DEFAULT: Final = 10 * _GIB
 OUTPUT_MEMBERS_DEFAULT: Final = 50_000
+FOLDER_BYTES_DEFAULT: Final = 100 * _GIB
+FOLDER_KEEP_DEFAULT: Final = 600.0
 RESULT_KEEP_DEFAULT: Final = 7 * 86400.0
 RESULT_BYTES_DEFAULT: Final = 256 * _MIB
 #: modes that a worker offers by itself; mps needs a daemon, so an operator (or a simulated worker) adds it
@@ -120,6 +122,28 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_members: Annotated[
         int, setting("Finished members whose output is kept; beyond it the oldest is deleted.", ge=0, le=10**6)
     ] = OUTPUT_MEMBERS_DEFAULT
+    folder_dir: Annotated[
+        Path | None,
+        setting("Folder that holds a folder for each attempt; folders in state_dir by default. Users pass through it."),
+    ] = None
+    folder_bytes: Annotated[
+        int,
+        setting(
+            "What the folder of one attempt may take on disk; the attempt is ended beyond it.",
+            unit="bytes",
+            ge=_MIB,
+            le=1 << 50,
+        ),
+    ] = FOLDER_BYTES_DEFAULT
+    folder_keep: Annotated[
+        float,
+        setting(
+            "How long the folder of a finished attempt stays; an empty one goes at once.",
+            unit="s",
+            ge=0,
+            le=366 * 86400,
+        ),
+    ] = FOLDER_KEEP_DEFAULT
     result_keep: Annotated[
         float,
         setting(

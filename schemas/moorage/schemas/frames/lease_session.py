@@ -195,7 +195,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     `mode` is exclusive, mps, time-slice or none. `hold` means claim and wait for START (a gang). `body` is the
     request: in JSON for a worker that joined in JSON, else as it came, JSON or msgpack. `ends_in_s` is when the job's
     deadline comes, counted from this frame; the leader ends it then, and the worker tells it before where the request
-    names a checkpoint signal.
+    names a checkpoint signal. `folder`: the attempt has a folder of its own, as feature level 2 of the ledger says.
     """
 
     tenant: str
@@ -209,6 +209,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     body: bytes
     traceparent: str = ""
     ends_in_s: float | None = None
+    folder: bool = False
 
 
 class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -55,7 +55,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
     `start` is the gang's START, None outside a gang. `mode` is exclusive, mps, time-slice or none. `ends_in_s` is when
     the job's deadline comes, in seconds from now; None without one. `config` is the job's `driver_config` for this
-    driver, as its `Driver.config` declares it; as it was sent where it declares none.
+    driver, as its `Driver.config` declares it; as it was sent where it declares none. With `has_folder` the member
+    has a folder of its own, in which it starts unless `run.cwd` is absolute; requests of older ledgers have none.
     """
 
     name: MemberName
@@ -66,6 +67,7 @@ class Assignment(msgspec.Struct, frozen=True):
     traceparent: str = ""
     ends_in_s: float | None = None
     config: Any = None
+    has_folder: bool = True
 
     @property
     def run(self) -> Run:

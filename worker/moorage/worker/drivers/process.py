@@ -18,6 +18,7 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
+from moorage.worker.attempt_folders import DISK, AttemptFolders, FolderUnavailable
 from moorage.worker.descriptors import trouble_with_descriptors
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
@@ -92,6 +93,7 @@ class ProcessDriver(Driver):
             stream_output=settings.stream_output,
             output_cap_bytes=settings.output_cap_bytes,
             policy=kit.policy,
+            folders=AttemptFolders(settings, kit.worker),
         )
 
     def __init__(
@@ -105,7 +107,9 @@ class ProcessDriver(Driver):
         stream_output: bool = True,
         output_cap_bytes: int = 64 * _MIB,
         policy: Policy | None = None,
+        folders: AttemptFolders | None = None,
     ) -> None:
+        """Without `folders` no member has one, and starts in /."""
         super().__init__()
         self._link = link
         self._worker = worker
@@ -116,6 +120,8 @@ class ProcessDriver(Driver):
         self._stream_output = stream_output
         self._output_cap_bytes = output_cap_bytes
         self._policy = policy or Policy({}, {}, {}, None, {})
+        self._folders = folders
+        self._looks_after: asyncio.Task[None] | None = None
         self._known: set[MemberName] = set()
         self._started: list[MemberName] = []
         self._ended: list[tuple[MemberName, int, str]] = []
@@ -135,9 +141,15 @@ class ProcessDriver(Driver):
             else:
                 self._known.add(name)
                 living.append(Living(name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
+        if self._folders is not None:
+            self._folders.begin(self._known)
+            self._looks_after = asyncio.get_running_loop().create_task(self._folders.run(self.end))
         return living
 
     async def close(self) -> None:
+        if self._looks_after is not None:
+            self._looks_after.cancel()
+            await asyncio.wait((self._looks_after,))
         await self._link.close(self._owner)
 
     def check(self, request: Request) -> None:
@@ -152,13 +164,14 @@ class ProcessDriver(Driver):
             try:
                 members.append(self._start_member(assignment))
                 self._known.add(assignment.name)
-            except SharingUnavailable as error:  # what `check` saw has gone since
+            except (SharingUnavailable, FolderUnavailable) as error:  # what `check` saw has gone since
                 not_started.append((assignment.name, error.problem.message))
             except MoorageError as error:
                 failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
             except Exception:  # what a request holds must end no agent: every worker that it comes to would go down
                 log.exception("%s of %s could not be made ready to start", assignment.name[1], assignment.name[0])
                 failed.append((assignment.name, CODE_CANNOT_START, "start-failed: moorage failed on this request"))
+        self._over([*(each[0] for each in failed), *(each[0] for each in not_started)])
         if failed:
             self.report(StartFailed(failed))
         if not_started:
@@ -180,7 +193,10 @@ class ProcessDriver(Driver):
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         bounds = self._link.keeper.bounds
-        return {"output_s": bounds.keep_s, "output_bytes": bounds.bytes_max}
+        kept = {"output_s": bounds.keep_s, "output_bytes": bounds.bytes_max}
+        if self._folders is not None:
+            kept |= {"folder_s": self._folders.bounds.keep_s, "folder_bytes": self._folders.bounds.bytes_max}
+        return kept
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
@@ -213,6 +229,7 @@ class ProcessDriver(Driver):
             self._started.append(name)
         elif isinstance(event, ChildEnded):
             self._known.discard(name)
+            self._over([name])
             self._output.end(name, event)
             code, why = _verdict(event)
             if _is_the_hosts(event):
@@ -254,22 +271,30 @@ class ProcessDriver(Driver):
                 self.on_event(key, event)
         for name in missing:  # its start never reached a supervisor, or not its journal: nothing of it ever ran
             self._known.discard(name)
+            self._over([name])
             self._ended.append((name, CODE_LOST, "lost"))
         self.on_events_over()
 
     def on_start_refused(self, keys: Sequence[str], why: str) -> None:
         names = [_name_of(key) for key in keys]
         self._known.difference_update(names)
+        self._over(names)
         self.report(NotStarted([(name, f"start-failed: {why}") for name in names]))
 
     # -- inside
+
+    def _over(self, names: Sequence[MemberName]) -> None:
+        """Nothing of these members runs: their folders need stay no longer."""
+        if self._folders is not None:
+            for name in names:
+                self._folders.over(name)
 
     def _key(self, name: MemberName) -> str:
         tenant, job, replica, attempt, fence = name
         return f"{self._owner}|{tenant}/{job}/{replica}/{attempt}/{fence}"
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Raises SharingUnavailable, SecretRefused, and Refused for what the policy does not permit."""
+        """Raises SharingUnavailable, FolderUnavailable, SecretRefused, and Refused for what the policy forbids."""
         run, request = assignment.run, assignment.request
         tenant = assignment.name[0]
         self._policy.check_program(tenant, run)
@@ -278,11 +303,15 @@ class ProcessDriver(Driver):
         ours = assignment.environment(interface=self._interface, simulated=self._simulated)
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
+        folder, cwd = "", run.cwd
+        if self._folders is not None and assignment.has_folder:
+            folder = self._folders.make(assignment.name, user, run.grace_s)
+            cwd = os.path.join(folder, run.cwd or "")  # which is `cwd` where that is absolute
         return StartMember(
             key=self._key(assignment.name),
             argv=tuple(run.argv),
-            env=process_environment(requested, ours, user=user, cwd=run.cwd),
-            cwd=run.cwd,
+            env=process_environment(requested, ours, user=user, cwd=cwd, folder=folder),
+            cwd=cwd,
             user=user,
             timeout_s=run.timeout_s,
             ends_in_s=assignment.ends_in_s,
@@ -324,4 +353,6 @@ def _verdict(event: ChildEnded) -> tuple[int, str]:
     code = event.exit_code if event.exit_code is not None else -(event.signal or 0)
     if event.reason == "end" and event.why == SHUTS_DOWN:
         return code, WORKER_STOPPED
+    if event.reason == "end" and event.why.startswith(DISK):
+        return code, event.why
     return code, "lost" if event.reason == "supervisor-died" else event.reason

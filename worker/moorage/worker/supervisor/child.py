@@ -98,7 +98,7 @@ def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: 
         environ=variables,
         search=search,
         cwd=cwd,
-        ids=None if member.user is None else _resolve_user(member.user),
+        ids=None if member.user is None else resolve_user(member.user),
         limits=[
             *([] if files is None else [(resource.RLIMIT_NOFILE, files)]),
             *[_limit(name, pair) for name, pair in member.limits.items()],
@@ -170,7 +170,8 @@ def _limit(name: str, pair: tuple[int, int]) -> tuple[int, tuple[int, int]]:
     return number, pair
 
 
-def _resolve_user(user: str | int) -> tuple[int, int, list[int]] | None:
+def resolve_user(user: str | int) -> tuple[int, int, list[int]] | None:
+    """Return uid, gid and groups; None for the own user of a process without rights. Raises `StartRefused`."""
     try:
         entry = pwd.getpwnam(user) if isinstance(user, str) and not user.isdecimal() else pwd.getpwuid(int(user))
     except KeyError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.effects.in_flight import InFlight
-from moorage.scheduler.core.effects.outputs import Message, json_body, slots_of, wanted_message
+from moorage.scheduler.core.effects.outputs import FOLDER_LEVEL, Message, json_body, slots_of, wanted_message
 from moorage.scheduler.core.ids_in_bodies import id_of
 from moorage.scheduler.core.records import MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
 from moorage.scheduler.core.state import State
@@ -44,6 +44,7 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
             if size <= BODY_BYTES_MAX and flight.new[(tenant, name)].submit.request.deadline_s is None:
                 new[num] = (tenant, name, body, traceparent)
             num += 1
+    has_folder = state.level >= FOLDER_LEVEL
     frames: dict[int, Wanted] = {}
     workers = state.worker_by_num
     steps = iter(record.steps)
@@ -59,5 +60,7 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
         slots, mode = slots_of(mask), MODE_NAMES[c & _MODE_MASK]
         if worker.num not in frames:
             frames[worker.num] = Wanted(worker.id, worker.session, state.epoch, place=[], start=[], end=[])
-        frames[worker.num].place.append(Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None))
+        frames[worker.num].place.append(
+            Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None, has_folder)
+        )
     return [wanted_message(subjects, workers[num], frame) for num, frame in frames.items()]

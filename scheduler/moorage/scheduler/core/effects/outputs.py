@@ -31,6 +31,8 @@ from moorage.schemas.subjects import Subjects
 #: bytes of request bodies in one `Wanted` frame; more go into the next one, so that none comes near the server's bound
 WANTED_BYTES_MAX: Final = 400 * 1024
 
+#: the feature level of a ledger whose attempts have folders of their own, so that `cwd` null is that and no longer /
+FOLDER_LEVEL: Final = 2
 #: so many changes always fit one event, and are not measured
 CHANGES_SURE: Final = 64
 #: bytes of the changes in one event, or in one answer of `show`, which has the request and replicas as well
@@ -105,6 +107,7 @@ class WantedFrames:
                     body,
                     job.traceparent,
                     None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
+                    self._state.level >= FOLDER_LEVEL,
                 )
             )
 

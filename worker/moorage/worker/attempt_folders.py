@@ -1,0 +1,230 @@
+"""A folder of its own for each attempt: where it starts, its HOME, bounded in use, removed some time after its end.
+
+It is `<root>/<tenant>.<job>.<replica>.<attempt>.<fence>`, mode 0700, and belongs to the job's user. An empty folder
+goes at once when its attempt is over. The others stay for `keep_s`, so that a person can look at what a job left; the
+oldest go earlier where there are too many of them, or where they would take the last room on the disk.
+
+Use is measured by du(1) and folders are removed by rm(1): a job may leave a million files, or a tree that is deeper
+than Python can walk, and neither may hold up the agent's loop or its interpreter lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+import subprocess
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from moorage.schemas.errors import Refused, problem
+from moorage.worker.disk_room import spare_bytes
+from moorage.worker.member_messages import MemberName
+from moorage.worker.proctree import boottime_s
+from moorage.worker.settings import FOLDER_BYTES_DEFAULT, FOLDER_KEEP_DEFAULT, WorkerSettings
+from moorage.worker.supervisor.child import StartRefused, resolve_user
+
+#: below the state folder
+FOLDERS: Final = "folders"
+#: seconds between two measurements, and the part of all time that they may take
+MEASURE_S: Final = 10.0
+MEASURE_PART: Final = 0.1
+#: folders of finished attempts that stay
+KEPT_MAX: Final = 1000
+#: folders in one call of du(1) or rm(1)
+AT_ONCE: Final = 500
+#: how the `why` of an attempt begins that was ended for the use of its folder
+DISK: Final = "disk"
+_GRACE_S: Final = 10.0
+_KIB: Final = 1024
+_MODE: Final = 0o700
+#: of what lies above: other users pass through and see nothing
+_PASSAGE: Final = 0o711
+
+log = logging.getLogger("moorage.worker")
+
+
+class FolderBounds(NamedTuple):
+    """`bytes_max` of one attempt's folder, `keep_s` seconds from the attempt's end to the folder's removal."""
+
+    bytes_max: int = FOLDER_BYTES_DEFAULT
+    keep_s: float = FOLDER_KEEP_DEFAULT
+
+
+class FolderUnavailable(Refused):
+    """This host cannot make the folder of an attempt. The host is at fault, so the job is tried again elsewhere."""
+
+    def __init__(self, why: str, next_step: str = "") -> None:
+        found = problem("failed-precondition", f"start-failed: no folder for the job: {why}", next=next_step)
+        super().__init__(found)
+
+
+class AttemptFolders:
+    """The folders of one worker's attempts. Call `begin` with what lives, then `run`."""
+
+    def __init__(self, settings: WorkerSettings, worker: str) -> None:
+        self.bounds = FolderBounds(settings.folder_bytes, settings.folder_keep)
+        self._state = settings.state_dir
+        self._own = settings.folder_dir is None  # below the state folder, which is ours to open for other users
+        self.root = (settings.folder_dir or settings.state_dir / FOLDERS) / worker
+        self._living: dict[MemberName, float] = {}  # with the grace that each gets if it has to end
+        self._ended: OrderedDict[str, float] = OrderedDict()  # CLOCK_BOOTTIME of the end, oldest first
+        self._is_passable = False
+
+    def path(self, name: MemberName) -> str:
+        """Return the folder of an attempt, whether it is there or not."""
+        return f"{self.root}/{_folder_of(name)}"
+
+    def make(self, name: MemberName, user: str | None, grace_s: float) -> str:
+        """Make the folder of an attempt for the user that runs it, and return its path. Raises FolderUnavailable."""
+        path = self.path(name)
+        try:
+            self._mkdir(path)
+            if user is not None:
+                self._give(path, user)
+        except OSError as error:
+            raise FolderUnavailable(f"{path}: {error.strerror or error}", "see folder_dir") from None
+        self._living[name] = grace_s
+        return path
+
+    def _mkdir(self, path: str) -> None:
+        try:
+            os.mkdir(path, _MODE)
+        except FileNotFoundError:
+            os.makedirs(self.root, _PASSAGE, exist_ok=True)
+            os.mkdir(path, _MODE)
+        except FileExistsError:  # an agent died between this and the start
+            _remove([path])
+            os.mkdir(path, _MODE)
+
+    def _give(self, path: str, user: str) -> None:
+        try:
+            ids = resolve_user(user)
+        except StartRefused:
+            return  # the supervisor says which user is not there
+        if ids is None or ids[0] == os.geteuid():
+            return
+        os.chown(path, ids[0], ids[1])
+        if not self._is_passable:
+            self._let_pass()
+            self._is_passable = True
+
+    def _let_pass(self) -> None:
+        """Let other users reach the folders. What is not ours to change stops it: FolderUnavailable."""
+        for folder in (self.root, *self.root.parents):
+            about = folder.stat()
+            if about.st_mode & stat.S_IXOTH:
+                continue
+            ours = folder == self.root or (self._own and folder.is_relative_to(self._state))
+            if not ours or about.st_uid != os.geteuid():
+                raise FolderUnavailable(
+                    f"{folder} lets no other user pass",
+                    "name another folder_dir, or let users pass: chmod o+x",
+                )
+            os.chmod(folder, stat.S_IMODE(about.st_mode) | (_PASSAGE & ~_MODE))
+
+    def over(self, name: MemberName) -> None:
+        """Nothing of this attempt runs any more."""
+        if self._living.pop(name, None) is None:
+            return
+        try:
+            os.rmdir(self.path(name))
+        except FileNotFoundError:
+            return
+        except OSError:  # it is not empty
+            self._ended[_folder_of(name)] = boottime_s()
+
+    def begin(self, living: Iterable[MemberName]) -> None:
+        """Take over what an earlier agent left: folders of attempts that do not live count as ended when they were
+        last written to."""
+        self._living = dict.fromkeys(living, _GRACE_S)
+        own = set(map(_folder_of, self._living))
+        now, wall = boottime_s(), time.time()
+        try:
+            entries = [(entry.stat(follow_symlinks=False).st_mtime, entry.name) for entry in os.scandir(self.root)]
+        except FileNotFoundError:
+            return
+        for mtime_s, folder in sorted(entries):
+            if folder not in own:
+                self._ended[folder] = now - max(wall - mtime_s, 0.0)
+
+    async def run(self, on_full: Callable[[MemberName, float, str], None]) -> None:
+        """Remove and measure until cancelled. `on_full` gets an attempt to end, its grace, and why."""
+        while True:
+            began_s = boottime_s()
+            try:
+                await self.sweep()
+                for name, grace_s, why in await self.measure():
+                    on_full(name, grace_s, why)
+            except (OSError, subprocess.SubprocessError) as error:  # no process or descriptor to be had: look again
+                log.warning("folders of jobs cannot be looked after now: %s", error)
+            await asyncio.sleep(max(MEASURE_S, (boottime_s() - began_s) / MEASURE_PART))
+
+    async def sweep(self) -> int:
+        """Remove the folders that have stayed long enough; returns how many."""
+        now, doomed = boottime_s(), []
+        is_full = bool(self._ended) and spare_bytes(self.root) <= 0
+        while self._ended:
+            folder, ended_s = next(iter(self._ended.items()))
+            if not is_full and len(self._ended) <= KEPT_MAX and now - ended_s < self.bounds.keep_s:
+                break
+            del self._ended[folder]
+            doomed.append(f"{self.root}/{folder}")
+        for at in range(0, len(doomed), AT_ONCE):
+            await asyncio.to_thread(_remove, doomed[at : at + AT_ONCE])
+        for path in doomed:
+            if os.path.lexists(path):
+                log.error("the folder of a finished job cannot be removed: %s", path)
+        return len(doomed)
+
+    async def measure(self) -> list[tuple[MemberName, float, str]]:
+        """Return the attempts whose folders take more than they may, each with its grace and why it has to end."""
+        paths = {self.path(name): name for name in self._living}
+        found: list[tuple[MemberName, float, str]] = []
+        for path, used in (await asyncio.to_thread(_used, list(paths))).items():
+            name = paths.get(path)
+            if used > self.bounds.bytes_max and name in self._living:
+                mib = 1 << 20
+                why = f"{DISK}: its folder takes {used // mib} MiB, folder_bytes is {self.bounds.bytes_max // mib} MiB"
+                found.append((name, self._living[name], why))
+        return found
+
+
+def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:
+    """Remove the folders of workers that are not here any more."""
+    try:
+        unknown = [entry.path for entry in os.scandir(root) if not is_known(entry.name)]
+    except FileNotFoundError:
+        return
+    _remove(unknown)
+
+
+def _folder_of(name: MemberName) -> str:
+    return ".".join(map(str, name))
+
+
+def _used(paths: Sequence[str]) -> dict[str, int]:
+    """Bytes on disk below each folder, hard links counted once. One that goes meanwhile is left out."""
+    used: dict[str, int] = {}
+    for at in range(0, len(paths), AT_ONCE):
+        command = ["du", "-skx", "--", *paths[at : at + AT_ONCE]]
+        told = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        for line in told.stdout.splitlines():
+            size, _, path = line.partition(b"\t")
+            used[os.fsdecode(path)] = int(size) * _KIB
+    return used
+
+
+def _remove(paths: Sequence[str]) -> None:
+    """Remove these folders, also one that takes rights from its owner."""
+    if not paths:
+        return
+    command = ["rm", "-rf", "--one-file-system", "--", *paths]
+    subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
+    if left := [path for path in paths if os.path.lexists(path)]:
+        subprocess.run(["chmod", "-R", "u+rwX", "--", *left], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", *left], stderr=subprocess.DEVNULL, check=False)
