@@ -18,8 +18,8 @@ from moorage.client import AsyncClient
 from moorage.client.errors import Rejected
 from moorage.schemas.job import Request
 from tests.cli.node import Node
-from tests.scheduler.test_relax import ASKS, HOSTS, fixes, world
-from tests.scheduler.test_trial import World
+from tests.scheduler.test_fixes import ASKS, HOSTS, fixes, world
+from tests.scheduler.test_fixes_with_policies import World
 
 _FLAGS = {"--gpu": "gpu", "--replicas": "replicas", "--cpu": "cpu", "--memory": "memory", "--time-limit": "time_limit"}
 _OF = {"replicas": int, "cpu": float}
@@ -68,7 +68,7 @@ def test_so_are_those_under_every_rule_of_the_queue() -> None:
     for seed in range(120):
         asked = World(seed)
         for key in asked.waiting():
-            for fix in asked.told(key).get("fixes", []):
+            for fix in asked.fixes(key):
                 if "command" not in fix:
                     same(asked.asked[key], fix)
                     met += 1

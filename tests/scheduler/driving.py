@@ -28,6 +28,8 @@ from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queueing.queue import entry
 from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX
 from moorage.scheduler.core.state import Job, Member, Replica, State
+from moorage.scheduler.whatif.child import ask
+from moorage.scheduler.whatif.fixes import fixes
 from moorage.schemas.codec import Decoder, decode_request, is_json
 from moorage.schemas.frames import (
     Fact,
@@ -414,9 +416,17 @@ class Driving:
         return lingering[-1]
 
     def explained(self, name: str, tenant: str = "t") -> dict[str, Any]:
-        """Why it is where it is, as `explain` answers."""
+        """Why it is where it is, as `explain` answers; without fixes."""
         found = explain_job(self.engine, tenant, name)
         assert isinstance(found, dict), found
+        return found
+
+    def fixes(self, name: str, tenant: str = "t") -> list[dict[str, Any]]:
+        """What would start a waiting job, as a copy of this process finds it."""
+        answer = ask(lambda: msgspec.msgpack.encode(fixes(self.engine, self.now, tenant, name)))
+        assert answer, "the copy failed"
+        reason, found = msgspec.msgpack.decode(answer, type=tuple[str, list[dict[str, Any]]])
+        assert reason or not found
         return found
 
     def states(self, name: str, tenant: str = "t") -> list[str]:

@@ -264,4 +264,4 @@ def test_who_can_never_start_keeps_nobody_of_its_tenant_waiting_for_a_limit() ->
     drive.submit("d", gpu={"count": 2})
     told = drive.explained("d")
     assert told["reason"] == "limit"
-    assert told["fixes"][0]["say"] == "ask your operator for 5 GPUs"
+    assert drive.fixes("d")[0]["say"] == "ask your operator for 5 GPUs"

@@ -180,11 +180,11 @@ def test_fact_14_a_driver_without_gpus_is_waited_for_or_refused() -> None:
 def test_explain_offers_any_device_in_place_of_the_named_ones() -> None:
     drive = fleet()
     drive.submit("j", **named("GPU-nowhere"))
-    fixes = why(drive, "j")["fixes"]
+    fixes = drive.fixes("j")
     assert fixes[0]["say"] == "any GPU that fits instead of GPU-nowhere"
     assert fixes[0]["request"] == {"driver_config": {"process": {}}}
     drive.submit("k", run={"driver": "process", "argv": ["x"]}, resource_requirements={"gpu": {"device_id": "GPU-x"}})
-    assert why(drive, "k")["fixes"][0]["request"] == {"resource_requirements": {"gpu": {"count": None}}}
+    assert drive.fixes("k")[0]["request"] == {"resource_requirements": {"gpu": {"count": None}}}
 
 
 def test_a_gpu_that_is_there_and_not_lent_is_none_to_ask_for() -> None:

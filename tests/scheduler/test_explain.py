@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.queries import views, waiting
+from moorage.scheduler.core import queue_view
+from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
 from moorage.schemas.frames import Renew
@@ -187,13 +188,13 @@ def test_position_and_what_else_is_told() -> None:
 
 
 def test_in_a_very_long_queue_the_place_is_of_replicas_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "COUNTED_MAX", 3)
+    monkeypatch.setattr(queue_view, "COUNTED_MAX", 3)
     drive = Driving()
     for index in range(3):
         drive.submit(f"j{index}", gpu={"count": 2}, replicas=2)
     told = why(drive, "j1")
     assert (told["position"], told["queued"], told["queued_of"]) == (2, 3, "jobs")
-    monkeypatch.setattr(waiting, "GLANCED_MAX", 5)
+    monkeypatch.setattr(queue_view, "GLANCED_MAX", 5)
     told = why(drive, "j1")
     assert (told["position"], told["queued"], told["queued_of"]) == (3, 6, "replicas")
 
@@ -313,7 +314,7 @@ def test_while_nothing_is_placed_after_a_restore_a_job_that_fits_says_so() -> No
     assert (found["reason"], found["means"]) == ("restored", REASONS["restored"].means)
     assert found["because"] == "jobs that were placed after the backup may still run on workers that are not heard yet"
     assert 0 < found["starts_in_ms"] <= drive.config.lost_ms - 5_000
-    assert "fixes" not in found
+    assert drive.fixes("j") == []
     drive.pass_time(found["starts_in_ms"] + 1_000)
     assert drive.states("j") == ["PLACED"]
 

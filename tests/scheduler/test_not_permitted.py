@@ -46,7 +46,7 @@ def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int, why: str)
     assert (explained["reason"], explained["means"]) == ("refused", REASONS["refused"].means)
     assert list(explained["workers_left"].items())[-1] == ("not-refused", 0)
     assert (explained["refused_by"], "avoids" in explained) == (sorted(names), False), "no GPU has failed"
-    assert "fixes" not in explained, "whoever asked for other GPUs would be refused as well"
+    assert drive.fixes("j") == [], "whoever asked for other GPUs would be refused as well"
     # it is this job that may not, and nobody else
     drive.submit("other", gpu={"count": 2})
     assert drive.states("other") == ["PLACED"]
@@ -83,7 +83,7 @@ def test_one_that_more_workers_refuse_than_it_remembers_is_refused_while_it_wait
         else:
             assert (found["reason"], found["means"]) == ("refused", REASONS["refused"].means)
             assert found["starts_in_ms"] > 0
-            assert "fixes" not in found
+            assert drive.fixes("j") == []
         drive.pass_time(60_000)
         assert drive.states("j") == ["PLACED"]
 
@@ -143,7 +143,7 @@ def test_a_job_without_gpus_is_kept_from_the_worker_that_refused_it(
     assert (sorted(tried), drive.states("j")) == (["w0", "w1"], ["QUEUED"])
     found = drive.explained("j")
     assert (found["reason"], found["because"], found["refused_by"]) == ("refused", why, ["w0", "w1"])
-    assert ("avoids" in found, "fixes" in found) == (False, False)
+    assert ("avoids" in found, drive.fixes("j")) == (False, [])
     drive.submit("other", **asked)
     assert drive.states("other") == ["PLACED"], "it is this job that may not, and nobody else"
     for name in ("w1", "w0"):  # and each that is started anew is asked once more
@@ -255,7 +255,7 @@ def test_nothing_is_placed_where_the_worker_told_that_it_may_not_be() -> None:
     assert (found["reason"], found["means"]) == ("rules", REASONS["rules"].means)
     assert found["because"] == NOT_PERMITTED + "tenant t may not have the driver noop on 1 worker"
     assert found["held_by"] == ["w0: lets it have process"]
-    assert "fixes" not in found, "another request of this tenant would not help"
+    assert drive.fixes("j") == [], "another request of this tenant would not help"
     drive.worker("w1")
     drive.settle()
     assert drive.placed_on("j") == ["w1"]

@@ -421,7 +421,9 @@ def test_what_waits_for_the_limit_is_not_overtaken_within_its_tenant(drive: Driv
     assert found["reason"] == "limit"
     assert found["because"] == "tenant t has 2 of 3 GPUs leased, and job big, which goes first, needs 3 of them"
     assert drive.explained("big")["because"] == "tenant t has 2 of 3 GPUs leased, and this needs 3"
-    assert [fix["command"] for fix in found["fixes"]] == ["moorage cancel big --tenant t"]
+    assert [fix["command"] for fix in drive.fixes("small")] == [
+        "moorage admin limit --tenant t --gpus 6", "moorage cancel big --tenant t",
+    ]  # fmt: skip
     drive.settle()
     drive.run_out("w0")
     assert (drive.states("big"), drive.states("small")) == (["RUNNING"], ["QUEUED"])

@@ -489,7 +489,7 @@ async def test_who_waited_for_a_forecast_is_told_in_several_turns_and_tenants_in
     for index in range(30):
         assert foresight.explain("crowd", f"j{index}", f"_INBOX.{index}", True) is None
     assert foresight.explain("t", "own", "_INBOX.own", True) is None
-    assert not told, "they wait for the forecast"
+    assert not told, "they wait for a copy of the leader"
     while not over.is_set():
         turn += 1
         await asyncio.sleep(0)

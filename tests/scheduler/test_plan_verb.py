@@ -16,8 +16,8 @@ from moorage.scheduler.whatif.plan import PlanAsk, Planned, check_known, decode_
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from tests.scheduler.driving import H100, Driving
+from tests.scheduler.test_fixes import ASKS, HOSTS, world
 from tests.scheduler.test_forecast import MINUTE, learned, look_ahead, submit
-from tests.scheduler.test_relax import ASKS, HOSTS, world
 
 
 def planned(drive: Driving, asks: dict[str, Any] | None = None, *, tenant: str = "t", **edits: Any) -> Planned:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from moorage.scheduler import foresight as foresight_module
@@ -88,7 +89,7 @@ async def test_whoever_waits_for_a_forecast_that_cannot_be_read_is_answered_with
     def answered(answer: Callable[[], Any], reply: str, json: bool) -> None:
         told.set_result(answer())
 
-    monkeypatch.setattr(foresight_module, "forecast", lambda engine, now_ms: b"no forecast")
+    monkeypatch.setattr(foresight_module, "foresee", lambda *_, **__: b"no forecast")
     foresight = Foresight(
         drive.engine, lambda: drive.now, answered, unasked.append, lambda *frame: unasked.append(frame), forks=True
     )
@@ -108,3 +109,75 @@ async def test_a_plan_that_cannot_be_read_is_answered_as_a_defect(monkeypatch: p
     foresight.plan("t", {"request": {"run": {"driver": "noop"}}}, "_INBOX.1", True)
     assert (await asyncio.wait_for(told, 60)).code == "internal"
     foresight.close()
+
+
+class Asked:
+    """A waiting job and what is told of it; with copies of this process."""
+
+    def __init__(self) -> None:
+        self.drive = Driving()
+        self.drive.worker("w0", 1)
+        self.drive.submit("hog", gpu={})
+        self.drive.settle()
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+        self.sent: asyncio.Queue[Any] = asyncio.Queue()
+        self.foresight = Foresight(
+            self.drive.engine, lambda: self.drive.now, self._answered, self._send, _fails, forks=True
+        )
+        self.accepted = self.drive.submit("waits", gpu={"count": 2})
+
+    def _answered(self, answer: Callable[[], Any], reply: str, json: bool) -> None:
+        self.answers.put_nowait(answer())
+
+    def _send(self, messages: list[Any]) -> None:
+        for _, payload, _ in messages:
+            self.sent.put_nowait(msgspec.json.decode(payload))
+
+    async def explained(self) -> dict[str, Any]:
+        assert self.foresight.explain("t", "waits", "_INBOX.1", True) is None
+        told: dict[str, Any] = await asyncio.wait_for(self.answers.get(), 60)
+        return told
+
+
+async def test_the_reason_is_told_at_submit_and_the_fixes_when_asked() -> None:
+    asked = Asked()
+    assert (asked.accepted["waiting"]["reason"], "fixes" in asked.accepted["waiting"]) == ("count", False)
+    asked.drive.worker("w1", 1)
+    told = await asked.explained()
+    assert (told["reason"], [fix["say"] for fix in told["fixes"]]) == ("count", ["1 GPU instead of 2"])
+    asked.foresight.close()
+
+
+async def test_the_reason_is_told_where_no_copy_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(work: object) -> tuple[int, int]:
+        raise OSError("no room for another process")
+
+    asked = Asked()
+    monkeypatch.setattr(child, "fork", no_room)
+    for _ in range(2):
+        told = await asked.explained()
+        assert (told["reason"], told["position"], "fixes" in told) == ("count", 1, False)
+    asked.foresight.close()
+
+
+async def test_fixes_of_another_reason_than_it_has_by_now_are_not_told() -> None:
+    asked = Asked()
+    asked.drive.worker("w1", 1)
+    assert asked.foresight.explain("t", "waits", "_INBOX.1", True) is None
+    await asyncio.sleep(0)  # the copy is made
+    asked.drive.order("hold", job="waits")
+    told = await asyncio.wait_for(asked.answers.get(), 60)
+    assert (told["reason"], "fixes" in told) == ("held", False)
+    asked.foresight.close()
+
+
+async def test_the_news_of_a_job_that_waits_have_its_fixes() -> None:
+    asked = Asked()
+    asked.drive.worker("w1", 1)
+    await asked.explained()
+    asked.drive.order("hold", job="waits")
+    asked.drive.now += 60_000 // 2
+    assert asked.foresight._news() == []
+    told = (await asyncio.wait_for(asked.sent.get(), 60))["waiting"]
+    assert (told["reason"], told["fixes"]) == ("held", [])
+    asked.foresight.close()

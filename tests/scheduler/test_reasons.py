@@ -35,7 +35,7 @@ def test_a_new_reason_is_one_entry_and_its_filter(monkeypatch: pytest.MonkeyPatc
     accepted = drive.submit("j", gpu={})
     told = drive.explained("j")
     assert (told["reason"], told["means"], told["workers_left"]["no-tape"]) == ("no-tape", TAPE.means, 0)
-    assert told["fixes"] == [], "no other request has a tape either"
+    assert drive.fixes("j") == [], "no other request has a tape either"
     assert "no worker has a tape for noop" in str(accepted), accepted
     assert fix_lines(told) == ["fix: put a tape into a worker of j"]
     assert any("known 1 > with-a-tape 0" in str(row) for row in explained_rows(told))

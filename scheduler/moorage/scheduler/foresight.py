@@ -1,7 +1,8 @@
 """Questions about what will be: why a job waits and when it starts, told when asked, at submit, and when it changes.
 
-The reason is found in this process. When it starts is found by a copy of it (`whatif.child`), one forecast for all
-that wait; whoever asks within `FORECAST_KEPT_MS` shares it.
+The reason is found in this process. When the job starts, and what would start it now, is found by a copy of it
+(`whatif.child`): one for all the questions that came while there was none. A forecast is shared by the questions of
+`FORECAST_KEPT_MS`. Where there is no copy, a question is answered with the reason alone.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import msgspec
 from moorage.scheduler import question_queue
 from moorage.scheduler.core.effects.outputs import Message
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.queries.waiting import explain_job
+from moorage.scheduler.core.queries.waiting import explain_job, may_be_cured
 from moorage.scheduler.core.state import Job
 from moorage.scheduler.question_queue import RoundRobin, contained, overloaded
 from moorage.scheduler.whatif.child import FAILED, Children
-from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
+from moorage.scheduler.whatif.forecast import Forecast
+from moorage.scheduler.whatif.foreseen import Fixes, decode_foreseen, foresee
 from moorage.scheduler.whatif.future import waits, why_unknown
 from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
 from moorage.schemas.codec import encode
@@ -56,6 +58,14 @@ class _Followed(NamedTuple):
     starts_at_ms: int  # ledger time of the start that was told; 0 for none
 
 
+class _Question(NamedTuple):
+    """A job that waits, asked about; `told` is called with its fixes, or with None if they are not known."""
+
+    tenant: str
+    job: str
+    told: Callable[[Fixes | None], None]
+
+
 class Foresight:
     """`now_ms` is ledger time. `answer` sends an answer of the verb explain, `plain` a frame; `send` sends messages."""
 
@@ -76,7 +86,10 @@ class Foresight:
         self._plain = plain
         self.children = Children() if forks else None
         self._forecast: Forecast | None = None
-        self._asked: RoundRobin[tuple[str, str, str, bool]] | None = None  # those that wait for the forecast under way
+        self._forecast_wanted = False
+        self._asked: RoundRobin[_Question] = RoundRobin()  # for the next copy
+        self._asking = False  # whether a copy is under way, or begins with this turn of the loop
+        self._free_from_ms = 0  # ledger time from which on fixes are found that no caller waits for
         self._answering: set[asyncio.Task[None]] = set()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
         self._submits_from_s = 0.0
@@ -85,29 +98,31 @@ class Foresight:
     # ------------------------------------------------------------------------------------------- asked
 
     def explain(self, tenant: str, job: str, reply: str, json: bool) -> Problem | None:
-        """Answer at once, or with the next forecast where it waits for what runs."""
+        """Answer at once, or behind a copy of this process if the job waits."""
         found = self._engine.state.job(tenant, job)
-        if found is not None and waits(found):
-            self._follow(tenant, job)
-            if self._wants_forecast(found) and self._forecast_is_coming():
-                assert self._asked is not None
-                return None if not reply or self._asked.put(tenant, (tenant, job, reply, json)) else overloaded(tenant)
-        self._answer_explain(tenant, job, reply, json)
-        return None
+        if found is None or not waits(found):
+            self._answer_explain(tenant, job, reply, json, None)
+            return None
+        self._follow(tenant, job)
+        question = _Question(tenant, job, lambda fixes: self._answer_explain(tenant, job, reply, json, fixes))
+        return None if not reply or self._ask(question, found) else overloaded(tenant)
 
-    def _answer_explain(self, tenant: str, job: str, reply: str, json: bool) -> None:
+    def _answer_explain(self, tenant: str, job: str, reply: str, json: bool, fixes: Fixes | None) -> None:
         def explanation() -> Any:
-            data = self.explained(tenant, job)
+            data = self.explained(tenant, job, fixes)
             self._note_explained((tenant, job), data)
             return data
 
         self._answer(explanation, reply, json)
 
-    def explained(self, tenant: str, job: str, *, fixes: bool = True) -> Any:
-        """What `explain` answers: with the start that the last forecast knows."""
-        data = explain_job(self._engine, tenant, job, fixes=fixes)
-        if isinstance(data, dict) and "reason" in data and REASONS[data["reason"]].ends is Ends.BY_ITSELF:
-            data |= self._start(tenant, job)
+    def explained(self, tenant: str, job: str, fixes: Fixes | None = None) -> Any:
+        """Return what `explain` answers: with the start that the last forecast knows, and fixes of the same reason."""
+        data = explain_job(self._engine, tenant, job)
+        if isinstance(data, dict) and "reason" in data:
+            if REASONS[data["reason"]].ends is Ends.BY_ITSELF:
+                data |= self._start(tenant, job)
+            if fixes is not None and fixes.reason == data["reason"] and may_be_cured(data):
+                data["fixes"] = fixes.fixes
         return data
 
     def _start(self, tenant: str, job: str) -> dict[str, Any]:
@@ -135,37 +150,65 @@ class Foresight:
             return age_ms > max(FORECAST_KEPT_MS // 4, known.cpu_ms)
         return age_ms > max(FORECAST_KEPT_MS, FORECAST_SHARE * known.cpu_ms)
 
-    def _forecast_is_coming(self) -> bool:
-        """Whether one is under way, or has been asked for now; False where none can be."""
-        assert self.children is not None
-        if self._asked is None:
-            engine, now_ms = self._engine, self._now_ms()
-            if not self.children.ask(lambda: forecast(engine, now_ms), self._forecast_is_there):
-                return False
-            self._asked = RoundRobin()
+    # ------------------------------------------------------------------------- asked of a copy of this process
+
+    def _ask(self, question: _Question, job: Job) -> bool:
+        """Have a question answered by the next copy, or at once where there are none; False where too many wait."""
+        if self.children is None:
+            question.told(None)
+            return True
+        if not self._asked.put(question.tenant, question):
+            return False
+        self._forecast_wanted |= self._wants_forecast(job)
+        self._begin()
         return True
 
-    def _forecast_is_there(self, answer: bytes | None) -> None:
-        waiting, self._asked = self._asked, None
+    def _begin(self) -> None:
+        """Make a copy once all that has come in this turn of the loop is asked, unless one is under way."""
+        if not self._asking:
+            self._asking = True
+            asyncio.get_running_loop().call_soon(self._make_copy)
+
+    def _make_copy(self) -> None:
+        """Ask a copy all that waits. Where there can be none, each is told so at once."""
+        assert self.children is not None
+        engine, now_ms, forecasts = self._engine, self._now_ms(), self._forecast_wanted
+        asked, self._asked, self._forecast_wanted = self._asked, RoundRobin(), False
+        questions = [asked.take() for _ in range(asked.size)]
+        jobs = list(dict.fromkeys((question.tenant, question.job) for question in questions))
+
+        def answered(answer: bytes | None) -> None:
+            self._free_from_ms = self._now_ms() + FORECAST_SHARE * (self._now_ms() - now_ms)
+            self._answered(questions, answer)
+            if self._asked.size or self._forecast_wanted:
+                self._begin()
+
+        if not self.children.ask(lambda: foresee(engine, now_ms, jobs, forecasts=forecasts), answered):
+            self._answered(questions, None)
+
+    def _answered(self, questions: list[_Question], answer: bytes | None) -> None:
+        self._asking = False
+        fixes: dict[tuple[str, str], Fixes] = {}
         try:
             if answer:
-                self._forecast = decode_forecast(answer)
+                found = decode_foreseen(answer)
+                self._forecast = found.forecast or self._forecast
+                fixes = {(row.tenant, row.job): row for row in found.fixes}
         except msgspec.MsgspecError:
-            log.exception("a forecast could not be read; its questions are answered by the one before")
-        if waiting is not None and waiting.size:
-            task = asyncio.get_running_loop().create_task(self._answer_all(waiting))
+            log.exception("what a copy of the leader says could not be read; its questions are answered without it")
+        if questions:
+            task = asyncio.get_running_loop().create_task(self._tell_all(questions, fixes))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
 
-    async def _answer_all(self, waiting: RoundRobin[tuple[str, str, str, bool]]) -> None:
-        """Each takes its time, and there may be thousands: the others have their turns of the loop in between."""
-        while waiting.size:
-            ends = time.monotonic() + question_queue.QUESTIONS_S
-            while waiting.size:
-                self._answer_explain(*waiting.take())
-                if time.monotonic() >= ends:
-                    break
-            await asyncio.sleep(0)
+    async def _tell_all(self, questions: list[_Question], fixes: dict[tuple[str, str], Fixes]) -> None:
+        """Each takes its time, and there may be thousands: other work has its turns of the loop in between."""
+        ends = time.monotonic() + question_queue.QUESTIONS_S
+        for question in questions:
+            question.told(fixes.get((question.tenant, question.job)))
+            if time.monotonic() >= ends:
+                await asyncio.sleep(0)
+                ends = time.monotonic() + question_queue.QUESTIONS_S
 
     def plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         """Answer what would happen, from a copy. Raises Refused for what cannot be asked."""
@@ -204,10 +247,10 @@ class Foresight:
         self._submits_from_s = ended_s + SUBMIT_SHARE * (ended_s - began_s)
         return data
 
-    def _unasked(self, tenant: str, job: str, *, fixes: bool = True) -> dict[str, Any] | None:
+    def _unasked(self, tenant: str, job: str, fixes: Fixes | None = None) -> dict[str, Any] | None:
         """What is told though nobody asked. None where that fails: a defect in it must not end the reign."""
         try:
-            data = self.explained(tenant, job, fixes=fixes)
+            data = self.explained(tenant, job, fixes)
         except Exception:
             log.exception("why job %s of %s waits cannot be told", job, tenant)
             return None
@@ -237,25 +280,42 @@ class Foresight:
                 self._send(messages)
 
     def _news(self) -> list[Message]:
+        """The messages that can be sent now. Those with fixes are sent once a copy of this process has found them."""
         state, now_ms, messages = self._engine.state, self._now_ms(), []
+        with_fixes = now_ms >= self._free_from_ms
         for key in list(self._followed)[:FOLLOWED_AT_ONCE]:
             followed = self._followed.pop(key)
             job = state.job(*key)
             if job is None or now_ms > followed.until_ms or not waits(job):
                 continue
             if self._wants_forecast(job, asked=False):
-                self._forecast_is_coming()
-            data = self._unasked(*key, fixes=False)
+                self._forecast_wanted = True
+                self._begin()
+            data = self._unasked(*key)
             if data is None:  # it is followed no more
                 continue
             gist, starts_at_ms = _gist(data), _starts_at_ms(data, now_ms)
             if followed.gist and (gist != followed.gist or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
-                event = Event(job.tenant, job.name, job.rev, job.state, state.seq, waiting=self._unasked(*key))
-                messages.append((self._engine.subjects.event(*key), encode(event), ""))
+                if not (with_fixes and may_be_cured(data) and self._ask_for_news(job)):
+                    messages.append(self._told(job, data))
             elif followed.gist:
                 starts_at_ms = followed.starts_at_ms
             self._followed[key] = _Followed(followed.until_ms, gist, starts_at_ms)
         return messages
+
+    def _ask_for_news(self, job: Job) -> bool:
+        """Send a job's news with its fixes, once they are found; False where that cannot be asked."""
+
+        def told(fixes: Fixes | None) -> None:
+            data = self._unasked(job.tenant, job.name, fixes)
+            if data is not None and "reason" in data:
+                self._send([self._told(job, data)])
+
+        return self.children is not None and self._ask(_Question(job.tenant, job.name, told), job)
+
+    def _told(self, job: Job, data: dict[str, Any]) -> Message:
+        event = Event(job.tenant, job.name, job.rev, job.state, self._engine.state.seq, waiting=data)
+        return self._engine.subjects.event(job.tenant, job.name), encode(event), ""
 
     def close(self) -> None:
         for task in self._answering:

@@ -49,6 +49,7 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import Windows
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
+from moorage.scheduler.core.queue_view import QueueView
 from moorage.scheduler.core.queueing.backfill import Estimates
 from moorage.scheduler.core.queueing.durations import LEARNED_MAX, Durations
 from moorage.scheduler.core.queueing.preemption import Preemption
@@ -121,6 +122,8 @@ class Engine:
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), config.order,
             self.admission.could_ever, config.ages, int(config.reserve_after * 1000),
         )  # fmt: skip
+        #: what questions may ask of the queue
+        self.queue_view = QueueView(state, self.queue, self.planner, self.priority_of, self.standing_draft)
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
         )

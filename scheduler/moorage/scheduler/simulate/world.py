@@ -172,7 +172,7 @@ class World(Play):
         for (tenant, name), run in self.runs.items():
             if run.started_ms >= 0 or len(found) >= NEVER_NAMED_MAX:
                 continue
-            told = explain_job(self.engine, tenant, name, fixes=False)
+            told = explain_job(self.engine, tenant, name)
             if not isinstance(told, dict):  # the clock was stopped before it came
                 continue
             asks = f" (it asks for {told['asks']})" if "asks" in told else ""

@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS
 from moorage.scheduler.whatif.child import ask_all
 from moorage.scheduler.whatif.future import Future, waits
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
@@ -96,7 +95,7 @@ def _look(engine: Engine, time_ms: int, look: int) -> bytes:
 
 def _waiting(engine: Engine) -> tuple[list[tuple[str, str]], bool]:
     """The first jobs of the queue by number, that is by their coming, and whether there are more."""
-    nums = sorted({item >> REPLICA_BITS for line in engine.queue.lines.values() for item in line.entries})
+    nums = engine.queue_view.job_numbers()
     found = []
     for num in nums[:JOBS_MAX]:
         job = engine.state.jobs.get(num)

@@ -56,7 +56,7 @@ class Future(Play):
         self.cut = False  # by a bound of this look, with something left to come
         self._runs = 0  # the fewest that an end before now was told by
         self._told_by: dict[MemberName, int] = {}  # the runs behind the estimate of who has not ended yet
-        self._look = look
+        self.look = look
         self._told: set[MemberName] = set()  # those that were told to end
         self._after: dict[tuple[str, str, int, int], int] = {}  # how long those have run that run already
         self._may_end_ms: list[int] = []  # when those that run have run so long that they may be ended for others
@@ -70,23 +70,14 @@ class Future(Play):
     def _adopt(self, member: Member) -> None:
         """Go on with a member as its worker would from here."""
         replica, job = member.replica, member.replica.job
-        held = Held(
-            job.tenant,
-            job.name,
-            replica.index,
-            member.attempt,
-            member.fence,
-            member.worker.id,
-            [],
-            member.phase == AT_RUNNING,
-        )
-        if held.name in self.held:
+        if (job.tenant, job.name, replica.index, member.fence) in self.held:
             return  # of the record that was in flight
+        held = self.take_over(member)
         if member.phase == AT_EXITED:
+            del self.held[held.name]
             if not member.mask & member.worker.quarantined:
                 self.say("freed", held)
             return
-        self.held[held.name] = held
         if replica.state in (ENDING, CANCELLING):
             self.told_to_end(held)
             return
@@ -116,9 +107,9 @@ class Future(Play):
 
     def _left_ms(self, job: Job, held: Held) -> tuple[int, int] | None:
         """How much longer a member runs by this look, and how many runs tell that; None where nothing is known."""
-        part, elapsed_ms = part_of(self._look, held.tenant, held.job), self._after.get(held.name)
+        part, elapsed_ms = part_of(self.look, held.tenant, held.job), self._after.get(held.name)
         # what waits for this one alone is to be told its quantiles, what waits for many how such runs differ
-        of_part = somewhere_in(part, self._look, held.tenant, held.job) if elapsed_ms is None else middle(part)
+        of_part = somewhere_in(part, self.look, held.tenant, held.job) if elapsed_ms is None else middle(part)
         limit_s = self.engine.request_of(job).workload.timeout_s
         limit_ms = None if limit_s is None else int(limit_s * 1000)
         workload, shape = self.engine.workload_of(job), self.engine.shape_of(job)
@@ -128,7 +119,7 @@ class Future(Play):
         """Four of five at once, as most do at SIGTERM; the last one of five takes all its grace, as if it began now."""
         job = self.engine.state.job(held.tenant, held.job)
         self._told_by.pop(held.name, None)  # it ends by its grace, not by what was learned
-        late = part_of(self._look, held.tenant, held.job) == LOOKS - 1
+        late = part_of(self.look, held.tenant, held.job) == LOOKS - 1
         if not late or job is None or not held.running:
             super().told_to_end(held)
         elif held.name not in self._told:

@@ -14,17 +14,17 @@ import msgspec
 
 from moorage.scheduler.core.effects.outputs import Outputs, gpu_names
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import FromWorker, Order, Submit
+from moorage.scheduler.core.events import FromWorker, Order
 from moorage.scheduler.core.ledger.acts import Share
 from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import MODE_NAMES
 from moorage.scheduler.core.state import Job
 from moorage.scheduler.whatif.child import ask, ask_all
+from moorage.scheduler.whatif.fixes import fixes
 from moorage.scheduler.whatif.future import Future, waits, why_unknown
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 from moorage.scheduler.whatif.play import Held
-from moorage.schemas.codec import canonical
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Accepted, Device, Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
@@ -241,11 +241,7 @@ class _Plan(Future):
 
     def _submit(self, planned: Planned, request: Request) -> None:
         engine, tenant = self.engine, self._tenant
-        name = next(f"plan-{n}" for n in range(1 << 30) if engine.state.job(tenant, f"plan-{n}") is None)
-        request = msgspec.structs.replace(request, job=None, if_seq=None)
-        body = canonical(request)
-        asked = engine.requests.read(body)[1]
-        engine.offer(Submit(tenant, name, body, asked.request, engine.shape_of_asked(asked), _REPLY, False))
+        name = self.submit(tenant, "plan", request, _REPLY)
         self.record()
         job = self._job = engine.state.job(tenant, name)
         if job is None:
@@ -265,10 +261,10 @@ class _Plan(Future):
             return
         planned.starts = "now"
         if planned.replicas_now < planned.replicas:
-            self._explain(planned, job, fixes=False)  # what would let all of it start is another job's request
+            self._explain(planned, job)  # without fixes: what would let all of it start is another job's request
 
-    def _explain(self, planned: Planned, job: Job, *, fixes: bool = True) -> None:
-        waiting = explain_job(self.engine, job.tenant, job.name, fixes=fixes)
+    def _explain(self, planned: Planned, job: Job) -> None:
+        waiting = explain_job(self.engine, job.tenant, job.name)
         assert isinstance(waiting, dict)
         planned.waiting = {name: value for name, value in waiting.items() if name not in ("job", "state", "tenant")}
 
@@ -276,6 +272,10 @@ class _Plan(Future):
         key = (job.tenant, job.name)
         self._explain(planned, job)
         reason = REASONS.get((planned.waiting or {}).get("reason", ""))
+        if planned.waiting is not None and self.look == 0:
+            why, found_fixes = fixes(self.engine, self.time_ms, *key)
+            if why:
+                planned.waiting["fixes"] = found_fixes
         if reason is not None and reason.is_never:
             planned.starts = "never"
             return

@@ -16,9 +16,11 @@ import msgspec
 
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import FromWorker
-from moorage.schemas.codec import Decoder
+from moorage.scheduler.core.events import FromWorker, Submit
+from moorage.scheduler.core.state import AT_RUNNING, Member
+from moorage.schemas.codec import Decoder, canonical
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place, Wanted
+from moorage.schemas.job import Request
 
 #: somebody may lose patience (reservations, decayed usage) though nothing happens: so often the core is asked again
 LOOK_MS: Final = 60_000
@@ -130,7 +132,25 @@ class Play:
             self._obey(_decode_wanted(payload))
         return bool(out.messages)
 
+    def submit(self, tenant: str, prefix: str, request: Request, reply: str = "") -> str:
+        """Offer a request under an id that no job of the tenant has, and return that; `prefix` is how it begins."""
+        engine = self.engine
+        name = next(f"{prefix}-{n}" for n in itertools.count() if engine.state.job(tenant, f"{prefix}-{n}") is None)
+        body = canonical(msgspec.structs.replace(request, job=None, if_seq=None))
+        asked = engine.requests.read(body)[1]
+        engine.offer(Submit(tenant, name, body, asked.request, engine.shape_of_asked(asked), reply, False))
+        return name
+
     # ------------------------------------------------------------------------------------------ the workers
+
+    def take_over(self, member: Member) -> Held:
+        """Go on with a member that is on its worker already."""
+        replica, job = member.replica, member.replica.job
+        running = member.phase == AT_RUNNING
+        name = (job.tenant, job.name, replica.index, member.attempt, member.fence)
+        held = Held(*name, member.worker.id, [], running)
+        self.held[held.name] = held
+        return held
 
     def _obey(self, frame: Wanted) -> None:
         for place in frame.place:

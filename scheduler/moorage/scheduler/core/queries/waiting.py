@@ -1,4 +1,4 @@
-"""Why a job waits, whole: the reason with its evidence, who holds what it needs, its place, and what would help."""
+"""Why a job waits, whole: the reason with its evidence, which jobs hold what it needs, and its place in the queue."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.queries.explain import HOLDERS_MAX, Explanation, explain, holders, named
-from moorage.scheduler.core.queries.relax import FIXES_MAX, Relaxer
-from moorage.scheduler.core.queries.remedies import remedies
-from moorage.scheduler.core.queries.trial import Trials
 from moorage.scheduler.core.queries.views import (
     CONTENDED_AT,
     finished_row,
@@ -21,28 +18,23 @@ from moorage.scheduler.core.queries.views import (
     standing_reasons,
     summary,
 )
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica, every_slot
 from moorage.schemas import reasons
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED
 from moorage.schemas.gpu import format_token
-from moorage.schemas.reasons import REASONS, Cure, Reason
+from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
-#: entries of the queue that are looked at one by one for a job's place; of more, up to the second number,
-#: jobs that have left memory are passed over, which is cheaper
-COUNTED_MAX: Final = 512
-GLANCED_MAX: Final = 8_192
 #: how a refusal begins where the host could not start it: nobody else has claimed its GPUs
 START_FAILED: Final = "start-failed"
 
 
-def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -> dict[str, Any] | Problem:
-    """Why a job is where it is: for a waiting one the dominant reason, the counts, its place in the queue, fixes.
+def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
+    """Why a job is where it is: for a waiting one the dominant reason, the counts, its place in the queue.
 
-    A walk over the fleet and some trials: for questions, not for the tick.
+    A walk over the fleet: for questions, not for the tick. What would help is found elsewhere, by `whatif.fixes`.
     """
     job = engine.state.job(tenant, name)
     if job is None:
@@ -51,24 +43,28 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     waiting = [replica for replica in job.replicas if replica.state == QUEUED]
     if not waiting:
         return data | _not_waiting(engine, job)
-    trials = Trials(engine, job)
-    shape = trials.shape
+    shape = engine.shape_of(job)
     data |= _avoided(engine, job)
-    barred = engine.planner.holding.barred(trials.priority, shape, tenant)
-    leaving = engine.planner.lines.barred_by_limits(job.num, engine.state.time_ms)
+    excluded = engine.queue_view.excluded(engine.priority_of(job), shape, tenant)
+    leaving = engine.queue_view.left_too_soon(job.num)
     with engine.fleet.avoiding(shape.avoid):
-        found = explain(engine.fleet, shape, barred, leaving, _refusing(engine, job))
-    data |= _reason(trials, found, barred, waiting[0])
+        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job))
+    data |= _reason(engine, job, found, excluded, waiting[0])
     data["waiting_replicas"] = len(waiting)
-    data |= _in_line(trials)
-    data["asks"] = format_token(trials.request.effective_gpu, len(job.replicas))
+    data |= _in_line(engine, job)
+    data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
     if found.missing:
         data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
-    refused = data.get("because", "").startswith(ABOUT_THE_JOB)  # and would be, whatever GPUs it asked for
-    reason = REASONS[data["reason"]]
-    if fixes and not refused and reason.cures:
-        data["fixes"] = _fixes(trials, reason)
     return data
+
+
+def may_be_cured(data: dict[str, Any]) -> bool:
+    """Whether a change may start the job at once for which this is the explanation.
+
+    Not where workers refused what it runs: they would refuse it whatever GPUs it asked for.
+    """
+    reason = REASONS.get(data.get("reason", ""))
+    return reason is not None and bool(reason.cures) and not data.get("because", "").startswith(ABOUT_THE_JOB)
 
 
 def _not_waiting(engine: Engine, job: Job) -> dict[str, Any]:
@@ -81,28 +77,28 @@ def _not_waiting(engine: Engine, job: Job) -> dict[str, Any]:
     return data
 
 
-def _reason(trials: Trials, found: Explanation, barred: frozenset[int], replica: Replica) -> dict[str, Any]:
+def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[int], replica: Replica) -> dict[str, Any]:
     """The dominant reason and its evidence: what an operator or the order says goes before what the filters found."""
-    engine, job, shape = trials.engine, trials.job, trials.shape
-    standing = _standing(engine, job, found.reason) or _ahead(trials, found.reason)
+    shape, time_ms = engine.shape_of(job), engine.state.time_ms
+    standing = _standing(engine, job, found.reason) or _ahead(engine, job, found.reason)
     if standing:
         found.reason = REASONS[standing["reason"]]
     data = found.as_data()
     data["holders"] = holders(found.held_on, shape, job.tenant, of_host=found.reason is reasons.HOST_BUSY)
     data["held_by"] = found.troubles + (_told(data["holders"], job.name) if found.held_on else [])
     if found.reason is reasons.RESERVED:
-        data["held_by"] = _kept_for(engine, job, barred)
+        data["held_by"] = _kept_for(engine, job, excluded)
     data.update(standing)
     if found.reason is reasons.RULES:
         data.update(_ruled_out(engine, shape, job.tenant))
     reason = found.reason
-    if reason is reasons.PLACING and replica.not_before > engine.state.time_ms:
+    if reason is reasons.PLACING and replica.not_before > time_ms:
         reason = _pause_after(job, replica)
-        data |= {**named(reason), "starts_in_ms": replica.not_before - engine.state.time_ms}
-    if reason is reasons.PLACING and not engine.may_place(trials.now_ms, engine.built_ms):
-        because, left_ms = engine.waits_for(trials.now_ms, engine.built_ms)
+        data |= {**named(reason), "starts_in_ms": replica.not_before - time_ms}
+    if reason is reasons.PLACING and not engine.may_place(time_ms, engine.built_ms):
+        because, left_ms = engine.waits_for(time_ms, engine.built_ms)
         data |= {**named(reasons.RESTORED), "because": because, "starts_in_ms": left_ms}
-    if (left_ms := engine.put_off_jobs.get(job.num, 0) - engine.state.time_ms) > 0:
+    if (left_ms := engine.put_off_jobs.get(job.num, 0) - time_ms) > 0:
         because = "a defect of the scheduler: its log has the place, and `moorage doctor` how often"
         data |= {**named(reasons.SCHEDULER_FAILED), "because": because, "starts_in_ms": left_ms}
     last = _last_why(job)
@@ -120,13 +116,14 @@ def _pause_after(job: Job, replica: Replica) -> Reason:
     return reasons.CONTENDED if claimed else reasons.BACKOFF
 
 
-def _in_line(trials: Trials) -> dict[str, Any]:
+def _in_line(engine: Engine, job: Job) -> dict[str, Any]:
     """Its priority, its place among those who wait, and the turn of its tenant; no place where an operator holds it."""
-    engine, job, place = trials.engine, trials.job, _place(trials)
-    data: dict[str, Any] = {"priority": trials.priority}
+    view, priority = engine.queue_view, engine.priority_of(job)
+    place = view.place_of(job)
+    data: dict[str, Any] = {"priority": priority}
     if job.hold is None:
-        data |= {"position": place["position"], **_aged(engine, job, trials.priority)}
-        turn = engine.planner.lines.turn_of(trials.draft, job.tenant)
+        data |= {"position": place["position"], **_aged(engine, job, priority)}
+        turn = view.turn_of(job.tenant)
         if turn is not None:
             data["turn"], data["tenants"] = turn
     data["queued"], data["queued_of"] = place["queued"] - (job.hold is not None), place["queued_of"]
@@ -139,16 +136,6 @@ def _ended(engine: Engine, job: Job) -> dict[str, Any]:
     code = row["code"]
     ended = f"with code {code}" if code is None or code >= 0 else f"by signal {-code}"
     return {"code": code, "why": row["why"] or (f"it ended by itself, {ended}" if code else "")}
-
-
-def _fixes(trials: Trials, reason: Reason) -> list[dict[str, Any]]:
-    """What helps, each tried: first what the reason itself calls for, then changes of the request."""
-    found = remedies(trials, reason)
-    if trials.job.hold is None and trials.engine.state.tenants[trials.job.tenant].hold is None:
-        ends_ms = trials.ends_ms() if Cure.TIME_LIMIT in reason.cures else ()
-        relaxer = Relaxer(trials.engine.fleet, trials.request, trials.instead, ends_ms)
-        found += [fix.as_data() for fix in relaxer.fixes()]
-    return found[:FIXES_MAX]
 
 
 def _last_why(job: Job) -> str:
@@ -177,61 +164,34 @@ def _refusing(engine: Engine, job: Job) -> frozenset[int]:
     return frozenset(num for num, mask in job.avoid if mask == every_slot(workers[num]))
 
 
-def _place(trials: Trials) -> dict[str, Any]:
-    """How many jobs wait, and which of them the job is; of a long queue those that have gone of late count, too, and of
-    a very long one its replicas are counted."""
-    engine, mine = trials.engine, (trials.priority, trials.item)
-    queue, planner = engine.queue, engine.planner
-    aged = planner.lines.standing_of if planner.lines.ageing is not None else None
-    size = len(queue)
-    if size > GLANCED_MAX:
-        position = 1 + queue.position(*mine, aged)
-        return {"position": position, "queued": max(size, position), "queued_of": "replicas"}
-
-    def rank(priority: int, item: int) -> tuple[int, int]:
-        return -(priority if aged is None else aged(priority, item)), item
-
-    draft, jobs, own = trials.draft, engine.state.jobs, rank(*mine)
-    waiting = [
-        (rank(line.priority, item), item >> REPLICA_BITS)
-        for line in queue.lines.values()
-        for item in line.entries
-        if (planner.lines.waits(draft, item) if size <= COUNTED_MAX else item >> REPLICA_BITS in jobs)
-        and item >> REPLICA_BITS != trials.item >> REPLICA_BITS
-    ]
-    before = {num for other, num in waiting if other < own}
-    return {"position": 1 + len(before), "queued": 1 + len({num for _, num in waiting}), "queued_of": "jobs"}
-
-
-def _kept_for(engine: Engine, job: Job, barred: frozenset[int]) -> list[str]:
+def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:
     """For whom the hosts are held back, the tenant's own by name, and which they are; a few of them."""
-    held = engine.planner.holding.reservation
-    first = engine.state.jobs.get(held.num) if held is not None and held.hosts & barred else None
+    first = engine.queue_view.reserved_for(excluded)
     who = [] if first is None else [f"{_named(first, job)}, which has waited longer"]
     who += [
         f"{_named(other, job)}, which others ended for"
         for other in engine.state.preempting.values()
-        if other is not job and other.preempts is not None and barred.intersection(other.preempts[0])
+        if other is not job and other.preempts is not None and excluded.intersection(other.preempts[0])
     ][:HOLDERS_MAX]
-    workers = ", ".join(engine.state.worker_by_num[num].id for num in sorted(barred)[:HOLDERS_MAX])
-    more = f" and {len(barred) - HOLDERS_MAX} more" if len(barred) > HOLDERS_MAX else ""
+    workers = ", ".join(engine.state.worker_by_num[num].id for num in sorted(excluded)[:HOLDERS_MAX])
+    more = f" and {len(excluded) - HOLDERS_MAX} more" if len(excluded) > HOLDERS_MAX else ""
     return [*who, f"held back: {workers}{more}"]
 
 
 def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
     """What it counts as by its age, where that is more than its priority."""
-    counts = engine.planner.lines.standing_of(priority, entry(job.num, 0))
+    counts = engine.queue_view.counts_as(job)
     return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
 
 
-def _ahead(trials: Trials, reason: Reason) -> dict[str, Any]:
-    """In strict order: who waits before it, its own tenant's by name; empty where nobody does, or none would help."""
-    first = trials.first_ahead() if not reason.is_never else None
-    if first is None:
+def _ahead(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
+    """In strict order: the job before it, its own tenant's by name; empty if there is none, or it could not help."""
+    ahead = engine.queue_view.ahead_of(job) if not reason.is_never else []
+    if not ahead:
         return {}
     return {
         "reason": reasons.AHEAD.name,
-        "because": f"{_named(first, trials.job)} comes first, and has to start before it",
+        "because": f"{_named(ahead[0].job, job)} comes first, and has to start before it",
     }
 
 
@@ -305,7 +265,7 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     if not tenant.gpus_max or not need or reason.is_never:
         return {}
     # with room left, somebody of this tenant who comes first may need more than that room
-    first = engine.planner.lines.waits_for_limit(job.tenant)
+    first = engine.queue_view.first_for_limit(job.tenant)
     if tenant.gpus + need <= tenant.gpus_max and (first is None or reason is not reasons.PLACING):
         return {}
     own: dict[str, int] = {}
@@ -325,10 +285,9 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     }
 
 
-def _needs(engine: Engine, job: Job, first: int | None) -> str:
+def _needs(engine: Engine, job: Job, first: Job | None) -> str:
     """What the tenant's limit has no room for: the job itself, or another one of its tenant that goes before it."""
     tenant, need = engine.state.tenants[job.tenant], engine.shape_of(job).gpus
-    other = engine.state.jobs.get(first) if first is not None else None
-    if other is None or other is job or tenant.gpus + need > tenant.gpus_max:
+    if first is None or first is job or tenant.gpus + need > tenant.gpus_max:
         return f"this needs {need}"
-    return f"job {other.name}, which goes first, needs {engine.shape_of(other).gpus} of them"
+    return f"job {first.name}, which goes first, needs {engine.shape_of(first).gpus} of them"

@@ -1,15 +1,14 @@
-"""The smallest changes to a request with which it would start now, each tried on the state as it is (see `trial`).
+"""Smaller or other requests that may start now in place of one that waits, those that a user gives up least for first.
 
-The order is that of what a user gives up least for: a time limit where that lets it in, another model, less memory, a
-share of a GPU, fewer cores, no gang, fewer replicas, fewer GPUs, a label less. Where no single change helps, two at a
-time are tried. Bounded by `TRIALS_MAX`; nothing is changed by it.
+The order is: a time limit where that lets it in, another model, less memory, a share of a GPU, fewer cores, no gang,
+fewer replicas, fewer GPUs, a label less. These are candidates: each is tried before it is told (see `fixes`).
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -20,11 +19,7 @@ from moorage.schemas.driver_config import DEVICE_KEYS
 from moorage.schemas.gpu import format_token, model_matches, said_anew
 from moorage.schemas.job import GpuCount, Request, ResourceRequirements, Resources
 
-#: fixes that are told, the ones that change least first
-FIXES_MAX: Final = 3
-#: changed requests that are tried for one answer, as each holds up the leader
-TRIALS_MAX: Final = 200
-#: models of the fleet that are tried
+#: models of the fleet that are suggested
 MODELS_TRIED_MAX: Final = 16
 #: what a suggested time limit leaves for handing it in: so many seconds and this part of the time
 HURRY_S: Final = 5
@@ -33,8 +28,8 @@ _MIB_PER_GIB: Final = 1024
 _MODEL_WORD: Final = re.compile(r"(?=[^ ]*\d)[A-Za-z][A-Za-z0-9]*")
 
 
-class Fix(NamedTuple):
-    """One change. `fields` are the fields of the request that take the place of those sent, `before` that request."""
+class Change(NamedTuple):
+    """A changed request. `fields` are the fields that take the place of those of `before`, the one that waits."""
 
     say: str
     request: Request
@@ -42,7 +37,7 @@ class Fix(NamedTuple):
     before: Request
 
     def as_data(self) -> dict[str, Any]:
-        """As `explain` tells it: what to change, the new fields, and the GPUs as a token where that says it all."""
+        """Return it as `explain` tells it: the new fields, and the GPUs as a token where that says it all."""
         request = msgspec.to_builtins(self.request)
         data: dict[str, Any] = {"say": self.say, "request": {name: request.get(name) for name in self.fields}}
         if {"gpu", "replicas"} & set(self.fields):
@@ -52,80 +47,54 @@ class Fix(NamedTuple):
         return data
 
 
-class Relaxer:
-    """Tries changes of one request. `would_start` says whether one that asks so instead is placed at once.
+def singles(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[Iterator[Change]]:
+    """Return the changes of each kind. `needed_in_ms` is in how many ms hosts are needed that it could use before."""
+    return [
+        (Change(say, changed, (name,), request) for say, changed, name in kind(fleet, request))
+        for kind in _kinds(request, needed_in_ms)
+    ]
 
-    `ends_ms` are times from now by which something has to be over to be let in, the longest first.
-    """
 
-    def __init__(
-        self, fleet: Fleet, request: Request, would_start: Callable[[Request], bool], ends_ms: Sequence[int] = ()
-    ) -> None:
-        self._fleet = fleet
-        self._request = request
-        self._would_start = would_start
-        self._ends_ms = ends_ms
-        self.trials = 0
+def pairs(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[Iterator[Change]]:
+    """Return two kinds of change at once: of each first kind its gentlest and its strongest one."""
+    kinds, found = _kinds(request, needed_in_ms), list[Iterator[Change]]()
+    for at, kind in enumerate(kinds):
+        first = list(kind(fleet, request))
+        for change in [*first[:1], *first[1:][-1:]]:
+            found += [_both(fleet, request, change, other) for other in kinds[at + 1 :]]
+    return found
 
-    @property
-    def _kinds(self) -> tuple[Callable[[Fleet, Request], Iterator[_Change]], ...]:
-        wanted = self._request.resource_requirements
-        if wanted is not None and self._request.device_ids:  # the ids stand where another `gpu` would replace them
-            return (self._time_limit, _any_device, _host, _labels)
-        return (self._time_limit, *_KINDS)  # kept, it would be a circle: work for the collector with each answer
 
-    def fixes(self) -> list[Fix]:
-        """At most `FIXES_MAX`, of each kind the one that changes least."""
-        return self._singles() or list(itertools.islice(self._pairs(), FIXES_MAX))
+def _both(fleet: Fleet, request: Request, first: _Change, kind: _Kind) -> Iterator[Change]:
+    say, changed, name = first
+    for more, both, second in kind(fleet, changed):
+        yield Change(f"{say}, {more}", both, tuple(dict.fromkeys((name, second))), request)
 
-    def starts(self, request: Request) -> bool:
-        if self.trials >= TRIALS_MAX:
-            return False
-        self.trials += 1
-        return self._would_start(request)
 
-    def _singles(self) -> list[Fix]:
-        """The first change of each kind that lets the request start."""
-        found: list[Fix] = []
-        for kind in self._kinds:
-            if len(found) == FIXES_MAX:
-                break
-            for say, changed, name in kind(self._fleet, self._request):
-                if self.starts(changed):
-                    found.append(Fix(say, changed, (name,), self._request))
-                    break
-        return found
+def _kinds(request: Request, needed_in_ms: Sequence[int]) -> tuple[_Kind, ...]:
+    in_time = partial(_time_limit, needed_in_ms)
+    if request.resource_requirements is not None and request.device_ids:
+        return (in_time, _any_device, _host, _labels)  # the ids stand where another `gpu` would replace them
+    return (in_time, *_KINDS)
 
-    def _pairs(self) -> Iterator[Fix]:
-        """Two kinds of change at once; of each first kind its gentlest and its strongest one."""
-        seen: set[bytes] = set()
-        for at, kind in enumerate(self._kinds):
-            first = list(kind(self._fleet, self._request))
-            for say, changed, name in [*first[:1], *first[1:][-1:]]:
-                for other in self._kinds[at + 1 :]:
-                    for more, both, second in other(self._fleet, changed):
-                        key = msgspec.msgpack.encode(both)
-                        if key not in seen and self.starts(both):
-                            seen.add(key)
-                            yield Fix(f"{say}, {more}", both, tuple(dict.fromkeys((name, second))), self._request)
-                            break
 
-    def _time_limit(self, fleet: Fleet, request: Request) -> Iterator[_Change]:
-        """A time limit by which it is over before its hosts are needed, with some time to hand it in."""
-        run = request.workload
-        for end_ms in self._ends_ms:
-            most_s = (end_ms - FREED_MS) / 1000 - run.grace_s
-            limit_s = _round_down(most_s * (1 - HURRY_PART) - HURRY_S)
-            too_short = run.checkpoint_before_s is not None and limit_s <= run.checkpoint_before_s
-            if limit_s < 1 or too_short or (run.timeout_s is not None and limit_s >= run.timeout_s):
-                continue
-            changed = msgspec.structs.replace(run, timeout_s=float(limit_s))
-            now = f" instead of {_duration(run.timeout_s)}" if run.timeout_s is not None else ""
-            say = f"a time limit of {_duration(limit_s)}{now}: it ends before the hosts are needed"
-            yield say, msgspec.structs.replace(request, run=changed), "run"
+def _time_limit(needed_in_ms: Sequence[int], fleet: Fleet, request: Request) -> Iterator[_Change]:
+    """A time limit by which it is over before its hosts are needed, with some time to hand it in."""
+    run = request.workload
+    for end_ms in needed_in_ms:
+        most_s = (end_ms - FREED_MS) / 1000 - run.grace_s
+        limit_s = _round_down(most_s * (1 - HURRY_PART) - HURRY_S)
+        too_short = run.checkpoint_before_s is not None and limit_s <= run.checkpoint_before_s
+        if limit_s < 1 or too_short or (run.timeout_s is not None and limit_s >= run.timeout_s):
+            continue
+        changed = msgspec.structs.replace(run, timeout_s=float(limit_s))
+        now = f" instead of {_duration(run.timeout_s)}" if run.timeout_s is not None else ""
+        say = f"a time limit of {_duration(limit_s)}{now}: it ends before the hosts are needed"
+        yield say, msgspec.structs.replace(request, run=changed), "run"
 
 
 _Change = tuple[str, Request, str]
+_Kind = Callable[[Fleet, Request], Iterator[_Change]]
 
 
 def _round_down(seconds: float) -> int:
@@ -286,6 +255,6 @@ def _labels(fleet: Fleet, request: Request) -> Iterator[_Change]:
         yield f"without the label {label}", msgspec.structs.replace(request, requires=rest), "requires"
 
 
-_KINDS: Final[tuple[Callable[[Fleet, Request], Iterator[_Change]], ...]] = (
+_KINDS: Final[tuple[_Kind, ...]] = (
     _any_device, _models, _vendor, _memory, _share, _host, _gang, _replicas, _count, _labels,
 )  # fmt: skip

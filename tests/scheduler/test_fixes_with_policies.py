@@ -16,13 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.decide.holding import Holding
-from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.queries.relax import FIXES_MAX
-from moorage.scheduler.core.queries.trial import Case, Trials
-from moorage.scheduler.core.queries.waiting import explain_job
-from moorage.scheduler.core.queueing.queue import Line
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS, Reservation
+from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
+from moorage.scheduler.whatif.fixes import FIXES_MAX
 from tests.scheduler.driving import H100, Driving
 
 L40S, A100 = "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"
@@ -137,10 +132,9 @@ class World:
                 found.append(key)
         return found
 
-    def told(self, key: tuple[str, str]) -> dict[str, Any]:
-        data = explain_job(self.drive.engine, *key)
-        assert isinstance(data, dict)
-        return data
+    def fixes(self, key: tuple[str, str]) -> list[dict[str, Any]]:
+        tenant, name = key
+        return self.drive.fixes(name, tenant)
 
     # ------------------------------------------------------------------------------------------ doing what was told
 
@@ -194,14 +188,14 @@ def check(seed: int) -> Counter[str]:
     asked = World(seed)
     digest, changes = asked.drive.state.digest, asked.drive.engine.fleet.changes
     for key in asked.waiting():
-        told = asked.told(key)
-        met[told["reason"]] += 1
-        fixes = told.get("fixes", [])
+        tenant, name = key
+        reason, fixes = asked.drive.explained(name, tenant)["reason"], asked.fixes(key)
+        met[reason] += 1
         assert len(fixes) <= FIXES_MAX
         for number, fix in enumerate(fixes):
             world = World(seed)
             states = world.do(key, fix, at_once=(seed + number) % 2 == 0)
-            assert states <= STARTED, (seed, key, told["reason"], fix, states)
+            assert states <= STARTED, (seed, key, reason, fix, states)
             met[kind(fix)] += 1
     assert (asked.drive.state.digest, asked.drive.engine.fleet.changes) == (digest, changes)
     return met
@@ -234,10 +228,7 @@ def test_each_kind_of_fix_is_met_and_tried() -> None:
 
 
 def first_fix(drive: Driving, job: str) -> dict[str, Any]:
-    data = explain_job(drive.engine, "t", job)
-    assert isinstance(data, dict)
-    found: dict[str, Any] = data["fixes"][0]
-    return found
+    return drive.fixes(job)[0]
 
 
 def limited(timeout_s: float | None) -> dict[str, Any]:
@@ -252,13 +243,9 @@ def test_over_a_limit_the_operator_is_named_first_then_an_own_job() -> None:
     drive.submit("b", gpu={})
     drive.settle()
     drive.submit("j", gpu={"count": 2})
-    data = explain_job(drive.engine, "t", "j")
-    assert isinstance(data, dict)
-    assert [fix.get("command") for fix in data["fixes"]] == ["moorage admin limit --tenant t --gpus 4"]
+    assert [fix.get("command") for fix in drive.fixes("j")] == ["moorage admin limit --tenant t --gpus 4"]
     drive.order("limit", gpus=3)
-    data = explain_job(drive.engine, "t", "j")
-    assert isinstance(data, dict)
-    assert [fix.get("command") for fix in data["fixes"]] == [
+    assert [fix.get("command") for fix in drive.fixes("j")] == [
         "moorage admin limit --tenant t --gpus 4", "moorage cancel b --tenant t", None,
     ]  # fmt: skip
 
@@ -283,10 +270,9 @@ def test_in_strict_order_an_own_job_before_it_or_a_priority() -> None:
     drive.settle()
     drive.submit("wide", gpu={"count": 2})
     drive.submit("j", gpu={})
-    told = explain_job(drive.engine, "t", "j")
-    assert isinstance(told, dict)
+    told = drive.explained("j")
     assert (told["reason"], told["because"]) == ("ahead", "job wide comes first, and has to start before it")
-    assert [fix["command"] for fix in told["fixes"]] == [
+    assert [fix["command"] for fix in drive.fixes("j")] == [
         "moorage cancel wide --tenant t", "moorage admin priority j --tenant t --to 51",
     ]  # fmt: skip
     drive.cancel("wide")
@@ -299,9 +285,8 @@ def test_another_tenants_job_is_not_named() -> None:
     drive.submit("runs", gpu={}, tenant="u")
     drive.submit("secret", gpu={"count": 1}, tenant="u")
     drive.submit("j")
-    told = explain_job(drive.engine, "t", "j")
-    assert "secret" not in json.dumps(told)
-    assert isinstance(told, dict)
+    told = drive.explained("j")
+    assert "secret" not in json.dumps([told, drive.fixes("j")])
     assert told["because"] == "a job of another tenant comes first, and has to start before it"
 
 
@@ -316,10 +301,9 @@ def test_no_end_of_an_own_job_is_told_whose_room_another_takes() -> None:
     drive.settle()
     drive.submit("wide", tenant="u", gpu={"count": 3}, priority=90)
     drive.submit("j", gpu={"count": 2})
-    told = explain_job(drive.engine, "t", "j")
-    assert isinstance(told, dict)
+    told = drive.explained("j")
     assert told["reason"] == "limit"
-    assert "moorage cancel runs --tenant t" not in [fix.get("command") for fix in told["fixes"]]
+    assert "moorage cancel runs --tenant t" not in [fix.get("command") for fix in drive.fixes("j")]
     drive.cancel("runs")
     drive.settle()
     assert (drive.states("wide", "u"), drive.states("j")) == (["RUNNING"], ["QUEUED"])
@@ -335,9 +319,8 @@ def test_no_release_is_told_behind_an_own_job_that_waits_for_the_limit() -> None
     drive.submit("wide", gpu={"count": 3, "model": "L40S"})
     drive.submit("j", gpu={"model": "H100"})
     drive.order("hold", job="j")
-    told = explain_job(drive.engine, "t", "j")
-    assert isinstance(told, dict)
-    assert (told["reason"], [fix for fix in told["fixes"] if "command" in fix]) == ("held", [])
+    told = drive.explained("j")
+    assert (told["reason"], [fix for fix in drive.fixes("j") if "command" in fix]) == ("held", [])
     drive.order("release", job="j")
     assert drive.states("j") == ["QUEUED"], "who waits for the limit is not overtaken"
 
@@ -351,10 +334,9 @@ def test_nothing_but_time_ends_a_pause() -> None:
     drive.submit("runs", gpu={})
     drive.order("limit", gpus=1)
     drive.settle()
-    told = explain_job(drive.engine, "t", "j")
-    assert isinstance(told, dict)
+    told = drive.explained("j")
     assert told["reason"] == "limit"
-    assert [fix for fix in told["fixes"] if "command" in fix] == []
+    assert [fix for fix in drive.fixes("j") if "command" in fix] == []
 
 
 def test_no_fix_counts_on_a_host_that_the_next_one_in_line_would_get() -> None:
@@ -377,7 +359,7 @@ def test_no_fix_counts_on_a_host_that_the_next_one_in_line_would_get() -> None:
         drive.pass_time(3_000)
         drive.settle()
     assert drive.engine.planner.holding.reservation is None
-    fixes = [fix for fix in drive.explained("gang")["fixes"] if "request" in fix]
+    fixes = [fix for fix in drive.fixes("gang") if "request" in fix]
     drive.cancel("gang")
     drive.tick(1_000)
     for number, fix in enumerate(fixes):
@@ -386,38 +368,3 @@ def test_no_fix_counts_on_a_host_that_the_next_one_in_line_would_get() -> None:
         assert drive.states(f"fixed{number}")[0] != "QUEUED", fix
         drive.cancel(f"fixed{number}")
         drive.settle()
-
-
-def test_what_changes_have_in_common_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of thousands of kinds that wait, each change that is tried took 12 ms of the leader, an answer 24 of them."""
-    drive = Driving()
-    for number, model in enumerate((H100, L40S, A100)):
-        drive.worker(f"w{number}", 4, model, cpu_milli=64_000)
-        drive.submit(f"all{number}", gpu={"count": 4, "model": model})
-    drive.settle()
-    for number in range(50):
-        drive.submit(f"other{number}", gpu={"count": 4}, resources={"cpu_milli": 1_000 + number})
-    drive.submit("asks", gpu={"count": 4, "model": "H100"}, requires={"zone": ["a"]})
-    tried, looked, reserved = Counter[str](), Counter[Line](), Counter[int]()
-    is_placed, goes_without, next_one = Trials.is_placed, Trials._goes_without, Holding.next_reservation
-
-    def counted_trial(trials: Trials, case: Case) -> bool:
-        tried[str(case.shape.key)] += 1
-        return is_placed(trials, case)
-
-    def counted_line(trials: Trials, line: Line) -> bool:
-        looked[line] += 1
-        return goes_without(trials, line)
-
-    def counted_next(holding: Holding, draft: Draft, without: frozenset[int]) -> Reservation | None:
-        reserved[len(without)] += 1
-        return next_one(holding, draft, without)
-
-    monkeypatch.setattr(Trials, "is_placed", counted_trial)
-    monkeypatch.setattr(Trials, "_goes_without", counted_line)
-    monkeypatch.setattr(Holding, "next_reservation", counted_next)
-    assert isinstance(explain_job(drive.engine, "t", "asks"), dict)
-    assert tried.total() > 10
-    assert len(looked) >= 50
-    assert looked.total() == len(looked)
-    assert reserved.total() == 1

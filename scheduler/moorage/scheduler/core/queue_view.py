@@ -1,0 +1,167 @@
+"""What questions may ask of the queue: the place of a job, what goes before it, and which hosts are held back from it.
+
+It reads the queue and the planner and changes neither. Some of it walks over all queue groups: for questions, not for
+each record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from moorage.scheduler.core.decide.plan import Planner
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line, Queue, entry
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import QUEUED, Job, State
+
+#: with more entries than the first number, those of jobs that have left the queue of late count too, which is cheaper;
+#: with more than the second, the entries are counted, not the jobs
+COUNTED_MAX: Final = 512
+GLANCED_MAX: Final = 8_192
+
+
+class Ahead(NamedTuple):
+    """An entry that has to start before a job may: its job, what its priority has come to by its age."""
+
+    job: Job
+    aged: int
+
+
+class QueueView:
+    """Over one engine's queue. `draft` returns the state with the record in flight on top."""
+
+    def __init__(
+        self,
+        state: State,
+        queue: Queue,
+        planner: Planner,
+        priority_of: Callable[[Job], int],
+        draft: Callable[[], Draft],
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._planner = planner
+        self._lines = planner.lines
+        self._priority_of = priority_of
+        self._draft = draft
+
+    def __len__(self) -> int:
+        """Count the entries. It walks over all queue groups."""
+        return len(self._queue)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._queue.is_empty
+
+    def job_numbers(self) -> list[int]:
+        """Return the numbers of the jobs with an entry in the queue, ascending: in the order in which they came."""
+        return sorted({item >> REPLICA_BITS for line in self._queue.lines.values() for item in line.entries})
+
+    # ------------------------------------------------------------------------------------ hosts held back
+
+    def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """Return the hosts, by number, that are reserved or were preempted for other jobs than those that ask so."""
+        return self._planner.holding.barred(priority, shape, tenant)
+
+    def left_too_soon(self, num: int) -> frozenset[int]:
+        """Return the hosts, by number, that a drain to come keeps a waiting job from."""
+        return self._lines.barred_by_limits(num, self._state.time_ms)
+
+    def reserved_for(self, hosts: frozenset[int]) -> Job | None:
+        """Return the job that some of these hosts are reserved for."""
+        held = self._planner.holding.reservation
+        return None if held is None or not held.hosts & hosts else self._state.jobs.get(held.num)
+
+    def needed_in_ms(self, job: Job) -> list[int]:
+        """Return in how many ms hosts are needed for a reservation or left for a drain, the longest time first."""
+        now_ms, held = self._state.time_ms, self._planner.holding.reservation
+        found = [
+            worker.window.leave_ms - now_ms for worker in self._state.windows.values() if worker.window is not None
+        ]
+        if held is not None and held.start_ms is not None and held.num != job.num:
+            found.append(held.start_ms - now_ms)
+        return sorted((ms for ms in set(found) if ms > 0), reverse=True)
+
+    # --------------------------------------------------------------------------------------- its place
+
+    def place_of(self, job: Job) -> dict[str, Any]:
+        """Return how many jobs wait, and which of them this one is; of a very long queue count replicas instead."""
+        priority, item, lines = self._priority_of(job), _first_waiting(job), self._lines
+        aged = lines.standing_of if lines.ageing is not None else None
+        size = len(self._queue)
+        if size > GLANCED_MAX:
+            position = 1 + self._queue.position(priority, item, aged)
+            return {"position": position, "queued": max(size, position), "queued_of": "replicas"}
+        own = (-(priority if aged is None else aged(priority, item)), item)
+        draft, jobs = self._draft(), self._state.jobs
+        before: set[int] = set()
+        waiting: set[int] = set()
+        for line in self._queue.lines.values():
+            head = -line.priority
+            for other in line.entries:
+                num = other >> REPLICA_BITS
+                if num == job.num or not (lines.waits(draft, other) if size <= COUNTED_MAX else num in jobs):
+                    continue
+                waiting.add(num)
+                if (head if aged is None else -aged(line.priority, other), other) < own:
+                    before.add(num)
+        return {"position": 1 + len(before), "queued": 1 + len(waiting), "queued_of": "jobs"}
+
+    def counts_as(self, job: Job) -> int:
+        """Return the priority that a job counts as by its age."""
+        return self._lines.standing_of(self._priority_of(job), entry(job.num, 0))
+
+    def turn_of(self, tenant: str) -> tuple[int, int] | None:
+        """Return whose turn a tenant is, 1 for the next, and of how many tenants; None where they have no turns."""
+        return self._lines.turn_of(self._draft(), tenant)
+
+    # ------------------------------------------------------------------------------------ what goes before
+
+    def first_for_limit(self, tenant: str) -> Job | None:
+        """Return the job of a tenant that was the first to find no room under its limit."""
+        num = self._lines.waits_for_limit(tenant)
+        return None if num is None else self._state.jobs.get(num)
+
+    def ahead_of(self, job: Job) -> list[Ahead]:
+        """In strict order, return the first job of each queue group that has to start before this one, in order."""
+        if self._lines.order != "fifo":
+            return []
+        draft, found = self._draft(), list[tuple[int, int, Ahead]]()
+        for line in self._queue.lines.values():
+            item = next(self._before(draft, line, job), None)
+            if item is None or not self._lines.may(draft, line) or not self._planner.could_ever(line.shape):
+                continue
+            other = self._state.jobs.get(item >> REPLICA_BITS)
+            if other is not None:
+                aged = self._lines.aged_of(line.priority, item)
+                found.append((-self._lines.standing_of(line.priority, item), item, Ahead(other, aged)))
+        return [ahead for _, _, ahead in sorted(found, key=lambda row: row[:2])]
+
+    def gpus_before(self, job: Job) -> int:
+        """Return how many GPUs the waiting jobs of its own tenant that go before it ask for."""
+        draft = self._draft()
+        return sum(
+            line.shape.gpus * sum(1 for _ in self._before(draft, line, job))
+            for line in self._queue.lines.values()
+            if line.tenant == job.tenant and self._planner.could_ever(line.shape)
+        )
+
+    def _before(self, draft: Draft, line: Line, job: Job) -> Iterator[int]:
+        """The waiting entries of a queue group that go before a job, in order."""
+        lines, priority, mine = self._lines, self._priority_of(job), _first_waiting(job)
+        counts = lines.standing_of(priority, mine)
+        for item in line.entries:
+            if item >> REPLICA_BITS == job.num or not lines.waits(draft, item):
+                continue
+            theirs = lines.standing_of(line.priority, item)
+            if counts <= lines.aged_of(line.priority, item):
+                theirs = max(theirs, counts)  # it comes up to this class once there is a job in it
+            if theirs < counts or (theirs == counts and item > mine):
+                return  # those behind it have waited less
+            yield item
+
+
+def _first_waiting(job: Job) -> int:
+    """The entry of its first replica that waits."""
+    return entry(job.num, next(replica.index for replica in job.replicas if replica.state == QUEUED))

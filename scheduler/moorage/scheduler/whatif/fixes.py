@@ -1,0 +1,155 @@
+"""What would start a waiting job now: each change is done to a copy of the engine, and told if the job then starts.
+
+A change of the request is done twice: with the cancel and the new submit in one record, and with the submit a moment
+after the cancel. It is told only if the job starts both times, as nobody knows how its owner's two messages arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Cancel
+from moorage.scheduler.core.queries.waiting import explain_job, may_be_cured
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import QUEUED, Job
+from moorage.scheduler.whatif.changes import Change, pairs, singles
+from moorage.scheduler.whatif.child import ask_all
+from moorage.scheduler.whatif.play import Held, Play
+from moorage.scheduler.whatif.remedies import Remedy, remedies
+from moorage.schemas.job import Request
+from moorage.schemas.reasons import REASONS, Cure
+
+#: fixes that are told, the ones that change least first
+FIXES_MAX: Final = 3
+#: changes that are tried for one answer, after those without room were left out
+TRIED_MAX: Final = 8
+#: of each try
+LIMIT_S: Final = 2.0
+#: ledger time between the records of a cancel and of the submit after it: the scheduler reserves hosts anew meanwhile
+APART_MS: Final = 1_000
+_STARTS: Final = b"starts"
+_Fix = TypeVar("_Fix", Remedy, Change)
+
+
+def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return why a job waits and at most `FIXES_MAX` changes that would start it. For a child: it uses up the engine.
+
+    The reason is empty if it does not wait for something that a change can cure.
+    """
+    now = _Trial(engine, time_ms)  # with the record in flight
+    data = explain_job(engine, tenant, name)
+    job = engine.state.job(tenant, name)
+    if job is None or not isinstance(data, dict) or not may_be_cured(data):
+        return "", []
+    reason = REASONS[data["reason"]]
+    tried = _Tried(engine, now.time_ms, job)
+    found: list[Remedy | Change] = []
+    for kind in remedies(engine, job, reason):
+        found += tried.first_of(kind)
+    if job.hold is None and engine.state.tenants[tenant].hold is None:
+        request = engine.request_of(job)
+        needed_in_ms = engine.queue_view.needed_in_ms(job) if Cure.TIME_LIMIT in reason.cures else []
+        for changes in (singles, pairs):
+            before = len(found)
+            for each in changes(engine.fleet, request, needed_in_ms):
+                if len(found) < FIXES_MAX:
+                    found += tried.first_of(change for change in each if _has_room(engine, tenant, change.request))
+            if len(found) > before:
+                break
+    return reason.name, [fix.as_data() for fix in found[:FIXES_MAX]]
+
+
+def _has_room(engine: Engine, tenant: str, request: Request) -> bool:
+    """Whether hosts have room for a request now, of a gang for all of it, under its tenant's limit.
+
+    It need not start for all that: a reservation, a drain or the jobs before it may keep it from there.
+    """
+    shape, row = engine.shape_for(engine.shapes.of(request), tenant, request), engine.state.tenants[tenant]
+    if row.gpus_max and shape.gpus > row.gpus_max - row.gpus:
+        return False
+    missing = shape.together
+    for cls, _ in engine.fleet.capable(shape):
+        for bucket in cls.buckets:
+            for host in bucket.values():
+                missing -= host.replicas_of(shape, "now")
+                if missing <= 0:
+                    return True
+    return False
+
+
+class _Tried:
+    """Tries changes, each in copies of this process, and counts them."""
+
+    def __init__(self, engine: Engine, time_ms: int, job: Job) -> None:
+        self._engine = engine
+        self._time_ms = time_ms
+        self._job = job
+        self._left = TRIED_MAX
+
+    def first_of(self, fixes: Iterator[_Fix]) -> list[_Fix]:
+        """The first of these with which the job starts, if any."""
+        for fix in fixes:
+            if not self._left:
+                break
+            self._left -= 1
+            if all(answer == _STARTS for answer in ask_all(self._ways(fix), LIMIT_S)):
+                return [fix]
+        return []
+
+    def _ways(self, fix: Remedy | Change) -> list[Callable[[], bytes]]:
+        given = self._engine, self._time_ms, self._job
+        if isinstance(fix, Remedy):
+            return [partial(_after_act, *given, fix)]
+        return [partial(_instead, *given, fix.request, apart_ms) for apart_ms in (None, APART_MS)]
+
+
+class _Trial(Play):
+    """Goes on from the engine as it is. Nothing that runs ends, but what is cancelled."""
+
+    def __init__(self, engine: Engine, time_ms: int) -> None:
+        super().__init__(engine, max(time_ms, engine.state.time_ms), engine.built_ms)
+        engine.forget_callers()
+        if engine.in_flight:
+            self.commit()
+
+    def runs_ms(self, held: Held) -> None:
+        return None
+
+
+def _instead(engine: Engine, time_ms: int, job: Job, request: Request, apart_ms: int | None) -> bytes:
+    """Whether a request starts that is submitted as the job is cancelled; so many ms after that, if not at once."""
+    trial = _Trial(engine, time_ms)
+    engine.offer(Cancel(job.tenant, job.name, "explain"))
+    if apart_ms is not None:
+        trial.record()
+        trial.time_ms += apart_ms
+    new = trial.submit(job.tenant, "fix", request)
+    trial.record()
+    found = engine.state.job(job.tenant, new)
+    return _STARTS if found is not None and _started(engine.shape_of(found), found, len(found.replicas)) else b""
+
+
+def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
+    """Whether the job itself starts once an act is done, and what that ends has ended."""
+    waiting = sum(replica.state == QUEUED for replica in job.replicas)
+    trial = _Trial(engine, time_ms)
+    if isinstance(remedy.event, Cancel):
+        cancelled = engine.state.job(remedy.event.tenant, remedy.event.job)
+        for replica in cancelled.replicas if cancelled is not None else ():
+            if replica.member is not None:
+                trial.take_over(replica.member)
+    engine.offer(remedy.event)
+    trial.record()
+    if isinstance(remedy.event, Cancel):
+        trial.settle()
+    return _STARTS if _started(engine.shape_of(job), job, waiting) else b""
+
+
+def _started(shape: Shape, job: Job, waited: int) -> bool:
+    """Whether a replica has been placed of those that waited, of a gang all of them."""
+    waiting = sum(replica.state == QUEUED for replica in job.replicas)
+    placed = any(replica.member is not None for replica in job.replicas)
+    return placed and (waiting == 0 if shape.together > 1 else waiting < waited)

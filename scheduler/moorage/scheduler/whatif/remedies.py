@@ -1,0 +1,104 @@
+"""What others than the request can change so that a waiting job starts at once: an operator's act, a job less.
+
+These are candidates: each is tried before it is told (see `fixes`). Only jobs of the tenant itself are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Cancel, Order
+from moorage.scheduler.core.state import Job
+from moorage.schemas.operate import act_of
+from moorage.schemas.reasons import Cure, Reason
+
+#: the highest priority that an operator can give
+PRIORITY_MAX: Final = 100
+#: own jobs that are tried for one answer
+JOBS_TRIED_MAX: Final = 2
+_BY: Final = "explain"
+
+
+class Remedy(NamedTuple):
+    """An act in words and as a command, who may give that command, and the event that it is for the engine."""
+
+    say: str
+    command: str
+    who: str
+    event: Order | Cancel
+
+    def as_data(self) -> dict[str, Any]:
+        """Return it as `explain` tells it."""
+        return {"say": self.say, "command": self.command, "who": self.who}
+
+
+def remedies(engine: Engine, job: Job, reason: Reason) -> list[Iterator[Remedy]]:
+    """Return what may help against a reason, the best kind first; of each kind one is told."""
+    return [remedy(engine, job) for cure in reason.cures for remedy in _OF.get(cure, ())]
+
+
+def _order(say: str, command: str, verb: str, **arguments: Any) -> Remedy:
+    return Remedy(say, command, "operator", Order(verb, act_of(verb, {**arguments, "by": _BY}), "", True))
+
+
+def _cancel(job: Job, say: str) -> Remedy:
+    command = f"moorage cancel {job.name} --tenant {job.tenant}"
+    return Remedy(say, command, "tenant", Cancel(job.tenant, job.name, _BY))
+
+
+def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
+    before = engine.queue_view.gpus_before(job)
+    gpus_max = engine.state.tenants[job.tenant].gpus + before + engine.shape_of(job).gpus
+    queued = f", {before} of them for jobs of yours before it" if before else ""
+    command = f"moorage admin limit --tenant {job.tenant} --gpus {gpus_max}"
+    yield _order(f"ask your operator for {gpus_max} GPUs{queued}", command, "limit", tenant=job.tenant, gpus=gpus_max)
+
+
+def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
+    """The least of the tenant's own jobs whose end makes room under the limit; of those alike the youngest."""
+    tenant, rows = engine.state.tenants[job.tenant], list[tuple[int, int, Job]]()
+    over = tenant.gpus + engine.queue_view.gpus_before(job) + engine.shape_of(job).gpus - tenant.gpus_max
+    for other in tenant.jobs.values():
+        members = [replica.member for replica in other.replicas if replica.member is not None]
+        gpus = sum(member.mask.bit_count() for member in members)
+        if other is not job and gpus >= max(1, over):
+            rows.append((gpus, -max(member.fence for member in members), other))
+    for gpus, _, other in sorted(rows, key=lambda row: row[:2])[:JOBS_TRIED_MAX]:
+        yield _cancel(other, f"cancel {other.name}, which has {gpus} GPU{'s' * (gpus > 1)} of your limit")
+
+
+def _cancel_first(engine: Engine, job: Job) -> Iterator[Remedy]:
+    """The tenant's own job that waits for the limit before it."""
+    first = engine.queue_view.first_for_limit(job.tenant)
+    if first is not None and first is not job and not any(replica.member for replica in first.replicas):
+        yield _cancel(first, f"cancel {first.name}, which waits for your limit before it")
+
+
+def _cancel_ahead(engine: Engine, job: Job) -> Iterator[Remedy]:
+    """The job that stops it, where that is the tenant's own."""
+    first = next((ahead.job for ahead in engine.queue_view.ahead_of(job)), None)
+    if first is not None and first.tenant == job.tenant and not any(replica.member for replica in first.replicas):
+        yield _cancel(first, f"cancel {first.name}, which waits before it")
+
+
+def _go_ahead(engine: Engine, job: Job) -> Iterator[Remedy]:
+    priority = 1 + max((ahead.aged for ahead in engine.queue_view.ahead_of(job)), default=PRIORITY_MAX)
+    if priority <= PRIORITY_MAX:
+        say = f"ask your operator for priority {priority}: then it is first"
+        command = f"moorage admin priority {job.name} --tenant {job.tenant} --to {priority}"
+        yield _order(say, command, "priority", tenant=job.tenant, job=job.name, priority=priority)
+
+
+def _release(engine: Engine, job: Job) -> Iterator[Remedy]:
+    if job.hold is not None and engine.state.tenants[job.tenant].hold is None:
+        command = f"moorage admin release {job.name} --tenant {job.tenant}"
+        yield _order("ask your operator to let it go on", command, "release", tenant=job.tenant, job=job.name)
+
+
+_OF: Final[dict[Cure, tuple[Callable[[Engine, Job], Iterator[Remedy]], ...]]] = {
+    Cure.LIMIT: (_raise_limit, _cancel_first, _cancel_for_limit),
+    Cure.TURN: (_cancel_ahead, _go_ahead),
+    Cure.RELEASE: (_release,),
+}
