@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.worker.scripted_leader import ScriptedLeader
 
 from moorage.schemas.frames import Place
 from moorage.worker import attempt_folders
@@ -19,7 +20,6 @@ from moorage.worker.member_messages import MemberName
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import body, name_of, place, settings_of, state_folder, worker
 
 OTHER_USER = "65534"

@@ -14,6 +14,7 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
 from moorage.schemas.frames import RESULT_LEVEL, Fact, Results, result_of
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.handler_context import HandlerContext
 from moorage.worker.handler_results import (
@@ -28,7 +29,6 @@ from moorage.worker.handler_results import (
 )
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_handler import body, name_of, place
 
 #: what its level says is learnt with an answer to a renewal, and renewals are frequent here
