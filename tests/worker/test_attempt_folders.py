@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.worker.scripted_leader import ScriptedLeader
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 
 from moorage.schemas.frames import Place
 from moorage.worker import attempt_folders

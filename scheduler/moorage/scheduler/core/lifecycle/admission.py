@@ -216,7 +216,7 @@ class Admission:
             or "device_ids" in gpu
         ):
             return level_problem("exact devices, template and run.image", REQUEST_LEVEL, self.state.level)
-        if request.workload.needs_folder:
+        if event.request.workload.needs_folder:
             return level_problem("files, keep and a relative cwd", REQUEST_LEVEL, self.state.level)
         return None
 
