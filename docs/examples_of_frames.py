@@ -102,6 +102,11 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ),
     ("Output", "moorage.log.<tenant>.<job>.<replica>", frames.Output(1, "out", 0, "epoch 1\n")),
     (
+        "Results",
+        "moorage.log.<tenant>.~.0",
+        frames.Results([frames.ResultLine("train-42.0.1729", 12, "application/json", {"loss": 0.3})]),
+    ),
+    (
         "LogPage",
         "the data of the answer to logs, and what a worker answers to ReadLog",
         frames.LogPage(1, "out", 0, 8, 8, "epoch 1\n", over=True, worker="node-7"),

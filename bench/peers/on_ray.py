@@ -30,9 +30,11 @@ def now() -> int:
 noop = ray.remote(num_cpus=0, num_gpus=1, max_calls=0)(now)
 
 
-@ray.remote(num_cpus=0, num_gpus=1, max_calls=0)
-def numbered(number: int) -> dict[str, Any]:
+def _numbered(number: int) -> dict[str, Any]:
     return {"number": number, "at_ns": now(), "words": ["a", "small", "result"]}
+
+
+numbered = ray.remote(num_cpus=0, num_gpus=1, max_calls=0)(_numbered)
 
 
 def tasks(slots: int) -> dict[str, float]:

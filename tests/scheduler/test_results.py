@@ -7,12 +7,14 @@ from typing import Any, Final
 import pytest
 
 from moorage.scheduler.core.effects import story
+from moorage.scheduler.core.effects.event_encoder import EventEncoder
 from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.effects.told_story import changes_in, read_frame
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.records import FORMAT, Op, exiting
-from moorage.schemas.frames import RESULT_LEVEL, result_of
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import RESULT_LEVEL, Event, result_of
 from moorage.schemas.job import SUCCEEDED
 from moorage.schemas.operate import act_of
 from tests.scheduler.driving import Driving
@@ -130,3 +132,9 @@ def test_the_step_of_a_well_ended_attempt_has_the_result_above_its_state() -> No
     assert step[0] == Op.RUN
     assert step[3] == exiting(state, 7)
     assert exiting(state, None) == state
+    assert drive.events[-1]["changes"][-1]["result"] == 7, "also where one record has the whole run"
+    job = drive.job("j")
+    job.told = job.rev - 3
+    assert EventEncoder(drive.state).event(job) == encode(
+        Event("t", "j", 5, SUCCEEDED, drive.state.seq, changes_since(drive.state, job, 2))
+    )
