@@ -195,8 +195,15 @@ class Admission:
         request = event.request
         if self.state.level >= REQUEST_LEVEL:
             return None
-        if request.device_ids or request.template is not None or request.workload.image is not None:
-            return level_problem("exact devices, template and run.image", REQUEST_LEVEL, self.state.level)
+        gpu = request.gpu
+        if (
+            request.device_ids
+            or request.template is not None
+            or request.workload.image is not None
+            or (gpu is not None and (gpu.min_compute_capability is not None or gpu.prefer is not None))
+        ):
+            what = "exact devices, template, run.image, min_compute_capability and prefer"
+            return level_problem(what, REQUEST_LEVEL, self.state.level)
         return None
 
     def _begin(self, draft: Draft) -> None:
