@@ -159,6 +159,8 @@ def test_fact_14_two_classes_of_refusal() -> None:
         ({"replicas": True}, "$.replicas", "int"),
         ({"gpu": {"count": 65}}, "$.gpu.count", "1..64"),
         ({"gpu": {"count": "2"}}, "$.gpu.count", "int"),
+        ({"gpu": {"min_compute_capability": "eight"}}, "$.gpu", "as 8.0"),
+        ({"gpu": {"min_compute_capability": 8.0}}, "$.gpu.min_compute_capability", "str"),
         ({"gpu": {"min_memory_mib": -1}}, "$.gpu.min_memory_mib", "0.."),
         ({"gpu": {"distributed": {"master_port": 0}}}, "$.gpu.distributed.master_port", "1..65535"),
         ({"gpu": {"distributed": {"master_port": 65536}}}, "$.gpu.distributed.master_port", "1..65535"),
@@ -266,6 +268,20 @@ def test_all_fields_of_the_source_are_taken() -> None:
         "time_slicing_config_path": "/c",
     }  # fmt: skip
     assert msgspec.to_builtins(decode(gpu=gpu).gpu) == {key: value for key, value in gpu.items() if key != "count"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_right"),
+    [
+        ({"replicas": 1, "gpu": {"distributed": {}}}, True),
+        ({"replicas": 3, "gpu": {"distributed": {}, "scheduling": "gang"}}, True),
+        ({"replicas": 3, "gpu": {"distributed": {}}}, False),
+        ({"replicas": 2, "gpu": {"distributed": {}, "scheduling": "spread"}}, False),
+    ],
+)
+def test_several_replicas_that_are_no_gang_are_not_distributed(fields: dict[str, Any], is_right: bool) -> None:
+    trouble = decode(**fields).trouble
+    assert is_right if trouble is None else (trouble.field, is_right) == ("gpu.distributed", False)
 
 
 @pytest.mark.parametrize(

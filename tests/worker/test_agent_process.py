@@ -152,6 +152,26 @@ async def test_a_gangs_rank_gets_its_place_from_start(nats_url: str, unique: str
         await until(lambda: leader.text(name) == "1 2 10.0.0.7 29501 0\n", what="the rank's words")
 
 
+async def test_one_replica_that_is_distributed_is_rank_0_of_1_on_its_own_host(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT; sleep 600"
+        request = body(script, gpu={"distributed": {"backend": "gloo", "master_port": 41500}})
+        names = [name_of(job, fence=fence) for fence, job in enumerate(("one", "two"), 10)]
+        for slot, name in enumerate(names):
+            await leader.want("w1", place(name, request, (slot,)))
+            await until(lambda: leader.text(name).endswith("\n"), what=f"the words of {name}")  # noqa: B023
+        ports = []
+        for name in names:
+            rank, world, local, address, port = leader.text(name).split()
+            assert (rank, world, local, address) == ("0", "1", "0", "127.0.0.1")
+            ports.append(int(port))
+        assert 41500 <= ports[0] < ports[1], "each meets itself at a port of its own"
+        several = name_of("several", fence=20)  # as a scheduler of 0.2 lets through
+        old = body("echo rank=$RANK", gpu={"distributed": {}}, replicas=2)
+        await leader.want("w1", place(several, old, (2,)))
+        await until(lambda: leader.text(several) == "rank=\n", what="the words of one without a rank")
+
+
 async def test_a_command_that_is_not_there_fails_to_start(nats_url: str, unique: str) -> None:
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
         request = body("", run={"argv": ["/no/such/program"]})

@@ -163,7 +163,7 @@ def test_a_file_that_is_written_while_it_is_read_is_not_used(tmp_path: Path, mon
             path.write_bytes(path.read_bytes() + b" ")
         return found
 
-    monkeypatch.setattr(cdi.os, "fstat", fstat)
+    monkeypatch.setattr(os, "fstat", fstat)
     names, faults = read(tmp_path)
     assert names == []
     assert "written while it was read" in faults[0]

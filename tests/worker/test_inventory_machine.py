@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from moorage.worker import embed
+from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.inventory.machine import DEVICES_MAX, CombinedInventory, open_machine, sysfs_address
 from moorage.worker.inventory.none import NoInventory
 from moorage.worker.inventory.nvml import NvmlUnavailable
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.pool import GpuPool
+from moorage.worker.settings import WorkerSettings
 from tests.worker.made_up_sys import MIB, MadeUpMachine
 from tests.worker.test_inventory_nvml import Board, PlayedNvml, pynvml
 
@@ -44,6 +48,18 @@ async def test_nvidia_comes_first_and_each_vendor_counts_for_itself(
     assert faults[1] == "not offered: renderD129: 0000:18:00.0 has NVIDIA's driver, and NVML does not list it"
     inventory.close()
     assert {reading.health for reading in await inventory.sample()} == {"unresponsive"}
+
+
+async def test_an_embedded_worker_has_the_devices_of_all_vendors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = MadeUpMachine(tmp_path)
+    machine.amd(130, "0000:03:00.0")
+    machine.pci(131, "0000:00:02.0", 0x8086, 0xA780, "i915")
+    monkeypatch.setattr(embed, "open_machine", partial(open_machine, PlayedNvml(Board("GPU-a")), root=tmp_path))
+    _, inventory = await EmbeddedWorker(None, WorkerSettings(tmp_path, "w1"))._machine("w1")
+    assert [device.vendor for device in inventory.devices()] == ["nvidia", "amd", "intel"]
+    inventory.close()
 
 
 async def test_a_machine_without_gpus_is_no_error(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def fleet(
 
     async def work(client: AsyncClient) -> int | None:
         if worker is not None:
-            return await _one(client, worker, options)
+            await _one(client, worker, options)
+            return None
         if watch:
             await _watch(client, options)
             return None

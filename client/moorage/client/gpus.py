@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -24,12 +24,15 @@ def Gpu(
     share: str = "",
     scheduling: Scheduling | None = None,
     vendor: str | None = None,
+    compute_capability: str | None = None,
+    prefer: Literal["pack", "spread"] | None = None,
 ) -> GpuSpec:
     """The GPUs of one replica, in parts: `Gpu("H100 | A100", count=2, memory="80G")` is `2xH100|A100:80G`.
 
     `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB); `share` is what a token has after its `@`:
-    `time-slice`, `mps`, `mps=50%,4G`. `vendor` None means any vendor if a model is named, else nvidia. Raises
-    `Rejected`.
+    `time-slice`, `mps`, `mps=50%,4G`. `vendor` None means any vendor if a model is named, else nvidia.
+    `compute_capability` is the least, as `8.0`; `prefer` says of a sharer whether it joins others or stays apart.
+    Raises `Rejected`.
     """
     if not _MODELS.fullmatch(model):
         raise rejected(
@@ -41,7 +44,12 @@ def Gpu(
         )
     asked = f"{memory}M" if isinstance(memory, int) else memory
     _, spec = gpu_spec(f"{count}x{model}{asked and ':'}{asked}{share and '@'}{share}")
-    return msgspec.structs.replace(spec, scheduling=scheduling, vendor=vendor)
+    try:
+        return msgspec.structs.replace(
+            spec, scheduling=scheduling, vendor=vendor, min_compute_capability=compute_capability, prefer=prefer
+        )
+    except ValueError as error:
+        raise rejected("invalid-argument", str(error), field="$.gpu", found=compute_capability) from None
 
 
 def gpu_spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:

@@ -28,7 +28,7 @@ PART_CHARS_MAX: Final = 16
 
 
 class Distributed(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """How the ranks of a gang meet."""
+    """How the ranks of a gang meet. One replica that is no gang is rank 0 of 1, and meets itself on its host."""
 
     backend: str = "nccl"  # nccl, gloo, mpi or any other word
     master_port: int = 29500  # 1..65535; where it is taken, the next free one
@@ -62,11 +62,14 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     mode: str | None = None  # native or vm, of Apple's GPUs, for which no driver is built: it waits
     model: str | list[str] | None = None  # part of its name, in any case; `=A10` whole words; of several any will do
     min_memory_mib: int | None = None  # of each GPU
+    min_compute_capability: str | None = None  # of each GPU, as NVIDIA counts it: 8.0; other vendors' have none
     sharing: Sharing | None = None  # null is exclusive
     share: Share | None = None  # what part of the GPU, with mps and time-slice
     #: replicas as there is room (null, too), all at once or none, or each on a host of its own
     scheduling: Scheduling | None = None
-    distributed: Distributed | None = None  # of a gang
+    #: which GPU a sharer gets: the one with the most other sharers, or with the fewest; null: as the ranker chooses
+    prefer: Literal["pack", "spread"] | None = None
+    distributed: Distributed | None = None  # of a gang, or of one replica
     mps_pipe_dir: str | None = None  # of the MPS daemon, where it is not the default
     mps_log_dir: str | None = None  # the same; both are absolute, and need sharing mps
     time_slice_index: int | None = None  # this GPU of the host and no other, with time-slice
@@ -77,6 +80,8 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError(f"count must be 1..{GPUS_PER_REPLICA_MAX}, found {self.count}")
         if self.min_memory_mib is not None and not 0 <= self.min_memory_mib <= MEMORY_MIB_MAX:
             raise ValueError(f"min_memory_mib must be 0..{MEMORY_MIB_MAX}, found {self.min_memory_mib}")
+        if self.min_compute_capability is not None and not capability_of(self.min_compute_capability):
+            raise ValueError(f"min_compute_capability must be as 8.0, found {self.min_compute_capability[:80]!r}")
         model = self.model
         if model is not None:
             patterns = [model] if isinstance(model, str) else model
@@ -103,6 +108,8 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if self.mode is not None and self.mode not in MODES:
             allowed = f"{', '.join(MODES)}, or null"
             return Trouble("gpu.mode", f"mode must be one of {allowed}", quoted(self.mode), allowed)
+        if self.prefer is not None and self.effective_sharing == "exclusive":
+            return Trouble("gpu.prefer", "prefer needs sharing mps or time-slice", self.prefer, "null without sharing")
         for name, path, sharing in (
             ("mps_pipe_dir", self.mps_pipe_dir, "mps"),
             ("mps_log_dir", self.mps_log_dir, "mps"),
@@ -141,6 +148,15 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     @property
     def effective_scheduling(self) -> Scheduling:
         return self.scheduling or "best-effort"
+
+
+_CAPABILITY: Final = re.compile(r"([1-9][0-9]?)\.([0-9])")
+
+
+def capability_of(text: str) -> int:
+    """Return a CUDA compute capability as a number that orders: 86 of `8.6`; 0 of any other text, such as `gfx942`."""
+    found = _CAPABILITY.fullmatch(text)
+    return 0 if found is None else 10 * int(found[1]) + int(found[2])
 
 
 #: how well a name answers that has the pattern as a word of its own

@@ -315,10 +315,19 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return (
             _command_trouble(self.workload)
             or (None if self.gpu is None else self.gpu.trouble)
+            or self._distributed_trouble
             or self._length_trouble
             or _checkpoint_trouble(self.workload)
             or self._driver_trouble
         )
+
+    @property
+    def _distributed_trouble(self) -> Trouble | None:
+        gpu = self.gpu
+        if gpu is None or gpu.distributed is None or self.replicas == 1 or gpu.scheduling == "gang":
+            return None
+        message = "distributed with several replicas needs scheduling gang: its ranks start together or not at all"
+        return Trouble("gpu.distributed", message, f"{self.replicas} replicas", 'scheduling "gang", or one replica')
 
     @property
     def blocks(self) -> dict[str, Any]:

@@ -106,6 +106,13 @@ MODEL: Final = add(
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
+COMPUTE: Final = add(
+    "compute",
+    "no GPU of the model has the compute capability",
+    "ask for a lower min_compute_capability, or for another model; moorage fleet WORKER --json shows what each GPU has",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
+)
 MEMORY: Final = add(
     "memory",
     "no GPU of the model has the memory",

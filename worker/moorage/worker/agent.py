@@ -507,7 +507,7 @@ class Agent:
                 member.request.active_alone,
                 [devices[slot] for slot in member.slots],
                 member.place.mode,
-                member.start,
+                member.start or self.claims.start_alone(member),
                 member.place.traceparent,
                 None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
                 config,

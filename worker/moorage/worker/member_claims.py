@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, cast
 
+from moorage.schemas.frames import Start
 from moorage.schemas.gpu import Sharing
 from moorage.worker.inventory.base import PROBE_S, Inventory, SlotReading
 from moorage.worker.member_messages import Log, Member, MemberName, NotFree, SeenFree
 from moorage.worker.pool import GpuPool, PoolLease, SlotsRefused
-from moorage.worker.rendezvous import Rendezvous
+from moorage.worker.rendezvous import LOCAL_ADDRESS, Rendezvous
 from moorage.worker.shell import Shell
 
 #: who keeps a slot of the pool closed
@@ -48,6 +49,17 @@ class MemberClaims:
     def address(self, member: Member) -> str:
         """Where the ranks of its gang meet, if this is rank 0 of one."""
         return self._rendezvous.reserve(member.name, member.master_port_wanted)
+
+    def start_alone(self, member: Member) -> Start | None:
+        """Return the START of one replica that asks to be distributed and is no gang, which no leader sends; else None.
+
+        Of several replicas that are no gang (a scheduler of 0.2 accepted them) none has a rank.
+        """
+        request, gpu = member.request, member.request.gpu
+        if member.place.hold or request.replicas != 1 or gpu is None or gpu.distributed is None:
+            return None
+        port = self._rendezvous.reserve_port(member.name, gpu.distributed.master_port)
+        return Start(*member.name, LOCAL_ADDRESS, port, 1)
 
     def release(self, members: Sequence[Member]) -> None:
         """They are over, and their devices seen free."""

@@ -1,4 +1,7 @@
-"""Where the ranks of a gang meet: an address and a port of this host, kept for rank 0 until it is over."""
+"""Where the ranks of a gang meet: an address and a port of this host, kept for rank 0 until it is over.
+
+One replica that asks to be distributed is rank 0 of 1, and meets itself at the local address.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Final
 from moorage.worker.member_messages import MemberName
 
 PORT_TRIES_MAX: Final = 256
+LOCAL_ADDRESS: Final = "127.0.0.1"
 
 
 class Rendezvous:
@@ -20,15 +24,16 @@ class Rendezvous:
 
     def reserve(self, name: MemberName, wanted: int) -> str:
         """`address:port` with the first free port from `wanted` on; nothing where none is wanted (0)."""
-        if not wanted:
-            return ""
-        address = self._address or own_address()
+        return f"{self._address or own_address()}:{self.reserve_port(name, wanted)}" if wanted else ""
+
+    def reserve_port(self, name: MemberName, wanted: int) -> int:
+        """Return the first free port from `wanted` on, kept for this member until it is over."""
         for port in range(wanted, min(wanted + PORT_TRIES_MAX, 65536)):
             if port not in self._taken and is_free_port(port):
                 self._ours[name] = port
                 self._taken.add(port)
-                return f"{address}:{port}"
-        return f"{address}:{wanted}"  # all are taken: the job's own bind tells it better than we could
+                return port
+        return wanted  # all are taken: the job's own bind tells it better than we could
 
     def release(self, name: MemberName) -> None:
         """Its port may go round. Has it none: nothing."""
@@ -57,4 +62,4 @@ def own_address() -> str:
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
         except OSError:
-            return "127.0.0.1"
+            return LOCAL_ADDRESS

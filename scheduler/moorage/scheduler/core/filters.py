@@ -18,8 +18,8 @@ from moorage.schemas.reasons import Reason
 #: names of models, drivers or labels that one text shows
 NAMES_SHOWN_MAX: Final = 3
 MODE_WORDS: Final = {int(mode): word for word, mode in MODE_OF.items()}
-#: a device's index, vendor, name and memory in MiB
-Device = tuple[int, str, str, int]
+#: a device's index, vendor, name, memory in MiB, and compute capability: see `capability_of`
+Device = tuple[int, str, str, int, int]
 
 
 class Offer(Protocol):
@@ -107,7 +107,7 @@ def _shares(offer: Offer, shape: Shape) -> bool:
 
 
 def _has_vendor(offer: Offer, shape: Shape) -> bool:
-    return any(not shape.vendor or vendor.lower() == shape.vendor for _, vendor, _, _ in offer.devices)
+    return any(not shape.vendor or vendor.lower() == shape.vendor for _, vendor, *_ in offer.devices)
 
 
 def _has_mode(offer: Offer, shape: Shape) -> bool:
@@ -115,12 +115,17 @@ def _has_mode(offer: Offer, shape: Shape) -> bool:
     return not shape.not_apple or vendors != {APPLE}
 
 
+def _has_compute(offer: Offer, shape: Shape) -> bool:
+    return any(compute >= shape.min_compute for *_, compute in offer.named(shape))
+
+
 def _has_memory(offer: Offer, shape: Shape) -> bool:
-    return any(memory >= max(shape.min_memory_mib, shape.share_mib) for _, _, _, memory in offer.named(shape))
+    least = max(shape.min_memory_mib, shape.share_mib)
+    return any(memory >= least and compute >= shape.min_compute for *_, memory, compute in offer.named(shape))
 
 
 def _has_slot(offer: Offer, shape: Shape) -> bool:
-    return any(shape.device_rank(vendor, name, memory, index) for index, vendor, name, memory in offer.devices)
+    return any(shape.device_rank(*device[1:], device[0]) for device in offer.devices)
 
 
 def _has_so_many(offer: Offer, shape: Shape) -> bool:
@@ -163,8 +168,14 @@ def _vendors(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     return f"the fleet's GPUs are by {shown(sorted({device[1] for offer in offers for device in offer.devices}))}"
 
 
+def _computes(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    most = max(compute for offer in offers for *_, compute in offer.named(shape))
+    return f"the highest of a GPU that it names is {most / 10}" if most else "the GPUs that it names have none"
+
+
 def _memories(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    largest = max(memory for offer in offers for _, _, _, memory in offer.named(shape))
+    every = (device for offer in offers for device in offer.named(shape))
+    largest = max(memory for *_, memory, compute in every if compute >= shape.min_compute)
     return f"the largest GPU that it names has {largest} MiB"
 
 
@@ -195,6 +206,7 @@ _IN_ORDER: Final = (
         reasons.MODEL, "one device", lambda offer, shape: bool(offer.named(shape)),
         lambda shape, offers, names: "the fleet has " + shown(names.nearest_models(shape)),
     ),
+    Filter(reasons.COMPUTE, "one device", _has_compute, _computes),
     Filter(reasons.MEMORY, "one device", _has_memory, _memories),
     Filter(
         reasons.SLOT, "one device", _has_slot,

@@ -30,6 +30,7 @@ from moorage.scheduler.core.shape import Avoid, Shape
 from moorage.scheduler.core.state import Member, Worker
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import names_of
+from moorage.schemas.gpu import capability_of
 
 #: tenants that workers' rules name, in all; who would name more is taken to have none, and refuses by itself
 NAMED_MAX: Final = 10_000
@@ -104,7 +105,10 @@ class Fleet:
         hello = worker.hello
         rules = self.rules_of(hello)
         key = (
-            tuple((d["index"], d["vendor"], d["name"], d.get("memory_mib", 0)) for d in hello["gpu_pool"]),
+            tuple(
+                (d["index"], d["vendor"], d["name"], d.get("memory_mib", 0), capability_of(d.get("compute", "")))
+                for d in hello["gpu_pool"]
+            ),
             islands_of(hello["gpu_pool"]),
             tuple(hello["drivers"]),
             gpu_drivers_of(hello),

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
-from moorage.scheduler.core.filters import FILTERS, MODE_WORDS, failed, has_labels
+from moorage.scheduler.core.filters import FILTERS, MODE_WORDS, Device, failed, has_labels
 from moorage.scheduler.core.records import Mode
 from moorage.scheduler.core.shape import DeviceAsked, Shape
 from moorage.scheduler.core.shared_values import SharedDict
@@ -14,7 +14,7 @@ from moorage.scheduler.core.state import Worker
 from moorage.schemas import reasons
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import slots_named
-from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.gpu import SHARERS_MAX, capability_of
 
 NO_GPU: Final = int(Mode.NONE)
 EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
@@ -130,7 +130,14 @@ class HostClass:
         self.named_slots = named_slots
         self.drivers_for = drivers_for
         self.devices = [
-            (int(d["index"]), str(d["vendor"]), str(d["name"]), int(d.get("memory_mib", 0))) for d in hello["gpu_pool"]
+            (
+                int(d["index"]),
+                str(d["vendor"]),
+                str(d["name"]),
+                int(d.get("memory_mib", 0)),
+                capability_of(d.get("compute", "")),
+            )
+            for d in hello["gpu_pool"]
         ]
         self.drivers = frozenset(hello["drivers"])
         self.gpu_drivers = gpu_drivers_of(hello)
@@ -197,7 +204,7 @@ class HostClass:
         if found is None:
             if len(self._ranks) >= RANKS_MAX:
                 self._ranks.clear()
-            ranks = [shape.device_rank(vendor, name, memory, index) for index, vendor, name, memory in self.devices]
+            ranks = [shape.device_rank(*device[1:], device[0]) for device in self.devices]
             best = max(ranks)
             mask, best_mask = (
                 sum(1 << slot for slot, rank in enumerate(ranks) if rank >= least) for least in (1, max(1, best))
@@ -210,12 +217,12 @@ class HostClass:
         """The drivers that a tenant may have where there are rules; "" is any that none of them names."""
         return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
 
-    def named(self, shape: Shape) -> list[tuple[int, str, str, int]]:
-        """Its devices of the vendor and model that a shape asks for, whatever their memory and index."""
+    def named(self, shape: Shape) -> list[Device]:
+        """Its devices of the vendor and model that a shape asks for, whatever else they have."""
         return [
             d
             for d in self.devices
-            if shape.device_rank(d[1], d[2], 2**62, d[0] if shape.slot_index is None else shape.slot_index)
+            if shape.device_rank(d[1], d[2], 2**62, 2**62, d[0] if shape.slot_index is None else shape.slot_index)
         ]
 
     def places(self, slots: int, shape: Shape) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.records import MODE_OF, Mode
-from moorage.schemas.gpu import APPLE, GpuSpec, model_matches
+from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, model_matches
 from moorage.schemas.job import Request
 
 #: shapes that the table holds at most, then it is emptied
@@ -24,7 +24,7 @@ ShapeKey = tuple[object, ...]
 #: worker number and slot mask, as `state.Job.avoid` has them
 Avoid = tuple[tuple[int, int], ...]
 #: what `Shape.device_rank` goes by
-DeviceAsked = tuple[str, tuple[str, ...], int, int, int | None, bool]
+DeviceAsked = tuple[str, tuple[str, ...], int, int, int, int | None, bool]
 
 
 class Shape:
@@ -42,10 +42,12 @@ class Shape:
         "index",
         "key",
         "memory_mib",
+        "min_compute",
         "min_memory_mib",
         "mode",
         "models",
         "not_apple",
+        "prefer",
         "refusing",
         "requires",
         "share_mib",
@@ -72,29 +74,32 @@ class Shape:
         self.models = gpu.models if gpu else ()
         self.vendor = gpu.effective_vendor if gpu else ""
         self.min_memory_mib = (gpu.min_memory_mib or 0) if gpu else 0
+        self.min_compute = capability_of(gpu.min_compute_capability or "") if gpu else 0
         self.mode = int(MODE_OF[gpu.effective_sharing]) if gpu else int(Mode.NONE)
         share = gpu.share if gpu else None
         self.share_mib = share.memory_mib if share else 0
         # 100 is "no cap", and so not counted: a share of memory alone leaves room for other sharers
         self.compute_percent = share.compute_percent if share and share.compute_percent < 100 else 0
+        self.prefer = gpu.prefer or "" if gpu and gpu.effective_sharing != "exclusive" else ""
         self.slot_index = gpu.time_slice_index if gpu else None
         self.not_apple = gpu is not None and gpu.mode is not None  # a mode is Apple's, and no driver has one
         self.device_ids = request.device_ids if gpu else ()  # it takes these and no others; empty: any that answer
         self.device_asked: DeviceAsked = (
-            self.vendor, self.models, self.min_memory_mib, self.share_mib, self.slot_index, self.not_apple,
+            self.vendor, self.models, self.min_memory_mib, self.share_mib, self.min_compute, self.slot_index,
+            self.not_apple,
         )  # fmt: skip
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
         self.spread = scheduling == "spread"
         self.together = request.replicas if scheduling == "gang" else 1
         self.gpus = self.count * self.together  # that it takes at once
 
-    def device_rank(self, vendor: str, name: str, memory_mib: int, index: int) -> int:
+    def device_rank(self, vendor: str, name: str, memory_mib: int, compute: int, index: int) -> int:
         """How well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all."""
         if self.vendor and vendor.lower() != self.vendor:
             return 0
         if self.not_apple and vendor.lower() == APPLE:
             return 0
-        if memory_mib < self.min_memory_mib or memory_mib < self.share_mib:
+        if memory_mib < self.min_memory_mib or memory_mib < self.share_mib or compute < self.min_compute:
             return 0
         if self.slot_index is not None and index != self.slot_index:
             return 0
@@ -115,6 +120,7 @@ def shape_key(request: Request) -> ShapeKey:
             tuple(model) if isinstance(model, list) else model,
             gpu.vendor,
             gpu.min_memory_mib,
+            gpu.min_compute_capability,
             gpu.sharing,
             gpu.share and (gpu.share.memory_mib, gpu.share.compute_percent),
             gpu.scheduling,
@@ -122,6 +128,7 @@ def shape_key(request: Request) -> ShapeKey:
             request.replicas if gpu.scheduling == "gang" else 0,
             request.device_ids,
             gpu.mode,
+            gpu.prefer,
         )
     return (
         gpu_key,

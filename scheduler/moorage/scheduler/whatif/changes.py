@@ -16,7 +16,7 @@ import msgspec
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.queueing.backfill import FREED_MS
 from moorage.schemas.driver_config import DEVICE_KEYS
-from moorage.schemas.gpu import format_token, model_matches, said_anew
+from moorage.schemas.gpu import capability_of, format_token, model_matches, said_anew
 from moorage.schemas.job import GpuCount, Request, ResourceRequirements, Resources
 
 #: models of the fleet that are suggested
@@ -133,7 +133,7 @@ def _devices(fleet: Fleet) -> dict[str, int]:
     """Device names of the fleet with their memory in MiB, in the order of joining."""
     found: dict[str, int] = {}
     for cls in fleet.classes.values():
-        for _, _, name, memory_mib in cls.devices:
+        for _, _, name, memory_mib, _ in cls.devices:
             found[name] = max(found.get(name, 0), memory_mib)
     return found
 
@@ -172,6 +172,19 @@ def _memory(fleet: Fleet, request: Request) -> Iterator[_Change]:
         if 0 < memory_mib < gpu.min_memory_mib:
             say = f"{_gib(memory_mib)} GiB instead of {_gib(gpu.min_memory_mib)} GiB"
             yield say, _with_gpu(request, min_memory_mib=memory_mib), "gpu"
+
+
+def _compute(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    """The highest capability below the one asked for."""
+    gpu = request.effective_gpu
+    if gpu is None or gpu.min_compute_capability is None:
+        return
+    least = capability_of(gpu.min_compute_capability)
+    lower = {compute for cls in fleet.classes.values() for *_, compute in cls.devices if 0 < compute < least}
+    for compute in sorted(lower, reverse=True):
+        asked = f"{compute / 10}"
+        say = f"compute capability {asked} instead of {gpu.min_compute_capability}"
+        yield say, _with_gpu(request, min_compute_capability=asked), "gpu"
 
 
 def _gib(mib: int) -> str:
@@ -256,5 +269,5 @@ def _labels(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 _KINDS: Final[tuple[_Kind, ...]] = (
-    _any_device, _models, _vendor, _memory, _share, _host, _gang, _replicas, _count, _labels,
+    _any_device, _models, _vendor, _compute, _memory, _share, _host, _gang, _replicas, _count, _labels,
 )  # fmt: skip

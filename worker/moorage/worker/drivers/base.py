@@ -53,7 +53,8 @@ Publish = Callable[[MemberName, bytes], None]
 class Assignment(msgspec.Struct, frozen=True):
     """A member with all that a driver needs to run it. `devices` are those of its lease, in the lease's order.
 
-    `start` is the gang's START, None outside a gang. `mode` is exclusive, mps, time-slice or none. `ends_in_s` is when
+    `start` is the gang's START, that of a gang of one for a single replica with `gpu.distributed`, else None.
+    `mode` is exclusive, mps, time-slice or none. `ends_in_s` is when
     the job's deadline comes, in seconds from now; None without one. `config` is the job's `driver_config` for this
     driver, as its `Driver.config` declares it; as it was sent where it declares none. With `has_folder` the member
     has a folder of its own, in which it starts unless `run.cwd` is absolute; requests of older ledgers have none.

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.frames import Device
-from moorage.schemas.gpu import GpuSpec, format_token, model_matches
+from moorage.schemas.gpu import GpuSpec, capability_of, format_token, model_matches
 
 
 def matches(spec: GpuSpec, device: Device) -> bool:
-    """Whether a device is what a spec asks for: vendor, model, memory, and its index where time-slicing names one."""
+    """Whether a device is what a spec asks for: vendor, model, memory and so on."""
     if spec.time_slice_index is not None and device.index != spec.time_slice_index:
         return False
     if spec.effective_vendor and device.vendor.lower() != spec.effective_vendor:
         return False
     if spec.models and not any(model_matches(pattern, device.name) for pattern in spec.models):
+        return False
+    if capability_of(device.compute) < capability_of(spec.min_compute_capability or ""):
         return False
     return device.memory_mib >= (spec.min_memory_mib or 0)
 

@@ -13,6 +13,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line
+from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.shape import Shape
@@ -32,6 +33,7 @@ class Placing:
         self.item = -1  # the entry of the queue that is being placed; -1 for none
         self.choices = 0  # this pass: hosts that were found
         self.in_vain = 0  # and how often none was, see `plan.IN_VAIN_MAX`
+        self._preferring = Preferring()
         self._fleet = fleet
         self._lines = lines
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
@@ -76,10 +78,13 @@ class Placing:
             self.choices += shape.together
         return choice
 
+    def _ranker_of(self, shape: Shape) -> Ranker:
+        return self._preferring if shape.prefer else self.ranker
+
     def _place_one(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
         num = item >> REPLICA_BITS
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
-        choice = self.ranker.choose(self._fleet, shape, avoid, barred)
+        choice = self._ranker_of(shape).choose(self._fleet, shape, avoid, barred)
         if choice is not None:
             self._fleet.take(choice.host, shape, choice.mask)
             if shape.spread:
@@ -106,7 +111,7 @@ class Placing:
         taken, mode = 0, lines.mode(shape)
         if shape.avoid or host.worker.window is not None:
             return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
-        masks = self.ranker.again(choice, shape, min(most, len(entries)))
+        masks = self._ranker_of(shape).again(choice, shape, min(most, len(entries)))
         self.choices += bool(masks)
         for mask in masks[: draft.steps_left]:
             if not lines.prune(draft, line):
@@ -130,7 +135,7 @@ class Placing:
             return None
         taken: list[Choice] = []
         for _ in range(shape.together):
-            choice = self.ranker.choose(fleet, shape, _NO_PEERS, barred)
+            choice = self._ranker_of(shape).choose(fleet, shape, _NO_PEERS, barred)
             if choice is None:
                 before = fleet.changes
                 for done in taken:  # of its own alone

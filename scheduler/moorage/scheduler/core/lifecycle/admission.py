@@ -55,6 +55,18 @@ NO_MATCH: Final = "no-match"
 NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.MODE.name, reasons.DEVICE.name)
 #: the feature level of what requests of releases before 0.3 have not: see `_too_new`
 REQUEST_LEVEL: Final = 2
+#: fields of a request that came with it
+NEWER_FIELDS: Final = (
+    ("template",),
+    ("run", "image"),
+    ("run", "files"),
+    ("run", "keep"),
+    ("gpu", "enforce"),
+    ("gpu", "min_compute_capability"),
+    ("gpu", "prefer"),
+    ("resource_requirements", "gpu", "device_id"),
+    ("resource_requirements", "gpu", "device_ids"),
+)
 NOT_HEARD: Final = "fleet-not-yet-heard"
 HELD: Final = "tenant-held"
 PART_OF: Final = "model"
@@ -113,6 +125,15 @@ class NewJob:
 def _refused(event: Submit, refusal: Problem, warning: str) -> NewJob | Problem:
     """The refusal itself, or for a request from the durable queue a job that is rejected at once."""
     return refusal if event.sequence == 0 else NewJob(event, [warning], REJECTED, refusal.message)
+
+
+def _says(said: Any, path: tuple[str, ...]) -> bool:
+    """Whether a decoded object has the field at the end of a path, whatever the field says."""
+    for key in path:
+        if not isinstance(said, dict) or key not in said:
+            return False
+        said = said[key]
+    return True
 
 
 class Admission:
@@ -207,17 +228,13 @@ class Admission:
         if self.state.level >= REQUEST_LEVEL:
             return None
         said = _decode_any(event.body)
-        run, gpu = said["run"], (said.get("resource_requirements") or {}).get("gpu") or {}
-        if (
-            event.request.device_ids
-            or "template" in said
-            or "image" in run
-            or "device_id" in gpu
-            or "device_ids" in gpu
-        ):
-            return level_problem("exact devices, template and run.image", REQUEST_LEVEL, self.state.level)
+        if event.request.device_ids:
+            return level_problem("exact devices", REQUEST_LEVEL, self.state.level)
+        for path in NEWER_FIELDS:
+            if _says(said, path):
+                return level_problem(".".join(path), REQUEST_LEVEL, self.state.level)
         if event.request.workload.needs_folder:
-            return level_problem("files, keep and a relative cwd", REQUEST_LEVEL, self.state.level)
+            return level_problem("a relative run.cwd", REQUEST_LEVEL, self.state.level)
         return None
 
     def _begin(self, draft: Draft) -> None:

@@ -59,7 +59,7 @@ class Unmatched:
         """What was said of another fleet is forgotten."""
         if self._inventory != self._fleet.inventory:
             self._inventory = self._fleet.inventory
-            self._names = sorted({name for cls in self._fleet.classes.values() for _, _, name, _ in cls.devices})
+            self._names = sorted({name for cls in self._fleet.classes.values() for _, _, name, *_ in cls.devices})
             for kept in (self._texts, self._parts, self._close):
                 kept.clear()
 

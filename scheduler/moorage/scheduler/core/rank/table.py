@@ -43,15 +43,15 @@ CPU, MEMORY, FREE, MOST, CLASS, TYPE, KIND, ROOM = range(8)
 
 
 class Kind:
-    """Devices that answer alike: vendor, name, memory, and how many sharers they take."""
+    """Devices that answer alike: vendor, name, memory, compute capability, and how many sharers they take."""
 
-    __slots__ = ("_ranks", "index", "memory_mib", "name", "sharers", "slot", "vendor")
+    __slots__ = ("_ranks", "compute", "index", "memory_mib", "name", "sharers", "slot", "vendor")
 
     def __init__(self, key: tuple[Any, ...], index: int) -> None:
         self._ranks: dict[DeviceAsked, int] = {}
         self.index = index
-        self.vendor, self.name, self.memory_mib = str(key[0]), str(key[1]), int(key[2])
-        self.sharers = {2: int(key[3]), 3: int(key[4])}
+        self.vendor, self.name, self.memory_mib, self.compute = str(key[0]), str(key[1]), int(key[2]), int(key[3])
+        self.sharers = {2: int(key[4]), 3: int(key[5])}
 
     def rank(self, shape: Shape) -> int:
         """Whether such a device answers a shape, as `Shape.device_rank`; its place in the host is not looked at."""
@@ -60,7 +60,7 @@ class Kind:
             if len(self._ranks) >= RANKS_MAX:
                 self._ranks.clear()
             slot = shape.slot_index if shape.slot_index is not None else 0
-            rank = shape.device_rank(self.vendor, self.name, self.memory_mib, slot)
+            rank = shape.device_rank(self.vendor, self.name, self.memory_mib, self.compute, slot)
             self._ranks[shape.device_asked] = rank
         return rank
 
@@ -207,15 +207,12 @@ class HostTable:
         """The kind of the lowest slot of a mask; 0 for none."""
         if not mask:
             return 0
-        _, vendor, name, memory = cls.devices[(mask & -mask).bit_length() - 1]
-        return self._kind_of[vendor, name, memory, cls.sharers(2), cls.sharers(3)]
+        kind = cls.devices[(mask & -mask).bit_length() - 1][1:]
+        return self._kind_of[*kind, cls.sharers(2), cls.sharers(3)]
 
     def _index_type(self, host: Host) -> HostType:
         cls = host.cls
-        kinds = tuple(
-            self._index_kind((vendor, name, memory, cls.sharers(2), cls.sharers(3)))
-            for _, vendor, name, memory in cls.devices
-        )
+        kinds = tuple(self._index_kind((*device[1:], cls.sharers(2), cls.sharers(3))) for device in cls.devices)
         key = (kinds, host.cpu_milli, nearly(host.memory_mib))
         index = self._type_of.get(key)
         if index is None:

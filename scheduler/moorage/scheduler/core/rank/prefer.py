@@ -1,0 +1,56 @@
+"""The device that a request asks for with `prefer`: a sharer joins the fullest one, or has one of its own.
+
+It goes before the scheduler's ranker, which weighs what is good for the fleet: a job that measures, or that suffers
+from its neighbours, knows better.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import Fit, Host
+from moorage.scheduler.core.rank.ranker import Choice, Pack
+from moorage.scheduler.core.shape import Shape
+
+
+class Preferring(Pack):
+    """Of shapes with `prefer` alone, which are sharers. `pack` is what Pack does; the hosts of `spread` come first."""
+
+    name: ClassVar[str] = "prefer"
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        if shape.spread or shape.prefer == "pack":
+            return super().choose(fleet, shape, avoid, barred)
+        return (
+            self._best_fit(fleet, shape, barred)
+            or self._least_used(fleet, shape, barred)
+            or self._join_sharers(fleet, shape, barred)  # of several devices some have to be shared
+        )
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        return []
+
+    def _least_used(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+        """The shared device with the fewest sharers, where one device is asked for."""
+        best: Choice | None = None
+        best_users = 0
+        for cls, fit in fleet.capable(shape) if shape.count == 1 else ():
+            for (num, slot), device in cls.shared_open[shape.mode].items():
+                if (best is None or device.users < best_users) and fit.mask >> slot & 1 and num not in barred:
+                    host = cls.hosts[num]
+                    if host.room_beside(slot, device, shape) and host.fits_host(shape):
+                        best, best_users = Choice(host, 1 << slot, host.open.bit_count()), device.users
+        return best
+
+    def _slots_for(self, host: Host, shape: Shape, fit: Fit) -> int | None:
+        """On one host: the devices with the most sharers, or with the fewest."""
+        users = {slot: 0 for slot in range(len(host.cls.devices)) if (host.open & fit.mask) >> slot & 1}
+        for slot, device in host.shared.items():
+            if fit.mask >> slot & 1 and host.room_beside(slot, device, shape):
+                users[slot] = device.users
+        if len(users) < shape.count:
+            return None
+        sign = -1 if shape.prefer == "pack" else 1
+        taken = sorted(users, key=lambda slot: (sign * users[slot], slot))[: shape.count]
+        return sum(1 << slot for slot in taken)
