@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
-from moorage.client.fields import Fields
+from moorage.client.fields import Fields, Paths
 from moorage.client.follow.gather import handles
 from moorage.client.follow.output import Piece
 from moorage.client.follow.result import Result

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
-from moorage.client.fields import Fields
+from moorage.client.fields import Fields, Paths
 from moorage.client.follow.gather import handles
 from moorage.client.follow.output import Piece
 from moorage.client.follow.result import Result
@@ -349,6 +349,10 @@ class Client(ClientBase):
             jobs = [job and SyncJob(self._thread, job) for job in refused.jobs]
             raise BatchRejected(jobs, refused.problems) from None
         return [SyncJob(self._thread, job) for job in accepted]
+
+    def send_files(self, files: Paths) -> str:
+        """As `AsyncClient.send_files`."""
+        return self._thread.call(self._twin.send_files(files))
 
     def request(
         self,

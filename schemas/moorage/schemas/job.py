@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
 from moorage.schemas.driver_config import Fault, canonical_id, check, devices_asked, is_id, takes_image
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec
-from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_job, is_secret
+from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_files, is_job, is_secret
 from moorage.schemas.trouble import Trouble, quoted
 
 REPLICAS_MAX: Final = 1024
@@ -81,6 +81,9 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     image: str | None = None  # of a container or a virtual machine; `driver_config.<driver>.image` goes before it
     #: where it starts: a folder of the worker, absolute, or one below the attempt's own, relative; null is that itself
     cwd: str | None = None
+    #: files unpacked into the attempt's folder before it starts: the SHA-256 of their tar file, which is the name of an
+    #: object in the tenant's bucket `<PREFIX>_FILES_<tenant>`, compressed by gzip
+    files: str | None = None
     user: str | None = None  # whom it runs as; null is the agent's own user
     timeout_s: float | None = None  # how long one attempt may run
     grace_s: float = 10.0  # from SIGTERM to SIGKILL
@@ -98,7 +101,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     @property
     def needs_folder(self) -> bool:
         """Whether it can run only where an attempt has a folder of its own."""
-        return self.cwd is not None and not self.cwd.startswith("/")
+        return self.files is not None or (self.cwd is not None and not self.cwd.startswith("/"))
 
 
 def check_command(driver: str, argv: list[str]) -> None:
@@ -149,6 +152,9 @@ def _command_trouble(run: Run) -> Trouble | None:
         message = "cwd must be an absolute path on the worker, or a path below the attempt's folder"
         allowed = f"a path below {PATH_BYTES_MAX} bytes; null is the attempt's folder"
         return Trouble("run.cwd", message, quoted(run.cwd), allowed)
+    if run.files is not None and not is_files(run.files):
+        message = "files must be the address of an archive"
+        return Trouble("run.files", message, quoted(run.files), "64 hexadecimal digits: the SHA-256 of a tar file")
     if run.user is not None and not is_user(run.user):
         return Trouble(
             "run.user", "user must be a user of the worker's host", quoted(run.user), f"a name, or 0..{UID_MAX}"

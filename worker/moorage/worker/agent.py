@@ -442,6 +442,9 @@ class Agent:
         try:
             if driver.capabilities.needs_argv and not member.request.workload.argv:
                 raise refuse("invalid-argument", f"the driver {driver.name} needs argv", field="$.run.argv")
+            run = member.request.workload
+            if run.files is not None and not driver.capabilities.brings_files:
+                raise refuse("failed-precondition", f"the driver {driver.name} brings no files", field="$.run.files")
             self._check_devices(member)
             driver.check_block(member.request)
             driver.read_config(member.request)

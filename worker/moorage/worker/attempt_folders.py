@@ -79,13 +79,11 @@ class AttemptFolders:
         """Return the folder of an attempt, whether it is there or not."""
         return f"{self.root}/{_folder_of(name)}"
 
-    def make(self, name: MemberName, user: str | None, grace_s: float) -> str:
-        """Make the folder of an attempt for the user that runs it, and return its path. Raises FolderUnavailable."""
+    def make(self, name: MemberName, grace_s: float) -> str:
+        """Make the folder of an attempt, the agent's until `give`, and return its path. Raises FolderUnavailable."""
         path = self.path(name)
         try:
             self._mkdir(path)
-            if user is not None:
-                self._give(path, user)
         except OSError as error:
             raise FolderUnavailable(f"{path}: {error.strerror or error}", "see folder_dir") from None
         self._living[name] = grace_s
@@ -101,17 +99,18 @@ class AttemptFolders:
             _remove([path])
             os.mkdir(path, _MODE)
 
-    def _give(self, path: str, user: str) -> None:
-        try:
-            ids = resolve_user(user)
-        except StartRefused:
-            return  # the supervisor says which user is not there
-        if ids is None or ids[0] == os.geteuid():
+    def give(self, name: MemberName, user: str | None) -> None:
+        """Have the folder belong to the user that runs the attempt. Raises FolderUnavailable."""
+        ids = owner_ids(user)
+        if ids is None:
             return
-        os.chown(path, ids[0], ids[1])
-        if not self._is_passable:
-            self._let_pass()
-            self._is_passable = True
+        try:
+            os.chown(self.path(name), *ids)
+            if not self._is_passable:
+                self._let_pass()
+                self._is_passable = True
+        except OSError as error:
+            raise FolderUnavailable(f"{self.path(name)}: {error.strerror or error}", "see folder_dir") from None
 
     def _let_pass(self) -> None:
         """Let other users reach the folders. What is not ours to change stops it: FolderUnavailable."""
@@ -201,6 +200,15 @@ def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:
     except FileNotFoundError:
         return
     _remove(unknown)
+
+
+def owner_ids(user: str | None) -> tuple[int, int] | None:
+    """Return uid and gid of the user that runs a job; None for the agent's own, and for one that does not exist."""
+    try:
+        ids = None if user is None else resolve_user(user)
+    except StartRefused:
+        return None  # the supervisor says which user is not there
+    return None if ids is None or ids[0] == os.geteuid() else ids[:2]
 
 
 def _folder_of(name: MemberName) -> str:
