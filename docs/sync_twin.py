@@ -27,6 +27,7 @@ an `AsyncClient` in it; every call here hands its coroutine over and waits.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path

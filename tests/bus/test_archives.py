@@ -75,9 +75,7 @@ def test_what_leaves_the_folder_or_is_no_file_is_refused(tmp_path: Path, bad: st
     assert [path.name for path in tmp_path.iterdir()] == ["into"]
 
 
-@pytest.mark.parametrize(
-    "junk", [b"", b"no tar at all" * 100, bytes(10_000)[:-1] + b"x", tar(member("a", b"x" * 2000)).getvalue()[:1500]]
-)
+@pytest.mark.parametrize("junk", [b"", b"no tar at all" * 100, tar(member("a", b"x" * 2000)).getvalue()[:1500]])
 def test_what_is_no_tar_file_is_told_so(tmp_path: Path, junk: bytes) -> None:
     with pytest.raises(BadArchive, match="no tar file"):
         unpack(io.BytesIO(junk), tmp_path, MIB)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from moorage.bus.archives import compressed
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient
-from moorage.client.errors import Rejected
-from moorage.client.sending import send
+from moorage.client.errors import JobFailed, NotFound, Rejected
+from moorage.client.sending import bucket_of, send
 from tests.cli.node import Node
 from tests.client.test_packing import made
 
@@ -86,3 +89,60 @@ async def test_the_command_brings_files_and_says_what_it_cannot_bring(node: Node
     none = await node.run("run", "--with", str(tmp_path / "none"), "--", "true", tenant=unique)
     assert none.code == 2
     assert "there is no file or folder" in none.err
+
+
+async def test_what_a_job_kept_is_fetched_whole_or_in_part(node: Node, unique: str, tmp_path: Path) -> None:
+    script = "mkdir -p out/deep; echo $MOORAGE_REPLICA > out/a; echo b > out/deep/b; exit $MOORAGE_REPLICA"
+    async with AsyncClient(node.url, tenant=unique) as client:
+        job = await client.submit(["sh", "-c", script], keep=["out/**"], replicas=2)
+        with pytest.raises(JobFailed):
+            await job.result()
+        found = await job.files(tmp_path / "both")
+        assert [path.relative_to(tmp_path).as_posix() for path in found] == [
+            "both/0/out/a", "both/0/out/deep/b", "both/1/out/a", "both/1/out/deep/b",
+        ]  # fmt: skip
+        assert [path.read_text() for path in found] == ["0\n", "b\n", "1\n", "b\n"]
+        (one,) = await job.files(tmp_path / "one", "out/deep", replica=1)
+        assert one == tmp_path / "one/out/deep/b"
+        with pytest.raises(NotFound, match=r"no file of out/none"):
+            await job.files(tmp_path / "none", "out/none", replica=1)
+        assert not (tmp_path / "none").exists()
+        for path in ("../x", "/etc", "a/../../b"):
+            with pytest.raises(Rejected, match="no path below"):
+                await job.files(tmp_path / "up", path)
+        with pytest.raises(Rejected, match="no empty folder"):
+            await job.files(tmp_path / "one", replica=1)
+        nothing = await client.submit(["true"])
+        await nothing.result()
+        with pytest.raises(NotFound):
+            await nothing.files(tmp_path / "nothing")
+
+
+async def test_what_is_stored_of_a_job_and_reaches_out_is_not_unpacked(node: Node, unique: str, tmp_path: Path) -> None:
+    """A worker that is not honest, or another client of the bucket, may have written it."""
+    async with AsyncClient(node.url, tenant=unique) as client:
+        job = await client.submit(["true"], keep=["x"])
+        await job.result()
+        shown = await job.show()
+        (row,) = shown["replica_states"]
+        held = io.BytesIO()
+        with tarfile.open(fileobj=held, mode="w") as archive:
+            archive.addfile(tarfile.TarInfo("../reached"))
+        await bucket_of(client).put(f"{job.id}.0.{row['fence']}", compressed(held), {}, lambda _: None)
+        with pytest.raises(Rejected, match="leaves the folder"):
+            await job.files(tmp_path / "into")
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_command_gets_what_a_job_kept(node: Node, unique: str, tmp_path: Path) -> None:
+    script = "mkdir out; echo model > out/model.pt; echo log > run.log"
+    run = ("run", "--job", "j", "--keep", "out/**", "--keep", "*.log", "--", "sh", "-c", script)
+    ran = await node.run(*run, tenant=unique)
+    assert ran.code == 0, ran.err
+    got = await node.run("get", "j", "--out", str(tmp_path / "j"), tenant=unique)
+    assert (got.code, sorted(got.out.splitlines())) == (0, [f"{tmp_path}/j/out/model.pt", f"{tmp_path}/j/run.log"])
+    got = await node.run("get", "j", "run.log", "--out", str(tmp_path / "log"), "--json", tenant=unique)
+    assert got.frame == {"kind": "files", "job": "j", "files": [f"{tmp_path}/log/run.log"]}
+    again = await node.run("get", "j", "--out", str(tmp_path / "j"), tenant=unique)
+    assert again.code != 0
+    assert "is there already" in again.err

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from moorage.bus import archives
 from moorage.bus.archives import unpack
 from moorage.client import packing
 from moorage.client.errors import Rejected
@@ -35,14 +36,14 @@ def address(path: Path) -> str:
 def compressed(path: Path) -> tuple[bytes, int]:
     packed = pack([path])
     with packed.file:
-        return b"".join(packed.compressed()), packed.size
+        return b"".join(archives.compressed(packed.file)), packed.size
 
 
 def unpacked(paths: list[Path], into: Path) -> list[str]:
     into.mkdir()
     packed = pack(paths)
     with packed.file:
-        plain = zlib.decompress(b"".join(packed.compressed()), wbits=31)
+        plain = zlib.decompress(b"".join(archives.compressed(packed.file)), wbits=31)
     unpack(io.BytesIO(plain), into, 1 << 30)
     return names(into)
 

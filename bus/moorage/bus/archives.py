@@ -12,7 +12,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Final
+from typing import IO, Any, BinaryIO, Final
 
 #: files, folders and links of one archive
 MEMBERS_MAX: Final = 100_000
@@ -20,6 +20,8 @@ PATH_BYTES_MAX: Final = 4096
 #: bytes of all files of an archive that a client sends
 FILES_BYTES_MAX: Final = 1 << 30
 _READ_BYTES: Final = 1 << 20
+#: a file whose first piece does not become smaller than this part is sent as it is: its data is compressed already
+_WORTH: Final = 0.95
 _TRUSTED: Final[dict[str, Any]] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 
 
@@ -68,8 +70,15 @@ def link_stays_below(link: PurePosixPath, target: str) -> bool:
     return bool(target) and up <= depth and (up == len(parts) or stays_below("/".join(parts[up:]))) and target[0] != "/"
 
 
-def unpack(source: BinaryIO, into: str | Path, bytes_max: int, ids: tuple[int, int] | None = None) -> int:
-    """Unpack a tar file into a folder that no other process writes to; returns how many members it had.
+def unpack(
+    source: IO[bytes],
+    into: str | Path,
+    bytes_max: int,
+    ids: tuple[int, int] | None = None,
+    only: str = "",
+) -> int:
+    """Unpack a tar file into a folder that no other process writes to; returns how many members that made. With
+    `only` what has that name or lies below it is unpacked, and no more.
 
     With `ids` everything belongs to that user and group. Raises BadArchive, and OSError for what the disk refuses.
     """
@@ -77,6 +86,8 @@ def unpack(source: BinaryIO, into: str | Path, bytes_max: int, ids: tuple[int, i
     try:
         with tarfile.open(fileobj=source, mode="r:") as archive:
             for member in check_members(archive, bytes_max):
+                if only and not PurePosixPath(member.name).is_relative_to(only):
+                    continue
                 mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
                 uid, gid = ids or (os.geteuid(), os.getegid())
                 plain = member.replace(uid=uid, gid=gid, uname="", gname="", mode=mode, deep=False)
@@ -86,6 +97,18 @@ def unpack(source: BinaryIO, into: str | Path, bytes_max: int, ids: tuple[int, i
     except (tarfile.TarError, EOFError) as error:
         raise BadArchive(f"it is no tar file: {error}") from None
     return count
+
+
+def compressed(tar: IO[bytes]) -> Iterator[bytes]:
+    """Yield a tar file as gzip, in pieces."""
+    tar.seek(0)
+    piece = tar.read(_READ_BYTES)
+    level = 1 if len(zlib.compress(piece, 1)) < _WORTH * len(piece) else 0
+    deflater = zlib.compressobj(level, wbits=31)
+    while piece:
+        yield deflater.compress(piece)
+        piece = tar.read(_READ_BYTES)
+    yield deflater.flush()
 
 
 class Inflating:

@@ -24,6 +24,7 @@ _SAME_NAME: Final = (
     "replicas",
     "priority",
     "cwd",
+    "keep",
     "user",
     "driver",
     "image",
@@ -58,6 +59,7 @@ _OPTIONS: Final = {
     "$.requires": "--requires",
     "$.run.cwd": "--cwd",
     "$.run.files": "--with",
+    "$.run.keep[0]": "--keep",
     "$.run.user": "--user",
     "$.run.driver": "--driver",
     "$.run.image": "--image",
@@ -107,6 +109,10 @@ class JobFlags:
         Parameter(
             help="A file or folder to bring to the job's folder. May be repeated.", names=("--with",), value="PATH"
         ),
+    ] = None
+    keep: Annotated[
+        list[str] | None,
+        Parameter(help="Files to keep of its folder, as 'out/**'; see moorage get. May be repeated.", value="PATTERN"),
     ] = None
     user: Annotated[str | None, Parameter(help="User on the worker's host.", value="NAME")] = None
     driver: Annotated[

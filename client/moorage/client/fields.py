@@ -8,7 +8,6 @@ from typing import Any, Final, Literal, TypedDict
 
 from moorage.schemas.job import Resources, Secret
 
-
 #: files and folders that a job brings
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -21,6 +20,7 @@ class _RunFields(TypedDict, total=False):
     image: str
     cwd: str | os.PathLike[str]
     files: Paths
+    keep: Sequence[str]
     user: str
     timeout_s: float
     grace_s: float

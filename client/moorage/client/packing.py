@@ -11,7 +11,6 @@ import os
 import stat
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, NamedTuple
@@ -25,8 +24,6 @@ _ALWAYS: Final = (".git/", "__pycache__/", ".venv/")
 #: 1980-01-01 UTC: some programs take 0 for no time at all
 _MTIME_S: Final = 315_532_800
 _READ_BYTES: Final = 1 << 20
-#: an archive of which a piece does not become smaller than this part is sent as it is: its data is compressed already
-_WORTH: Final = 0.95
 _SPOOL_BYTES: Final = 32 << 20
 
 
@@ -37,17 +34,6 @@ class Packed(NamedTuple):
     address: str
     size: int
     files: int
-
-    def compressed(self) -> Iterator[bytes]:
-        """Yield the tar file as gzip, in pieces."""
-        self.file.seek(0)
-        sample = self.file.read(_READ_BYTES)
-        level = 1 if len(zlib.compress(sample, 1)) < _WORTH * len(sample) else 0
-        deflater = zlib.compressobj(level, wbits=31)
-        while sample:
-            yield deflater.compress(sample)
-            sample = self.file.read(_READ_BYTES)
-        yield deflater.flush()
 
 
 def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:

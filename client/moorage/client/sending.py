@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from moorage.bus.archives import compressed
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import FILES_KEEP_S, ObjectStore, files_store
 from moorage.client.errors import NotPermitted
@@ -57,7 +58,7 @@ async def send(client: AsyncClient, paths: Paths, on_sent: OnSent | None = None)
 
         headers = {"Content-Type": "application/gzip"}
         try:
-            await client.again(lambda: bucket.put(packed.address, packed.compressed(), headers, told))
+            await client.again(lambda: bucket.put(packed.address, compressed(packed.file), headers, told))
         except NotPermitted as error:  # as a rule a user who may write to the bucket, and may not make it
             name = client.subjects.files_bucket(client.tenant)
             next_step = f"an operator makes the bucket once: nats --context scheduler.main object add {name}"

@@ -6,6 +6,7 @@ an `AsyncClient` in it; every call here hands its coroutine over and waits.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -105,6 +106,10 @@ class SyncJob(Handle[Job]):
     def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
         """As `Job.cancel`."""
         return self._thread.call(self._twin.cancel(reason, by))
+
+    def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
+        """As `Job.files`."""
+        return self._thread.call(self._twin.files(into, path, replica=replica))
 
     def show(self) -> dict[str, Any]:
         """As `Job.show`."""

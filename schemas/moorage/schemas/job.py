@@ -26,6 +26,8 @@ LABELS_MAX: Final = 64
 #: than the request is counted for
 REQUIRED_MAX: Final = 256
 WORD_CHARS_MAX: Final = 256
+#: patterns in `keep`
+KEEP_MAX: Final = 64
 #: bytes of a path, with the NUL behind it: PATH_MAX of limits.h
 PATH_BYTES_MAX: Final = 4096
 #: the greatest user id: 2**32 - 1 is -1, which setuid(2) takes for no user
@@ -84,6 +86,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: files unpacked into the attempt's folder before it starts: the SHA-256 of their tar file, which is the name of an
     #: object in the tenant's bucket `<PREFIX>_FILES_<tenant>`, compressed by gzip
     files: str | None = None
+    #: what is stored of the attempt's folder at its end, before the job has SUCCEEDED: patterns as in a .gitignore
+    keep: list[str] = []
     user: str | None = None  # whom it runs as; null is the agent's own user
     timeout_s: float | None = None  # how long one attempt may run
     grace_s: float = 10.0  # from SIGTERM to SIGKILL
@@ -101,7 +105,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     @property
     def needs_folder(self) -> bool:
         """Whether it can run only where an attempt has a folder of its own."""
-        return self.files is not None or (self.cwd is not None and not self.cwd.startswith("/"))
+        return self.files is not None or bool(self.keep) or (self.cwd is not None and not self.cwd.startswith("/"))
 
 
 def check_command(driver: str, argv: list[str]) -> None:
@@ -155,6 +159,10 @@ def _command_trouble(run: Run) -> Trouble | None:
     if run.files is not None and not is_files(run.files):
         message = "files must be the address of an archive"
         return Trouble("run.files", message, quoted(run.files), "64 hexadecimal digits: the SHA-256 of a tar file")
+    for at, pattern in enumerate(run.keep):
+        if at >= KEEP_MAX or not pattern.strip() or "\0" in pattern or len(pattern) > WORD_CHARS_MAX:
+            message = f"keep may list {KEEP_MAX} patterns of 1..{WORD_CHARS_MAX} characters"
+            return Trouble(f"run.keep[{at}]", message, quoted(pattern[:80]), 'patterns as in a .gitignore: "out/**"')
     if run.user is not None and not is_user(run.user):
         return Trouble(
             "run.user", "user must be a user of the worker's host", quoted(run.user), f"a name, or 0..{UID_MAX}"

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from moorage.bus.archives import BadArchive, Inflating, unpack
+from moorage.bus.archives import MEMBERS_MAX, BadArchive, Inflating, compressed, unpack
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import files_store
@@ -39,6 +44,13 @@ class FilesUnavailable(Refused):
 
     def __init__(self, why: str) -> None:
         super().__init__(problem("failed-precondition", f"files: {why}"))
+
+
+class NotKept(Refused):
+    """What a job left could not be stored."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(problem("not-kept", f"files: {why}"))
 
 
 class JobFiles:
@@ -87,6 +99,66 @@ class JobFiles:
             fetching.add_done_callback(lambda task: self._fetched(kept, task))
         await asyncio.shield(fetching)  # the attempt that began it may end, and others wait for it too
         return kept.open("rb")
+
+    async def keep(self, tenant: str, name: str, folder: str, patterns: Sequence[str]) -> None:
+        """Store the files of a folder that match the patterns as an object of the tenant's bucket; none if none does.
+
+        Raises NotKept. No process may write to the folder any more.
+        """
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as spool:
+                if not await asyncio.to_thread(self._pack, spool, folder, patterns):
+                    return
+                store = files_store(self._jetstream, self._subjects, tenant)
+                await store.put(name, compressed(spool), {"Content-Type": "application/gzip"}, lambda _: None)
+        except OSError as error:
+            raise NotKept(error.strerror or str(error)) from None
+        except RecursionError:
+            raise NotKept("the folders are too deep") from None
+        except BusError as error:
+            raise NotKept(error.problem.message) from None
+
+    def _pack(self, into: BinaryIO, folder: str, patterns: Sequence[str]) -> int:
+        """Write a tar file of what matches; returns how many files. Raises NotKept, OSError.
+
+        The agent may read more than the job: so no link is followed, and only what belongs to the folder's owner is
+        read.
+        """
+        import pathspec
+
+        try:
+            kept = pathspec.GitIgnoreSpec.from_lines(patterns)
+        except ValueError as error:
+            raise NotKept(str(error)) from None
+        owner, count, size = os.stat(folder).st_uid, 0, 0
+        with tarfile.open(fileobj=into, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for above, folders, files, place in os.fwalk(folder, follow_symlinks=False):
+                folders.sort()
+                for file in sorted(files):
+                    name = os.path.relpath(os.path.join(above, file), folder)
+                    if not kept.match_file(name):
+                        continue
+                    try:
+                        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+                    except OSError as error:
+                        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, or a socket
+                            continue
+                        raise
+                    with open(descriptor, "rb") as content:
+                        about = os.fstat(descriptor)
+                        if not stat.S_ISREG(about.st_mode) or about.st_uid != owner:
+                            continue
+                        count, size = count + 1, size + about.st_size
+                        if count > MEMBERS_MAX or size > self._bytes_max:
+                            raise NotKept(f"more than {MEMBERS_MAX} files or {self._bytes_max} bytes (files_bytes)")
+                        member = tarfile.TarInfo(name)
+                        member.size, member.mtime, member.mode = (
+                            about.st_size,
+                            int(about.st_mtime),
+                            about.st_mode & 0o755,
+                        )
+                        archive.addfile(member, content)
+        return count
 
     def _fetched(self, kept: Path, task: asyncio.Task[None]) -> None:
         del self._fetching[kept]

@@ -17,6 +17,7 @@ from moorage.schemas.driver_config import ProcessBlock
 from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
+from moorage.schemas.printable import carried
 from moorage.schemas.settings import setting
 from moorage.worker.attempt_folders import DISK, AttemptFolders, FolderUnavailable, owner_ids
 from moorage.worker.descriptors import trouble_with_descriptors
@@ -33,6 +34,7 @@ from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.environment import START_FAILED, SharingUnavailable, check_sharing, process_environment
+from moorage.worker.handler_results import result_object
 from moorage.worker.job_files import FilesUnavailable, JobFiles
 from moorage.worker.member_messages import (
     Ended,
@@ -56,6 +58,11 @@ log = logging.getLogger("moorage.worker")
 
 #: why a job ended that was ended with all that its worker runs, by `moorage up` or a service manager
 WORKER_STOPPED: Final = "its worker was stopped"
+#: how the `why` of an attempt begins that ended well and whose files could not be stored, and its code
+NOT_KEPT: Final = "not-kept"
+CODE_NOT_KEPT: Final = 1
+#: how long storing what a member leaves may hold up the report of its end
+STORE_S_MAX: Final = 300.0
 _MIB: Final = 1024 * 1024
 #: by stage of a start, what this host had too little of; a program's own bound of memory makes its exec fail, too
 _WANTS: Final = {
@@ -132,6 +139,8 @@ class ProcessDriver(Driver):
         self._folders = folders
         self._files = files
         self._bringing: dict[MemberName, asyncio.Task[None]] = {}
+        self._storing: dict[MemberName, asyncio.Task[None]] = {}
+        self._cut: set[MemberName] = set()  # of these, those that are to end soon
         self._looks_after: asyncio.Task[None] | None = None
         self._known: set[MemberName] = set()
         self._started: list[MemberName] = []
@@ -145,15 +154,20 @@ class ProcessDriver(Driver):
         listed = await self._link.open(self._owner, self)
         self.boot = self._link.boot
         living: list[Living] = []
+        if self._folders is not None:
+            self._folders.begin(_name_of(key) for key, _, _ in listed)
         for key, state, event in listed:
             name = _name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
+                if self._store(name, event):
+                    living.append(Living(name, "running"))
+                    continue
+                self._over([name])
                 living.append(Living(name, "refused" if _is_the_hosts(event) else "exited", *_verdict(event)))
             else:
                 self._known.add(name)
                 living.append(Living(name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
         if self._folders is not None:
-            self._folders.begin(self._known)
             self._looks_after = asyncio.get_running_loop().create_task(self._folders.run(self.end))
         return living
 
@@ -161,7 +175,8 @@ class ProcessDriver(Driver):
         if self._looks_after is not None:
             self._looks_after.cancel()
             await asyncio.wait((self._looks_after,))
-        for task in list(self._bringing.values()):  # they have not begun: the next agent says so
+        # those that have not begun the next agent reports; of those that are over it stores the files
+        for task in [*self._bringing.values(), *self._storing.values()]:
             task.cancel()
             await asyncio.wait((task,))
         await self._link.close(self._owner)
@@ -203,10 +218,15 @@ class ProcessDriver(Driver):
             self._over([name])
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
             return
+        if (storing := self._storing.get(name)) is not None:  # its processes are over
+            self._cut.add(name)
+            storing.add_done_callback(lambda _: self._cut.discard(name))
+            asyncio.get_running_loop().call_later(grace_s, storing.cancel)
+            return
         self._link.end(self._key(name), grace_s, why)
 
     def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
-        if name in self._bringing:
+        if name in self._bringing or name in self._storing:
             return self.end(name, grace_s, why)
         return self._link.end(self._key(name), grace_s, why, notice_s)
 
@@ -254,8 +274,10 @@ class ProcessDriver(Driver):
             self._started.append(name)
         elif isinstance(event, ChildEnded):
             self._known.discard(name)
-            self._over([name])
             self._output.end(name, event)
+            if self._store(name, event):
+                return
+            self._over([name])
             code, why = _verdict(event)
             if _is_the_hosts(event):
                 self._not_started.append((name, why))
@@ -340,6 +362,46 @@ class ProcessDriver(Driver):
                 member = msgspec.structs.replace(member, ends_in_s=max(0.0, member.ends_in_s - passed_s))
             self._link.start([member])
 
+    def _store(self, name: MemberName, event: ChildEnded) -> bool:
+        """Begin to store what a member that is over leaves, and report its end then; returns whether there is any."""
+        if name in self._storing:
+            return True
+        if self._folders is None or not self._folders.keep(name) or event.proof == "never-ran":
+            return False
+        asked = event.reason not in ("exit", "start-failed")
+        seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if asked else STORE_S_MAX
+        self._storing[name] = asyncio.get_running_loop().create_task(self._store_then_end(name, event, seconds))
+        return True
+
+    async def _store_then_end(self, name: MemberName, event: ChildEnded, seconds: float) -> None:
+        assert self._folders is not None
+        tenant, job, replica, _, fence = name
+        code, why = _verdict(event)
+        trouble = "files: the attempt had to end"
+        try:
+            if self._files is not None:
+                folder, keep = self._folders.path(name), self._folders.keep(name)
+                async with asyncio.timeout(seconds):
+                    await self._files.keep(tenant, result_object(job, replica, fence), folder, keep)
+                trouble = ""
+        except TimeoutError:
+            trouble = f"files: not stored within {seconds:g} s"
+        except asyncio.CancelledError:
+            if name not in self._cut:
+                raise  # the agent closes: the next one stores them
+        except MoorageError as error:
+            trouble = error.problem.message
+        except Exception:
+            log.exception("files of %s could not be stored", job)
+            trouble = "files: moorage failed on them"
+        if trouble and (code, why) == (0, "exit"):
+            code, why = CODE_NOT_KEPT, carried(f"{NOT_KEPT}: {trouble}")
+        elif trouble:
+            log.warning("what %s left is not kept: %s", job, trouble)
+        del self._storing[name]
+        self._over([name])
+        self.report(Ended([(name, code, why)]))
+
     def _not_brought(self, name: MemberName, report: NotStarted | StartFailed) -> None:
         del self._bringing[name]
         self._over([name])
@@ -367,7 +429,7 @@ class ProcessDriver(Driver):
         resources = request.resources
         folder, cwd = "", run.cwd
         if self._folders is not None and assignment.has_folder:
-            folder = self._folders.make(assignment.name, run.grace_s)
+            folder = self._folders.make(assignment.name, run.grace_s, run.keep)
             if run.files is None:
                 self._folders.give(assignment.name, user)
             cwd = os.path.join(folder, run.cwd or "")  # which is `cwd` where that is absolute
