@@ -27,6 +27,7 @@ an `AsyncClient` in it; every call here hands its coroutine over and waits.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
-from moorage.client.fields import Fields
+from moorage.client.fields import Fields, Paths
 from moorage.client.follow.gather import handles
 from moorage.client.follow.output import Piece
 from moorage.client.follow.result import Result

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
@@ -17,6 +18,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, NoResponders, PermissionRefused
 from moorage.bus.jetstream import JetStream
 from moorage.bus.link import OnError
+from moorage.bus.object_store import ObjectStore, files_store
 from moorage.bus.transport import Delivery
 from moorage.schemas.roles import inbox
 from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, Subjects
@@ -306,6 +308,40 @@ async def test_the_queue_and_its_acknowledgement_cross_accounts_and_nothing_else
         await until(lambda: len(heard_by_own) == 4, what="the acknowledgements in the tenant's own account")
         await settled(users)
         assert heard_by_users == []
+
+
+@pytest.mark.slow
+async def test_files_of_jobs_pass_between_a_tenant_and_the_workers_alone() -> None:
+    """Over accounts; another tenant reads none of them, and neither side makes or empties a stream."""
+    bucket, data = Subjects().files_bucket("acme"), os.urandom(700_000)
+
+    def store(connection: Connection) -> ObjectStore:
+        return files_store(JetStream(connection, connection.context.api_prefix), Subjects(), "acme")
+
+    async with (
+        running(results=True) as site,
+        await site.connect("scheduler.main") as scheduler,
+        await site.connect("worker.w1") as worker,
+        await site.connect("submitter.acme") as acme,
+        await site.connect("submitter.beta") as beta,
+    ):
+        with pytest.raises(BusError):
+            await store(acme).put("x", [data], {}, lambda _: None)
+        stream = {"name": f"OBJ_{bucket}", "subjects": [f"$O.{bucket}.>"]}
+        await JetStream(scheduler).ensure_stream({**stream, "allow_direct": True, "allow_rollup_hdrs": True})
+        for writer, reader, name in ((acme, worker, "code"), (worker, acme, "kept")):
+            await store(writer).put(name, [data], {}, lambda _: None)
+            info = await store(reader).find(name)
+            assert info is not None
+            assert b"".join([piece async for piece in store(reader).get(info)]) == data
+        with pytest.raises(PermissionRefused):
+            await store(beta).find("code")
+        with pytest.raises(PermissionRefused):
+            await store(beta).put("code", [data], {}, lambda _: None)
+        for denied in (worker, acme):
+            with pytest.raises(BusError):
+                await JetStream(denied, denied.context.api_prefix).purge(f"OBJ_{bucket}")
+        assert await store(worker).find("code") is not None
 
 
 @pytest.mark.slow

@@ -34,7 +34,9 @@ def test_a_submitters_rights_name_its_tenant_alone(mine: str, other: str) -> Non
     may = rights("submitter", mine, SUBJECTS, queue=True, results_of=[mine, other])
     for subject in (*may.publish, *may.subscribe):
         assert mine in subject, subject
-        assert subject.split(".")[2] == mine or subject.endswith(f"RESULT_{mine}"), subject
+        assert subject.split(".")[2] == mine or subject.endswith(
+            (f"RESULT_{mine}", f"FILES_{mine}", f"FILES_{mine}.>")
+        ), subject
 
 
 def test_the_queue_and_results_are_given_on_purpose() -> None:

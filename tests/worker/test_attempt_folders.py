@@ -87,8 +87,10 @@ def test_a_place_that_other_users_cannot_reach_is_the_hosts_fault(tmp_path: Path
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     ours = folders(tmp_path / "state", folder_dir=closed)
+    (name,) = names(1)
+    ours.make(name, 1.0)
     with pytest.raises(FolderUnavailable) as refused:
-        ours.make(names(1)[0], OTHER_USER, 1.0)
+        ours.give(name, OTHER_USER)
     assert f"{closed} lets no other user pass" in refused.value.problem.message
     assert closed.stat().st_mode & 0o777 == 0o700
 
@@ -97,7 +99,7 @@ async def test_an_attempt_whose_folder_takes_too_much_is_ended(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt_folders, "MEASURE_S", 0.05)
-    script = "head -c 3000000 /dev/zero > big; trap 'exit 0' TERM; while :; do sleep 0.1; done"
+    script = "trap 'exit 0' TERM; head -c 3000000 /dev/zero > big; while :; do sleep 0.1; done"
     small = (
         "head -c 500000 /dev/zero > small; ln small again; ln small third; while [ ! -e ../go ]; do sleep 0.05; done"
     )
@@ -139,7 +141,7 @@ async def test_folders_of_an_earlier_agent_are_found_and_removed(nats_url: str, 
 async def test_of_ten_thousand_folders_none_is_left(tmp_path: Path) -> None:
     ours = folders(tmp_path, folder_keep=0.0)
     for at, name in enumerate(names(10_000)):
-        path = ours.make(name, None, 1.0)
+        path = ours.make(name, 1.0)
         if at % 4 == 0:
             Path(path, "file").touch()
         ours.over(name)
@@ -156,7 +158,7 @@ async def test_no_more_folders_stay_than_a_thousand_nor_any_on_a_full_disk(
     monkeypatch.setattr(attempt_folders, "KEPT_MAX", 3)
     ours = folders(tmp_path, folder_keep=3600.0)
     for name in names(5):
-        Path(ours.make(name, None, 1.0), "file").touch()
+        Path(ours.make(name, 1.0), "file").touch()
         ours.over(name)
     assert await ours.sweep() == 2
     assert sorted(path.name for path in ours.root.iterdir()) == [f"acme.j{at}.0.1.{at}" for at in (2, 3, 4)]
@@ -168,7 +170,7 @@ async def test_no_more_folders_stay_than_a_thousand_nor_any_on_a_full_disk(
 async def test_a_folder_is_removed_whatever_a_job_left_there(tmp_path: Path) -> None:
     ours = folders(tmp_path, folder_keep=0.0)
     (name,) = names(1)
-    path = ours.make(name, None, 1.0)
+    path = ours.make(name, 1.0)
     deeper = "import os\nfor _ in range(3000):\n    os.mkdir('deeper')\n    os.chdir('deeper')\n"
     await asyncio.to_thread(subprocess.run, ["python3", "-c", deeper], cwd=path, check=True)
     Path(path, "out").symlink_to(tmp_path)
@@ -181,8 +183,8 @@ async def test_a_folder_is_removed_whatever_a_job_left_there(tmp_path: Path) -> 
 
 def test_a_folder_that_is_there_already_is_made_anew(tmp_path: Path) -> None:
     (name,) = names(1)
-    Path(folders(tmp_path).make(name, None, 1.0), "file").touch()
-    assert os.listdir(folders(tmp_path).make(name, None, 1.0)) == []
+    Path(folders(tmp_path).make(name, 1.0), "file").touch()
+    assert os.listdir(folders(tmp_path).make(name, 1.0)) == []
 
 
 def test_folders_of_workers_that_are_here_stay(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S, quoted
 from moorage.schemas.names import is_tenant, is_worker
-from moorage.schemas.roles import RESULT_API, Rights, Role, result_reads, rights
+from moorage.schemas.roles import RESULT_API, Rights, Role, rights
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 #: how users show who they are: an NKey, a certificate, or a password that the server reads from its environment
@@ -223,11 +223,10 @@ def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]
         identity = Identity("submitter", tenant)
         account, may = site.account_of(identity), site.rights_of(identity)
         assert may is not None
-        streamed = result_reads(site.subjects, tenant)[1]
         crossing = [(subject, "service") for subject in may.publish]
         crossing += [(subject, "stream") for subject in may.subscribe if subject.startswith(f"{site.prefix}.")]
         for subject, kind in crossing:
-            many = ", response_type: stream" if subject == streamed else ""
+            many = ", response_type: stream" if subject.startswith(f"{RESULT_API}.DIRECT.GET.") else ""
             theirs = subject.replace(RESULT_API, "$JS.API", 1)
             exports.append(f"{{ {kind}: {quoted(theirs)}, accounts: [{quoted(account)}]{many} }}")
             here = f", to: {quoted(subject)}" if theirs != subject else ""

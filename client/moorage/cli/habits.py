@@ -6,7 +6,7 @@ from typing import Final
 _SAID_FOR: Final = {
     "run": "srun exec",
     "submit": "sbatch qsub create launch enqueue apply",
-    "show": "get describe inspect info",
+    "show": "describe inspect info",
     "ls": "squeue qstat sacct queue ps jobs list status",
     "logs": "tail output attach",
     "events": "follow history",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from moorage.cli.arguments import Parameter
+from moorage.cli.console import is_live
 from moorage.schemas import reasons
-from moorage.schemas.units import size_bytes
+from moorage.schemas.units import many, size_bytes
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -22,6 +24,7 @@ _SAME_NAME: Final = (
     "replicas",
     "priority",
     "cwd",
+    "keep",
     "user",
     "driver",
     "image",
@@ -55,6 +58,8 @@ _OPTIONS: Final = {
     "$.labels": "--label",
     "$.requires": "--requires",
     "$.run.cwd": "--cwd",
+    "$.run.files": "--with",
+    "$.run.keep[0]": "--keep",
     "$.run.user": "--user",
     "$.run.driver": "--driver",
     "$.run.image": "--image",
@@ -98,6 +103,16 @@ class JobFlags:
     cwd: Annotated[
         str | None,
         Parameter(help="Folder to start in: absolute, or below the attempt's own, which it is else.", value="PATH"),
+    ] = None
+    with_: Annotated[
+        list[str] | None,
+        Parameter(
+            help="A file or folder to bring to the job's folder. May be repeated.", names=("--with",), value="PATH"
+        ),
+    ] = None
+    keep: Annotated[
+        list[str] | None,
+        Parameter(help="Files to keep of its folder, as 'out/**'; see moorage get. May be repeated.", value="PATTERN"),
     ] = None
     user: Annotated[str | None, Parameter(help="User on the worker's host.", value="NAME")] = None
     driver: Annotated[
@@ -177,6 +192,26 @@ async def offered(client: AsyncClient, flags: JobFlags, command: Sequence[str], 
         if (planned.get("waiting") or {}).get("reason") not in _NOT_OFFERED:
             return request_of(flags, command)
     return request
+
+
+async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> Request:
+    """Send the files of --with and return the request that brings them. Raises `Rejected`."""
+    if not flags.with_:
+        return request
+    from moorage.cli.progress import Progress
+    from moorage.client.request_builder import build_request
+    from moorage.client.sending import send
+
+    progress = Progress(request.job or "", quiet=not is_live(sys.stderr))
+    sent = await send(
+        client,
+        flags.with_,
+        lambda packed, size: progress.stands(
+            f"sending {many(packed.files, 'file')}, {packed.size >> 20} MiB: {size >> 20} MiB compressed so far"
+        ),
+    )
+    progress.erase()
+    return build_request(request, fields={"files": sent.address})
 
 
 def needs_argv(driver: str | None) -> bool:

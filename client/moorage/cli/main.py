@@ -91,6 +91,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("dlq show", "moorage.cli.dlq:show", "One of these requests, as it came."),
         Verb("dlq resend", "moorage.cli.dlq:resend", "Submit refused requests again, under their ids."),
         Verb("dlq drop", "moorage.cli.dlq:drop", "Delete refused requests for good."),
+        Verb("get", "moorage.cli.get:get", "Fetch the files that a job kept."),
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
         Verb("simulate", "moorage.cli.simulate:simulate", "Run the scheduler on a trace, under a virtual clock."),
         Verb("replay", "moorage.cli.replay:replay", "What was decided, from the ledger, a backup or a recording."),

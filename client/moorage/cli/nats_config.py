@@ -52,7 +52,9 @@ def nats_config(
     shared: Annotated[
         bool, Parameter(help="Tenants in the users' account, not in one each: no durable queue for them.")
     ] = False,
-    results: Annotated[bool, Parameter(help="Workers keep results of functions, and tenants read theirs.")] = False,
+    results: Annotated[
+        bool, Parameter(help="Results of functions and files of jobs pass between workers and tenants.")
+    ] = False,
     store: Annotated[Path | None, Parameter(help="JetStream's folder on the server. Else data, below --out.")] = None,
     prefix: Annotated[str, Parameter(help="First word of every subject.", value="WORD")] = PREFIX_DEFAULT,
     json: Annotated[bool, Parameter(help="What was written, as one JSON object.")] = False,

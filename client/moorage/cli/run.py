@@ -13,7 +13,7 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, is_live, paint, say, tell_error
 from moorage.cli.exit_codes import exit_code_of_result
 from moorage.cli.interrupts import AGAIN_S, detachable
-from moorage.cli.job_flags import NO_FLAGS, JobFlags, offered, request_of
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, offered, request_of, with_files
 from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.progress import Progress
 from moorage.cli.selectors import HELP_ONE, LISTED, one_id
@@ -43,7 +43,7 @@ def run(
 
     The command's output goes to stdout and stderr, progress to stderr; stdin is not passed on. Each line of several
     replicas begins with its replica, [0]. Ctrl-C detaches: the job goes on; a second one within 2 s cancels the job.
-    The command has to be on the worker: a full path, or a name in a job's PATH there.
+    The command has to be on the worker: a full path, a name in a job's PATH there, or a file of --with.
     """
 
     async def work(client: AsyncClient, request: Request) -> int | None:
@@ -78,10 +78,11 @@ def run(
     def act() -> int:
         request = request_of(flags, command)
 
-        async def chosen(client: AsyncClient) -> int | None:
-            return await work(client, await offered(client, flags, command, request))
+        async def follow(client: AsyncClient) -> int | None:
+            chosen = await offered(client, flags, command, request)
+            return await work(client, await with_files(client, flags, chosen))
 
-        return with_client(options, chosen)
+        return with_client(options, follow)
 
     gc.enable()
     return guarded(options, act)

@@ -10,7 +10,7 @@ from moorage.cli.console import emit, say, tell, tell_error
 from moorage.cli.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.files import cannot_read, read_within
 from moorage.cli.interrupts import detachable
-from moorage.cli.job_flags import NO_FLAGS, JobFlags, offered, request_of
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, offered, request_of, with_files
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def submit(
             request = request_of(flags, command)
 
             async def one(client: AsyncClient) -> int | None:
-                return await _one(client, await offered(client, flags, command, request), options)
+                chosen = await offered(client, flags, command, request)
+                return await _one(client, await with_files(client, flags, chosen), options)
 
             return with_client(options, one)
         if command or flags != NO_FLAGS:

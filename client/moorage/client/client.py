@@ -15,7 +15,7 @@ from moorage.client.batches import frames_of
 from moorage.client.connected import Connected, data_of
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
-from moorage.client.fields import Fields
+from moorage.client.fields import Fields, Paths
 from moorage.client.login import who
 from moorage.client.request_builder import COMMAND, RequestBuilder, What
 from moorage.schemas.codec import encode
@@ -23,7 +23,7 @@ from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.names import JOB, is_job
+from moorage.schemas.names import JOB, is_files, is_job
 
 if TYPE_CHECKING:
     from moorage.client.admin import Admin
@@ -84,9 +84,12 @@ class AsyncClient(Connected):
 
         `gpu` is a token such as `2xH100:80G`, a count or a spec. `key` is the job's id: a second submit of the same
         content with the same key is the same job. Without a key a time-ordered id is made, which the retries of this
-        call keep. Unless `events` says otherwise, the job's events are in the tenant's frames only until somebody
-        follows it. Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
+        call keep. `files` are files and folders for the job's folder; see `send_files`. Unless `events` says
+        otherwise, the job's events are in the tenant's frames only until somebody follows it. Raises `Rejected`
+        (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
+        if "files" in fields:
+            fields["files"] = await self.send_files(fields["files"])
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # an event of its own for each of its states, which nobody may hear
         job, request, body = self._requests.prepared(what, gpu, key, fields)
@@ -144,6 +147,8 @@ class AsyncClient(Connected):
         to the tenant's frames meanwhile, as for `Job.result` (see `feed`). Raises `JobFailed` (its `result` has the
         output, too) unless the job SUCCEEDED, `TimedOut`, and what `submit` raises.
         """
+        if "files" in fields:
+            fields["files"] = await self.send_files(fields["files"])
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
         stories = self._stories
         await stories.feed.linger()
@@ -162,6 +167,8 @@ class AsyncClient(Connected):
         and names the refused requests; `Rejected` for a `gpu` or a field given here for all; and what `submit` raises:
         some may be accepted then, and requests that name their `job` can all be sent again without doubling.
         """
+        if "files" in fields:
+            fields["files"] = await self.send_files(fields["files"])
         built: list[tuple[Request, bytes] | Problem] = []
         for at, what in enumerate(many):
             try:
@@ -189,6 +196,19 @@ class AsyncClient(Connected):
         if problems:
             raise BatchRejected(jobs, problems)
         return [job for job in jobs if job is not None]
+
+    async def send_files(self, files: Paths) -> str:
+        """Send files and folders into the tenant's bucket, and return their address, which `files` of a job may be.
+
+        Of a folder its content is brought, but for what its `.moorageignore` lists as a `.gitignore` would. What the
+        bucket has already is not sent again. The address of files that were sent before is returned as it is. Raises
+        `Rejected` for what cannot be packed, and what `submit` raises.
+        """
+        if isinstance(files, str) and is_files(files):
+            return files
+        from moorage.client.sending import send
+
+        return (await send(self, files)).address
 
     async def _answers_to(self, bodies: list[bytes]) -> list[Accepted | Problem]:
         """The answer to each of these requests, sent in as few frames as the bounds allow."""

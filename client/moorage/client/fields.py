@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
 
 from moorage.schemas.job import Resources, Secret
+
+#: files and folders that a job brings
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class _RunFields(TypedDict, total=False):
@@ -16,6 +19,8 @@ class _RunFields(TypedDict, total=False):
     env: Mapping[str, str | Secret]
     image: str
     cwd: str | os.PathLike[str]
+    files: Paths
+    keep: Sequence[str]
     user: str
     timeout_s: float
     grace_s: float

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
 #: fields of a request that only a process has
-NOT_OF_HANDLERS: Final = frozenset({"driver", "image", "cwd", "user"})
+NOT_OF_HANDLERS: Final = frozenset({"driver", "image", "cwd", "user", "files", "keep"})
 #: characters of a line of output that may still become one of ours
 LINE_CHARS_MAX: Final = 128 * 1024
 

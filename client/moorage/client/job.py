@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -200,6 +202,18 @@ class Job(Seen):
         The job's transitions keep the reason, and `by` as the name that the caller gave (`Change.said`).
         """
         return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
+
+    async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
+        """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.
+
+        `path` chooses a file or folder of the job's folder. Of a job with several replicas each has a folder of its
+        own, called by its number, unless `replica` chooses one. They are there once the job has SUCCEEDED, as a rule
+        also where it failed or was cancelled, for some days. Raises `NotFound` where nothing is kept, and `Rejected`
+        where `into` is there and not empty.
+        """
+        from moorage.client.kept_files import fetch
+
+        return await fetch(self._client, self.id, into, replica, path)
 
     async def show(self) -> dict[str, Any]:
         """The whole job: request, replicas, the last transitions; of one long over from its history, as long as that

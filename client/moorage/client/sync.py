@@ -6,6 +6,7 @@ an `AsyncClient` in it; every call here hands its coroutine over and waits.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
-from moorage.client.fields import Fields
+from moorage.client.fields import Fields, Paths
 from moorage.client.follow.gather import handles
 from moorage.client.follow.output import Piece
 from moorage.client.follow.result import Result
@@ -105,6 +106,10 @@ class SyncJob(Handle[Job]):
     def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
         """As `Job.cancel`."""
         return self._thread.call(self._twin.cancel(reason, by))
+
+    def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
+        """As `Job.files`."""
+        return self._thread.call(self._twin.files(into, path, replica=replica))
 
     def show(self) -> dict[str, Any]:
         """As `Job.show`."""
@@ -349,6 +354,10 @@ class Client(ClientBase):
             jobs = [job and SyncJob(self._thread, job) for job in refused.jobs]
             raise BatchRejected(jobs, refused.problems) from None
         return [SyncJob(self._thread, job) for job in accepted]
+
+    def send_files(self, files: Paths) -> str:
+        """As `AsyncClient.send_files`."""
+        return self._thread.call(self._twin.send_files(files))
 
     def request(
         self,

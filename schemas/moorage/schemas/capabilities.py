@@ -25,6 +25,7 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     ends_streams: bool = False  # the last frame of each stream of output says that it is the last
     returns_value: bool = False  # a job may leave a value in its tenant's bucket of results
     uses_devices: bool = True  # the memory of a member's GPUs must be seen free before they are used again
+    brings_files: bool = False  # a job may bring files, and keep what it writes into its folder
     outlives_agent: bool = False  # members run on without the agent, and their ends are kept until it has told them
     simulated_only: bool = False  # nothing really runs: only simulated workers may offer it
     fence: str = "agent"

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
 from moorage.schemas.driver_config import Fault, canonical_id, check, devices_asked, is_id, takes_image
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec
-from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_job, is_secret
+from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_files, is_job, is_secret
 from moorage.schemas.trouble import Trouble, quoted
 
 REPLICAS_MAX: Final = 1024
@@ -26,6 +26,8 @@ LABELS_MAX: Final = 64
 #: than the request is counted for
 REQUIRED_MAX: Final = 256
 WORD_CHARS_MAX: Final = 256
+#: patterns in `keep`
+KEEP_MAX: Final = 64
 #: bytes of a path, with the NUL behind it: PATH_MAX of limits.h
 PATH_BYTES_MAX: Final = 4096
 #: the greatest user id: 2**32 - 1 is -1, which setuid(2) takes for no user
@@ -81,6 +83,11 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     image: str | None = None  # of a container or a virtual machine; `driver_config.<driver>.image` goes before it
     #: where it starts: a folder of the worker, absolute, or one below the attempt's own, relative; null is that itself
     cwd: str | None = None
+    #: files unpacked into the attempt's folder before it starts: the SHA-256 of their tar file, which is the name of an
+    #: object in the tenant's bucket `<PREFIX>_FILES_<tenant>`, compressed by gzip
+    files: str | None = None
+    #: what is stored of the attempt's folder at its end, before the job has SUCCEEDED: patterns as in a .gitignore
+    keep: list[str] = []
     user: str | None = None  # whom it runs as; null is the agent's own user
     timeout_s: float | None = None  # how long one attempt may run
     grace_s: float = 10.0  # from SIGTERM to SIGKILL
@@ -98,7 +105,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     @property
     def needs_folder(self) -> bool:
         """Whether it can run only where an attempt has a folder of its own."""
-        return self.cwd is not None and not self.cwd.startswith("/")
+        return self.files is not None or bool(self.keep) or (self.cwd is not None and not self.cwd.startswith("/"))
 
 
 def check_command(driver: str, argv: list[str]) -> None:
@@ -149,6 +156,13 @@ def _command_trouble(run: Run) -> Trouble | None:
         message = "cwd must be an absolute path on the worker, or a path below the attempt's folder"
         allowed = f"a path below {PATH_BYTES_MAX} bytes; null is the attempt's folder"
         return Trouble("run.cwd", message, quoted(run.cwd), allowed)
+    if run.files is not None and not is_files(run.files):
+        message = "files must be the address of an archive"
+        return Trouble("run.files", message, quoted(run.files), "64 hexadecimal digits: the SHA-256 of a tar file")
+    for at, pattern in enumerate(run.keep):
+        if at >= KEEP_MAX or not pattern.strip() or "\0" in pattern or len(pattern) > WORD_CHARS_MAX:
+            message = f"keep may list {KEEP_MAX} patterns of 1..{WORD_CHARS_MAX} characters"
+            return Trouble(f"run.keep[{at}]", message, quoted(pattern[:80]), 'patterns as in a .gitignore: "out/**"')
     if run.user is not None and not is_user(run.user):
         return Trouble(
             "run.user", "user must be a user of the worker's host", quoted(run.user), f"a name, or 0..{UID_MAX}"

@@ -18,6 +18,10 @@ JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 #: how the uuid of a GPU begins that somebody made up
 SIMULATED_UUID: Final = "SIM-"
 
+#: the address of files that a job brings: the SHA-256 of their tar file
+FILES: Final = re.compile(r"[0-9a-f]{64}")
+
+is_files = FILES.fullmatch
 is_tenant = TENANT.fullmatch
 is_job = JOB.fullmatch
 is_worker = WORKER.fullmatch

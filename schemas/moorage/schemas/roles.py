@@ -72,10 +72,11 @@ def rights(
     """What one user may do. `name` is a submitter's tenant, a worker's id, else the user's own.
 
     `queue` gives a submitter the durable queue; `results_of` are the tenants whose functions' results workers keep,
-    schedulers make room for, and the tenant reads. In both the server itself answers, on whatever subject the asker
-    names. So they are for submitters in an account of their own, where no subject of others can be named, and the
-    queue only where it is not replicated (one false header wedges it for everybody). `queues_of` are the tenants with
-    a stream of their own for it, which schedulers make and read.
+    schedulers make room for, and the tenant reads, and whose jobs bring files, which tenant and workers write and read.
+    In both the server itself answers, on whatever subject the asker names. So they are for submitters in an account of
+    their own, where no subject of others can be named, and the queue only where it is not replicated (one false header
+    wedges it for everybody). `queues_of` are the tenants with a stream of their own for it, which schedulers make and
+    read.
     """
     words = set(ROLES[role][1])
     rows = [row for row in subjects.table() if row.kind != "ledger"]
@@ -86,16 +87,21 @@ def rights(
         if not queue:
             publish -= {subjects.request(name, "submit"), subjects.request(name, "cancel")}
         if name in results_of:
-            publish |= set(result_reads(subjects, name))
+            publish |= {*object_reads(subjects.result_bucket(name)), *object_reads(subjects.files_bucket(name))}
+            publish.add(f"$O.{subjects.files_bucket(name)}.>")
     elif role == "operator":
         publish |= {subjects.api("*", verb) for verb in OPERATOR_READS}
         publish |= _DISCOVERY
     elif role == "worker":
         publish |= {f"$O.{subjects.result_bucket(tenant)}.>" for tenant in results_of}
+        publish |= {f"$O.{subjects.files_bucket(tenant)}.>" for tenant in results_of}
+        for tenant in results_of:
+            publish |= set(object_reads(subjects.files_bucket(tenant), "$JS.API"))
     elif role == "scheduler":
         streams = [subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream]
         streams += [subjects.request_stream_of(tenant) for tenant in queues_of]
         streams += [f"OBJ_{subjects.result_bucket(tenant)}" for tenant in results_of]
+        streams += [f"OBJ_{subjects.files_bucket(tenant)}" for tenant in results_of]
         publish.add(USER_INFO)
         publish |= {f"$JS.API.STREAM.{verb}.{stream}" for verb in _STREAM_VERBS for stream in streams}
         publish |= {f"$JS.API.DIRECT.GET.{stream}" for stream in streams}
@@ -104,13 +110,12 @@ def rights(
     return Rights(tuple(sorted(publish)), tuple(sorted(subscribe)), answers=1 if role == "worker" else 0)
 
 
-def result_reads(subjects: Subjects, tenant: str) -> tuple[str, str]:
-    """Subjects by which a tenant reads results of its functions, from its own account: one message, and several.
+def object_reads(bucket: str, api: str = RESULT_API) -> tuple[str, str]:
+    """Return the subjects by which objects of a bucket are read: one message, and several.
 
-    In its account `$JS.API` would be its own JetStream, which it has not: so it has another prefix there.
+    In a tenant's account `$JS.API` would be its own JetStream, which it has not: so it has another prefix there.
     """
-    stream = f"OBJ_{subjects.result_bucket(tenant)}"
-    return f"{RESULT_API}.STREAM.MSG.GET.{stream}", f"{RESULT_API}.DIRECT.GET.{stream}"
+    return f"{api}.STREAM.MSG.GET.OBJ_{bucket}", f"{api}.DIRECT.GET.OBJ_{bucket}"
 
 
 def _filled(row: SubjectRow, role: Role, name: str) -> str:

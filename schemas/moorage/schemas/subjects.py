@@ -124,6 +124,10 @@ class Subjects:
         """The tenant's bucket of the object store, for results of functions; its stream is `OBJ_<bucket>`."""
         return f"{self._upper}_RESULT_{tenant}"
 
+    def files_bucket(self, tenant: str) -> str:
+        """The tenant's bucket for files that jobs bring and leave; its stream is `OBJ_<bucket>`."""
+        return f"{self._upper}_FILES_{tenant}"
+
     def token(self, subject: str, position: int) -> str:
         """The token after the prefix: 0 is `api`, 1 the tenant or worker, 2 the verb. Empty where there is none."""
         parts = subject[len(self.prefix) + 1 :].split(".")

@@ -11,6 +11,7 @@ than Python can walk, and neither may hold up the agent's loop or its interprete
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import stat
@@ -20,6 +21,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 from moorage.schemas.errors import Refused, problem
 from moorage.worker.disk_room import spare_bytes
@@ -40,6 +43,8 @@ AT_ONCE: Final = 500
 #: how the `why` of an attempt begins that was ended for the use of its folder
 DISK: Final = "disk"
 _GRACE_S: Final = 10.0
+#: behind the name of a folder: a file with the patterns of what is to be kept of it
+_KEEP: Final = ".keep"
 _KIB: Final = 1024
 _MODE: Final = 0o700
 #: of what lies above: other users pass through and see nothing
@@ -74,18 +79,28 @@ class AttemptFolders:
         self._living: dict[MemberName, float] = {}  # with the grace that each gets if it has to end
         self._ended: OrderedDict[str, float] = OrderedDict()  # CLOCK_BOOTTIME of the end, oldest first
         self._is_passable = False
+        self._keep: dict[MemberName, list[str]] = {}
 
     def path(self, name: MemberName) -> str:
         """Return the folder of an attempt, whether it is there or not."""
         return f"{self.root}/{_folder_of(name)}"
 
-    def make(self, name: MemberName, user: str | None, grace_s: float) -> str:
-        """Make the folder of an attempt for the user that runs it, and return its path. Raises FolderUnavailable."""
+    def keep(self, name: MemberName) -> list[str]:
+        """Return the patterns of what is to be stored of a folder before its attempt is over; [] for nothing."""
+        return self._keep.get(name, [])
+
+    def grace_s(self, name: MemberName) -> float:
+        """Return the grace that an attempt gets if it has to end."""
+        return self._living.get(name, _GRACE_S)
+
+    def make(self, name: MemberName, grace_s: float, keep: Sequence[str] = ()) -> str:
+        """Make the folder of an attempt, the agent's until `give`, and return its path. Raises FolderUnavailable."""
         path = self.path(name)
         try:
             self._mkdir(path)
-            if user is not None:
-                self._give(path, user)
+            if keep:  # for the agent that may take over
+                Path(path + _KEEP).write_bytes(msgspec.json.encode(keep))
+                self._keep[name] = list(keep)
         except OSError as error:
             raise FolderUnavailable(f"{path}: {error.strerror or error}", "see folder_dir") from None
         self._living[name] = grace_s
@@ -101,17 +116,18 @@ class AttemptFolders:
             _remove([path])
             os.mkdir(path, _MODE)
 
-    def _give(self, path: str, user: str) -> None:
-        try:
-            ids = resolve_user(user)
-        except StartRefused:
-            return  # the supervisor says which user is not there
-        if ids is None or ids[0] == os.geteuid():
+    def give(self, name: MemberName, user: str | None) -> None:
+        """Have the folder belong to the user that runs the attempt. Raises FolderUnavailable."""
+        ids = owner_ids(user)
+        if ids is None:
             return
-        os.chown(path, ids[0], ids[1])
-        if not self._is_passable:
-            self._let_pass()
-            self._is_passable = True
+        try:
+            os.chown(self.path(name), *ids)
+            if not self._is_passable:
+                self._let_pass()
+                self._is_passable = True
+        except OSError as error:
+            raise FolderUnavailable(f"{self.path(name)}: {error.strerror or error}", "see folder_dir") from None
 
     def _let_pass(self) -> None:
         """Let other users reach the folders. What is not ours to change stops it: FolderUnavailable."""
@@ -131,6 +147,8 @@ class AttemptFolders:
         """Nothing of this attempt runs any more."""
         if self._living.pop(name, None) is None:
             return
+        if self._keep.pop(name, None) is not None:
+            Path(self.path(name) + _KEEP).unlink(missing_ok=True)
         try:
             os.rmdir(self.path(name))
         except FileNotFoundError:
@@ -149,8 +167,11 @@ class AttemptFolders:
         except FileNotFoundError:
             return
         for mtime_s, folder in sorted(entries):
-            if folder not in own:
+            if folder.removesuffix(_KEEP) not in own:
                 self._ended[folder] = now - max(wall - mtime_s, 0.0)
+        for name in self._living:
+            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+                self._keep[name] = msgspec.json.decode(Path(self.path(name) + _KEEP).read_bytes(), type=list[str])
 
     async def run(self, on_full: Callable[[MemberName, float, str], None]) -> None:
         """Remove and measure until cancelled. `on_full` gets an attempt to end, its grace, and why."""
@@ -201,6 +222,15 @@ def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:
     except FileNotFoundError:
         return
     _remove(unknown)
+
+
+def owner_ids(user: str | None) -> tuple[int, int] | None:
+    """Return uid and gid of the user that runs a job; None for the agent's own, and for one that does not exist."""
+    try:
+        ids = None if user is None else resolve_user(user)
+    except StartRefused:
+        return None  # the supervisor says which user is not there
+    return None if ids is None or ids[0] == os.geteuid() else ids[:2]
 
 
 def _folder_of(name: MemberName) -> str:

@@ -17,6 +17,7 @@ from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection, State
 from moorage.bus.contexts import Context
 from moorage.bus.cpu_latency import CpuLatency
+from moorage.bus.jetstream import JetStream
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.worker.agent import Agent
@@ -33,6 +34,7 @@ from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory
 from moorage.worker.inventory.simulated_faults import FILE_NAME as FAULTS_FILE
 from moorage.worker.inventory.simulated_faults import FaultFile
 from moorage.worker.inventory.simulated_hosts import load_hosts, simulated_hosts
+from moorage.worker.job_files import JobFiles
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
@@ -63,6 +65,7 @@ class Worker:
         self.connection = connection
         self.agents = agents
         self.lender: LeaseServer | None = None
+        self.files: JobFiles | None = None
 
     def close_unused(self) -> None:
         """Close what belongs to agents, some of which the host has not taken over: the start has failed."""
@@ -94,6 +97,8 @@ class Worker:
         for agent in self.agents:
             agent.inventory.close()
         await self.host.close()
+        if self.files is not None:
+            await self.files.close()
         await self.connection.close()
 
 
@@ -152,7 +157,12 @@ async def _start(
     bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
     where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds, on_broken=host.broke)
-    await _put_agents(worker, settings, facts, hosts, drivers, link)
+    stream = JetStream(connection, connection.context.api_prefix)
+    files = JobFiles(stream, settings.prefix, settings.state_dir, settings.files_bytes, settings.files_cache)
+    with used_as_state(settings.state_dir):
+        files.open()
+    worker.files = files
+    await _put_agents(worker, settings, facts, hosts, drivers, link, files)
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
@@ -220,13 +230,14 @@ async def _put_agents(
     hosts: list[SimulatedHost] | None,
     drivers: list[Found],
     link: SupervisorLink,
+    files: JobFiles,
 ) -> None:
     """One by one into `worker.agents`, so that those made before one that fails can be closed. Raises Refused."""
     if hosts is None:
         name = settings.worker or facts.worker
         machine = await open_machine()
         try:
-            worker.agents.append(_agent(worker.host, name, settings, facts, machine, drivers, link))
+            worker.agents.append(_agent(worker.host, name, settings, facts, machine, drivers, link, files))
         except BaseException:
             machine.close()
             raise
@@ -236,7 +247,7 @@ async def _put_agents(
         name = settings.worker if settings.worker and len(hosts) == 1 else simulated.name
         inventory = SimulatedInventory(simulated, faults, name)
         simulated_facts = facts_of_simulated(simulated, name, facts)
-        worker.agents.append(_agent(worker.host, name, settings, simulated_facts, inventory, drivers, link))
+        worker.agents.append(_agent(worker.host, name, settings, simulated_facts, inventory, drivers, link, files))
 
 
 def _agent(
@@ -247,8 +258,9 @@ def _agent(
     inventory: Inventory,
     found: list[Found],
     link: SupervisorLink,
+    files: JobFiles,
 ) -> Agent:
-    kit = Kit(name, settings, Policy.of(settings), link, len(inventory.devices()), inventory.simulated)
+    kit = Kit(name, settings, Policy.of(settings), link, len(inventory.devices()), inventory.simulated, files=files)
     drivers = [each.make(kit) for each in found]
     journal: MemoryJournal
     if not any(driver.capabilities.outlives_agent for driver in drivers):

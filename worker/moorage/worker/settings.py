@@ -33,6 +33,8 @@ OUTPUT_BYTES_DEFAULT: Final = 10 * _GIB
 OUTPUT_MEMBERS_DEFAULT: Final = 50_000
 FOLDER_BYTES_DEFAULT: Final = 100 * _GIB
 FOLDER_KEEP_DEFAULT: Final = 600.0
+FILES_BYTES_DEFAULT: Final = _GIB
+FILES_CACHE_DEFAULT: Final = 4 * _GIB
 RESULT_KEEP_DEFAULT: Final = 7 * 86400.0
 RESULT_BYTES_DEFAULT: Final = 256 * _MIB
 #: modes that a worker offers by itself; mps needs a daemon, so an operator (or a simulated worker) adds it
@@ -144,6 +146,18 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=366 * 86400,
         ),
     ] = FOLDER_KEEP_DEFAULT
+    files_bytes: Annotated[
+        int, setting("What the files that a job brings may take, unpacked.", unit="bytes", ge=_MIB, le=1 << 40)
+    ] = FILES_BYTES_DEFAULT
+    files_cache: Annotated[
+        int,
+        setting(
+            "Room for files that jobs brought, for the next ones; the longest unused go first.",
+            unit="bytes",
+            ge=0,
+            le=1 << 50,
+        ),
+    ] = FILES_CACHE_DEFAULT
     result_keep: Annotated[
         float,
         setting(

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 #: exit status of a command that cannot be started, as sh(1) gives it
 CODE_CANNOT_START: Final = 126
 CODE_NOT_FOUND: Final = 127
+#: minus SIGTERM: how the end of a member is told that was asked to end before any process of it ran
+CODE_ENDED: Final = -15
 #: minus SIGKILL: how the end of a member is told whose status nobody could read
 CODE_LOST: Final = -9
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.job_files import JobFiles
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 
@@ -12,7 +13,8 @@ from moorage.worker.settings import WorkerSettings
 class Kit(NamedTuple):
     """What a worker has for the driver that is made for it. `own` are the settings that the driver declares.
 
-    `supervisor` is the link to the process that starts, watches and fences members outside the agent.
+    `supervisor` is the link to the process that starts, watches and fences members outside the agent. `files`
+    fetches what jobs bring along.
     """
 
     worker: str
@@ -22,3 +24,4 @@ class Kit(NamedTuple):
     devices: int
     simulated: bool
     own: Any = None
+    files: JobFiles | None = None

@@ -39,7 +39,7 @@ class NoopDriver(Driver):
 
     name = "noop"
     config = NoopBlock
-    capabilities = Capabilities(keeps_output=True, uses_devices=False, simulated_only=True)
+    capabilities = Capabilities(keeps_output=True, brings_files=True, uses_devices=False, simulated_only=True)
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,14 +14,16 @@ import msgspec
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import ProcessBlock
-from moorage.schemas.errors import MoorageError, refuse
+from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
+from moorage.schemas.printable import carried
 from moorage.schemas.settings import setting
-from moorage.worker.attempt_folders import DISK, AttemptFolders, FolderUnavailable
+from moorage.worker.attempt_folders import DISK, AttemptFolders, FolderUnavailable, owner_ids
 from moorage.worker.descriptors import trouble_with_descriptors
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
+    CODE_ENDED,
     CODE_LOST,
     CODE_NOT_FOUND,
     Assignment,
@@ -31,7 +33,9 @@ from moorage.worker.drivers.base import (
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
-from moorage.worker.environment import SharingUnavailable, check_sharing, process_environment
+from moorage.worker.environment import START_FAILED, SharingUnavailable, check_sharing, process_environment
+from moorage.worker.handler_results import result_object
+from moorage.worker.job_files import FilesUnavailable, JobFiles
 from moorage.worker.member_messages import (
     Ended,
     MemberName,
@@ -54,6 +58,11 @@ log = logging.getLogger("moorage.worker")
 
 #: why a job ended that was ended with all that its worker runs, by `moorage up` or a service manager
 WORKER_STOPPED: Final = "its worker was stopped"
+#: how the `why` of an attempt begins that ended well and whose files could not be stored, and its code
+NOT_KEPT: Final = "not-kept"
+CODE_NOT_KEPT: Final = 1
+#: how long storing what a member leaves may hold up the report of its end
+STORE_S_MAX: Final = 300.0
 _MIB: Final = 1024 * 1024
 #: by stage of a start, what this host had too little of; a program's own bound of memory makes its exec fail, too
 _WANTS: Final = {
@@ -76,7 +85,12 @@ class ProcessDriver(Driver):
     settings = ProcessSettings
     config = ProcessBlock
     capabilities = Capabilities(
-        needs_argv=True, keeps_output=True, ends_streams=True, outlives_agent=True, fence="supervisor"
+        needs_argv=True,
+        keeps_output=True,
+        ends_streams=True,
+        brings_files=True,
+        outlives_agent=True,
+        fence="supervisor",
     )
 
     @classmethod
@@ -94,6 +108,7 @@ class ProcessDriver(Driver):
             output_cap_bytes=settings.output_cap_bytes,
             policy=kit.policy,
             folders=AttemptFolders(settings, kit.worker),
+            files=kit.files,
         )
 
     def __init__(
@@ -108,6 +123,7 @@ class ProcessDriver(Driver):
         output_cap_bytes: int = 64 * _MIB,
         policy: Policy | None = None,
         folders: AttemptFolders | None = None,
+        files: JobFiles | None = None,
     ) -> None:
         """Without `folders` no member has one, and starts in /."""
         super().__init__()
@@ -121,6 +137,10 @@ class ProcessDriver(Driver):
         self._output_cap_bytes = output_cap_bytes
         self._policy = policy or Policy({}, {}, {}, None, {})
         self._folders = folders
+        self._files = files
+        self._bringing: dict[MemberName, asyncio.Task[None]] = {}
+        self._storing: dict[MemberName, asyncio.Task[None]] = {}
+        self._cut: set[MemberName] = set()  # of these, those that are to end soon
         self._looks_after: asyncio.Task[None] | None = None
         self._known: set[MemberName] = set()
         self._started: list[MemberName] = []
@@ -134,15 +154,20 @@ class ProcessDriver(Driver):
         listed = await self._link.open(self._owner, self)
         self.boot = self._link.boot
         living: list[Living] = []
+        if self._folders is not None:
+            self._folders.begin(_name_of(key) for key, _, _ in listed)
         for key, state, event in listed:
             name = _name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
+                if self._store(name, event):
+                    living.append(Living(name, "running"))
+                    continue
+                self._over([name])
                 living.append(Living(name, "refused" if _is_the_hosts(event) else "exited", *_verdict(event)))
             else:
                 self._known.add(name)
                 living.append(Living(name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
         if self._folders is not None:
-            self._folders.begin(self._known)
             self._looks_after = asyncio.get_running_loop().create_task(self._folders.run(self.end))
         return living
 
@@ -150,6 +175,10 @@ class ProcessDriver(Driver):
         if self._looks_after is not None:
             self._looks_after.cancel()
             await asyncio.wait((self._looks_after,))
+        # those that have not begun the next agent reports; of those that are over it stores the files
+        for task in [*self._bringing.values(), *self._storing.values()]:
+            task.cancel()
+            await asyncio.wait((task,))
         await self._link.close(self._owner)
 
     def check(self, request: Request) -> None:
@@ -162,8 +191,12 @@ class ProcessDriver(Driver):
         not_started: list[tuple[MemberName, str]] = []
         for assignment in assignments:
             try:
-                members.append(self._start_member(assignment))
-                self._known.add(assignment.name)
+                member = self._start_member(assignment)
+                if assignment.run.files is None:
+                    self._known.add(assignment.name)
+                    members.append(member)
+                else:
+                    self._bring(assignment, member)
             except (SharingUnavailable, FolderUnavailable) as error:  # what `check` saw has gone since
                 not_started.append((assignment.name, error.problem.message))
             except MoorageError as error:
@@ -180,10 +213,22 @@ class ProcessDriver(Driver):
             self._link.start(members)
 
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        if (bringing := self._bringing.pop(name, None)) is not None:  # no process of it runs yet
+            bringing.cancel()
+            self._over([name])
+            self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
+            return
+        if (storing := self._storing.get(name)) is not None:  # its processes are over
+            self._cut.add(name)
+            storing.add_done_callback(lambda _: self._cut.discard(name))
+            asyncio.get_running_loop().call_later(grace_s, storing.cancel)
+            return
         self._link.end(self._key(name), grace_s, why)
 
     def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
-        self._link.end(self._key(name), grace_s, why, notice_s)
+        if name in self._bringing or name in self._storing:
+            return self.end(name, grace_s, why)
+        return self._link.end(self._key(name), grace_s, why, notice_s)
 
     def forget(self, names: list[MemberName]) -> None:
         self._link.forget([self._key(name) for name in names])
@@ -229,8 +274,10 @@ class ProcessDriver(Driver):
             self._started.append(name)
         elif isinstance(event, ChildEnded):
             self._known.discard(name)
-            self._over([name])
             self._output.end(name, event)
+            if self._store(name, event):
+                return
+            self._over([name])
             code, why = _verdict(event)
             if _is_the_hosts(event):
                 self._not_started.append((name, why))
@@ -283,6 +330,83 @@ class ProcessDriver(Driver):
 
     # -- inside
 
+    def _bring(self, assignment: Assignment, member: StartMember) -> None:
+        """Start a member once its files are in its folder."""
+        name = assignment.name
+        task = asyncio.get_running_loop().create_task(self._start_with_files(assignment, member))
+        self._bringing[name] = task
+
+    async def _start_with_files(self, assignment: Assignment, member: StartMember) -> None:
+        name, address = assignment.name, assignment.run.files
+        began_s = asyncio.get_running_loop().time()
+        user = None if member.user is None else str(member.user)
+        try:
+            if self._files is None or self._folders is None or address is None or not assignment.has_folder:
+                raise FilesUnavailable("this worker has no folders for jobs")
+            await self._files.bring(name[0], address, self._folders.path(name), owner_ids(user))
+            self._folders.give(name, user)
+        except (FilesUnavailable, FolderUnavailable) as error:
+            self._not_brought(name, NotStarted([(name, f"{START_FAILED}: {error.problem.message}")]))
+        except MoorageError as error:
+            why = f"{START_FAILED}: {error.problem.message}"
+            self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
+        except Exception:  # as in `start`
+            log.exception("files of %s could not be unpacked", name[1])
+            why = f"{START_FAILED}: moorage failed on the files of this request"
+            self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
+        else:
+            del self._bringing[name]
+            self._known.add(name)
+            if member.ends_in_s is not None:
+                passed_s = asyncio.get_running_loop().time() - began_s
+                member = msgspec.structs.replace(member, ends_in_s=max(0.0, member.ends_in_s - passed_s))
+            self._link.start([member])
+
+    def _store(self, name: MemberName, event: ChildEnded) -> bool:
+        """Begin to store what a member that is over leaves, and report its end then; returns whether there is any."""
+        if name in self._storing:
+            return True
+        if self._folders is None or not self._folders.keep(name) or event.proof == "never-ran":
+            return False
+        asked = event.reason not in ("exit", "start-failed")
+        seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if asked else STORE_S_MAX
+        self._storing[name] = asyncio.get_running_loop().create_task(self._store_then_end(name, event, seconds))
+        return True
+
+    async def _store_then_end(self, name: MemberName, event: ChildEnded, seconds: float) -> None:
+        assert self._folders is not None
+        tenant, job, replica, _, fence = name
+        code, why = _verdict(event)
+        trouble = "files: the attempt had to end"
+        try:
+            if self._files is not None:
+                folder, keep = self._folders.path(name), self._folders.keep(name)
+                async with asyncio.timeout(seconds):
+                    await self._files.keep(tenant, result_object(job, replica, fence), folder, keep)
+                trouble = ""
+        except TimeoutError:
+            trouble = f"files: not stored within {seconds:g} s"
+        except asyncio.CancelledError:
+            if name not in self._cut:
+                raise  # the agent closes: the next one stores them
+        except MoorageError as error:
+            trouble = error.problem.message
+        except Exception:
+            log.exception("files of %s could not be stored", job)
+            trouble = "files: moorage failed on them"
+        if trouble and (code, why) == (0, "exit"):
+            code, why = CODE_NOT_KEPT, carried(f"{NOT_KEPT}: {trouble}")
+        elif trouble:
+            log.warning("what %s left is not kept: %s", job, trouble)
+        del self._storing[name]
+        self._over([name])
+        self.report(Ended([(name, code, why)]))
+
+    def _not_brought(self, name: MemberName, report: NotStarted | StartFailed) -> None:
+        del self._bringing[name]
+        self._over([name])
+        self.report(report)
+
     def _over(self, names: Sequence[MemberName]) -> None:
         """Nothing of these members runs: their folders need stay no longer."""
         if self._folders is not None:
@@ -305,7 +429,9 @@ class ProcessDriver(Driver):
         resources = request.resources
         folder, cwd = "", run.cwd
         if self._folders is not None and assignment.has_folder:
-            folder = self._folders.make(assignment.name, user, run.grace_s)
+            folder = self._folders.make(assignment.name, run.grace_s, run.keep)
+            if run.files is None:
+                self._folders.give(assignment.name, user)
             cwd = os.path.join(folder, run.cwd or "")  # which is `cwd` where that is absolute
         return StartMember(
             key=self._key(assignment.name),

@@ -1,0 +1,144 @@
+"""What an archive of files may hold, for the side that packs it and for both sides that unpack one.
+
+It is a tar file. Regular files, folders, and links to something below the same folder: nothing that it holds names a
+place outside the folder that it is unpacked into, and nothing is written through a link.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO, Final
+
+#: files, folders and links of one archive
+MEMBERS_MAX: Final = 100_000
+PATH_BYTES_MAX: Final = 4096
+#: bytes of all files of an archive that a client sends
+FILES_BYTES_MAX: Final = 1 << 30
+_READ_BYTES: Final = 1 << 20
+#: a file whose first piece does not become smaller than this part is sent as it is: its data is compressed already
+_WORTH: Final = 0.95
+_TRUSTED: Final[dict[str, Any]] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+
+
+class BadArchive(ValueError):
+    """An archive holds what it may not. The message names it."""
+
+
+def check_members(archive: tarfile.TarFile, bytes_max: int) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of an archive, each once it is known to be harmless. Raises BadArchive."""
+    links: set[PurePosixPath] = set()
+    count = size = 0
+    for member in archive:
+        count, size = count + 1, size + member.size
+        if count > MEMBERS_MAX:
+            raise BadArchive(f"it holds more than {MEMBERS_MAX} files")
+        if size > bytes_max:
+            raise BadArchive(f"its files take more than {bytes_max} bytes")
+        path, shown = PurePosixPath(member.name), repr(member.name[:200])
+        if not stays_below(member.name):
+            raise BadArchive(f"{shown} leaves the folder")
+        if not links.isdisjoint((path, *path.parents)):
+            raise BadArchive(f"{shown} is behind a link")
+        if member.issym():
+            if not link_stays_below(path, member.linkname):
+                raise BadArchive(f"{shown} is a link that leaves the folder")
+            links.add(path)
+        elif not (member.isreg() or member.isdir()):
+            raise BadArchive(f"{shown} is neither a file nor a folder nor a symbolic link")
+        yield member
+
+
+def stays_below(path: str) -> bool:
+    """Return whether a relative path names something below the folder that it is read in, or that folder."""
+    is_short = len(path.encode(errors="surrogateescape")) <= PATH_BYTES_MAX
+    return bool(path) and is_short and not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
+
+
+def link_stays_below(link: PurePosixPath, target: str) -> bool:
+    """Return whether a symbolic link points below the folder, also where it points at another such link.
+
+    So `..` may stand at its beginning alone: behind the name of another link it would count from that one's target.
+    """
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    up = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
+    depth = len(link.parent.parts)
+    return bool(target) and up <= depth and (up == len(parts) or stays_below("/".join(parts[up:]))) and target[0] != "/"
+
+
+def unpack(
+    source: IO[bytes],
+    into: str | Path,
+    bytes_max: int,
+    ids: tuple[int, int] | None = None,
+    only: str = "",
+) -> int:
+    """Unpack a tar file into a folder that no other process writes to; returns how many members that made. With
+    `only` what has that name or lies below it is unpacked, and no more.
+
+    With `ids` everything belongs to that user and group. Raises BadArchive, and OSError for what the disk refuses.
+    """
+    count = 0
+    try:
+        with tarfile.open(fileobj=source, mode="r:") as archive:
+            for member in check_members(archive, bytes_max):
+                if only and not PurePosixPath(member.name).is_relative_to(only):
+                    continue
+                mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+                uid, gid = ids or (os.geteuid(), os.getegid())
+                plain = member.replace(uid=uid, gid=gid, uname="", gname="", mode=mode, deep=False)
+                # checked here, and stricter than by tarfile's `data` filter, which Python 3.11.3 and older do not have
+                archive.extract(plain, into, numeric_owner=True, **_TRUSTED)
+                count += 1
+    except (tarfile.TarError, EOFError) as error:
+        raise BadArchive(f"it is no tar file: {error}") from None
+    return count
+
+
+def compressed(tar: IO[bytes]) -> Iterator[bytes]:
+    """Yield a tar file as gzip, in pieces."""
+    tar.seek(0)
+    piece = tar.read(_READ_BYTES)
+    level = 1 if len(zlib.compress(piece, 1)) < _WORTH * len(piece) else 0
+    deflater = zlib.compressobj(level, wbits=31)
+    while piece:
+        yield deflater.compress(piece)
+        piece = tar.read(_READ_BYTES)
+    yield deflater.flush()
+
+
+class Inflating:
+    """Takes a gzip stream in pieces and writes what it holds, up to a bound; then knows its SHA-256."""
+
+    def __init__(self, into: BinaryIO, bytes_max: int) -> None:
+        self._into = into
+        self._left = bytes_max
+        self._bytes_max = bytes_max
+        self._inflater = zlib.decompressobj(wbits=31)
+        self._digest = hashlib.sha256()
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece. Raises BadArchive beyond the bound, and for what is no gzip."""
+        try:
+            while data:
+                plain = self._inflater.decompress(data, _READ_BYTES)
+                self._left -= len(plain)
+                if self._left < 0:
+                    raise BadArchive(f"it unpacks to more than {self._bytes_max} bytes")
+                self._digest.update(plain)
+                self._into.write(plain)
+                data = self._inflater.unconsumed_tail
+                if self._inflater.eof:
+                    break
+        except zlib.error as error:
+            raise BadArchive(f"it is not compressed by gzip: {error}") from None
+
+    def address(self) -> str:
+        """Return the SHA-256 of what was written. Raises BadArchive if the stream is not at its end."""
+        if not self._inflater.eof:
+            raise BadArchive("its end is missing")
+        return self._digest.hexdigest()

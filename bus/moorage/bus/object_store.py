@@ -1,0 +1,206 @@
+"""One bucket of NATS' object store (ADR-20), so that `nats object get` and any client's object store read it too.
+
+A large object passes through in pieces: neither side ever holds it whole. What is written is there for readers once its
+description is acknowledged, which comes last; pieces without a description are removed, or go with the bucket's age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError, JetStreamRefused, StreamGap, StreamMismatch
+from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, JsError, wall_seconds
+from moorage.schemas.subjects import Subjects
+
+CHUNK_BYTES: Final = 512 * 1024
+#: appends that are under way at a time
+WINDOW: Final = 8
+#: a bucket that has room for less is of no use
+BUCKET_BYTES_MIN: Final = 64 * 1024 * 1024
+#: the first piece is small: whether it is still there is looked up often
+FIRST_BYTES: Final = 512
+#: header of an object with the sequence of its first piece
+_FIRST: Final = "Moorage-First"
+_DIGEST: Final = "SHA-256="
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+#: what a bucket for files of jobs keeps that is made here: each object so long, and the newest ones of so many bytes
+FILES_KEEP_S: Final = 7 * 86400
+FILES_BUCKET_BYTES: Final = 4 << 30
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """What ADR-20 keeps of an object, as far as a reader needs it, with the place and time of its description."""
+
+    nuid: str
+    size: int = 0
+    chunks: int = 0
+    digest: str = ""
+    headers: dict[str, list[str]] = {}
+    deleted: bool = False
+    seq: int = 0
+    stored_s: float = 0.0  # Unix time, by the server's clock
+
+
+_decode_info: Final = msgspec.json.Decoder(ObjectInfo).decode
+
+
+class ObjectStore:
+    """A bucket. One that is missing is made with `config`, keys of a JetStream stream with `max_bytes` among them,
+    where the user may do that."""
+
+    def __init__(self, jetstream: JetStream, bucket: str, config: Mapping[str, Any]) -> None:
+        self._jetstream = jetstream
+        self._bucket = bucket
+        self._config = config
+        self._stream = f"OBJ_{bucket}"
+
+    async def find(self, name: str) -> ObjectInfo | None:
+        """Return the description of an object that is there in whole; None where it is not. Raises BusError."""
+        try:
+            kept = await self._jetstream.get_last(self._stream, self._described(name))
+        except JetStreamRefused as error:
+            if error.err_code == ERR_STREAM_NOT_FOUND:
+                return None
+            raise
+        info = None if kept is None else _decode_info(kept.data)
+        if kept is None or info is None or info.deleted:
+            return None
+        begins = int(info.headers.get(_FIRST, ["0"])[0])
+        if begins:  # the oldest messages of a bucket go first, so that of an object its first piece is the first to go
+            first = await self._jetstream.direct_get_batch(
+                self._stream, seq=begins, next_by_subject=self._pieces(info.nuid), batch=1
+            )
+            if not first or first[0].seq != begins:
+                return None
+        return msgspec.structs.replace(info, seq=kept.seq, stored_s=wall_seconds(kept.stored_at))
+
+    async def put(
+        self, name: str, pieces: Iterable[bytes], headers: Mapping[str, str], on_bytes: Callable[[int], None]
+    ) -> None:
+        """Store what `pieces` gives in order, and return once all is acknowledged; one of that name is replaced.
+
+        `on_bytes` gets how much was acknowledged so far. Raises BusError; then nothing of it stays.
+        """
+        nuid = secrets.token_hex(11)
+        subject = self._pieces(nuid)
+        digest, size, count, done, first = hashlib.sha256(), 0, 0, 0, 0
+        pending: list[tuple[asyncio.Task[int], int]] = []
+        try:
+            for piece in _of_size(pieces):
+                if count == 0:  # alone: it may have to make the bucket
+                    first = await self._append(subject, piece)
+                    done += len(piece)
+                else:
+                    pending.append((asyncio.create_task(self._append(subject, piece)), len(piece)))
+                digest.update(piece)
+                size, count = size + len(piece), count + 1
+                # in the order of a single connection: a piece is on its way before the next one is
+                while len(pending) >= WINDOW:
+                    task, length = pending.pop(0)
+                    await task
+                    done += length
+                on_bytes(done)
+            for task, length in pending:
+                await task
+                done += length
+                on_bytes(done)
+            described = {
+                "name": name,
+                "headers": {_FIRST: [str(first)], **{key: [value] for key, value in headers.items()}},
+                "options": {"max_chunk_size": CHUNK_BYTES},
+                "bucket": self._bucket,
+                "nuid": nuid,
+                "size": size,
+                "chunks": count,
+                "digest": _DIGEST + base64.urlsafe_b64encode(digest.digest()).decode(),
+                "mtime": datetime.now(UTC).isoformat(),
+            }
+            await self._append(self._described(name), _encode(described), {"Nats-Rollup": "sub"})
+        except BaseException:
+            for task, _ in pending:
+                task.cancel()
+            await asyncio.gather(*(task for task, _ in pending), return_exceptions=True)
+            await self._forget(subject)
+            raise
+
+    async def get(self, info: ObjectInfo) -> AsyncIterator[bytes]:
+        """Yield the pieces of an object that `find` found. Raises BusError: StreamGap where some are missing."""
+        digest, size = hashlib.sha256(), 0
+        if info.chunks:
+            async for piece in self._jetstream.read_range(self._stream, self._pieces(info.nuid), to_seq=info.seq):
+                digest.update(piece.data)
+                size += len(piece.data)
+                yield piece.data
+        said = info.digest.removeprefix(_DIGEST)
+        if size != info.size or said.rstrip("=") != base64.urlsafe_b64encode(digest.digest()).decode().rstrip("="):
+            raise StreamGap(self._stream, info.seq, 0)
+
+    def _pieces(self, nuid: str) -> str:
+        return f"$O.{self._bucket}.C.{nuid}"
+
+    def _described(self, name: str) -> str:
+        return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+    async def _append(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> int:
+        answer = await self._jetstream.append(subject, payload, headers)
+        if isinstance(answer, JsError) and answer.nobody_listens:
+            await self._make()
+            answer = await self._jetstream.append(subject, payload, headers)
+        if isinstance(answer, JsError):
+            action = f"keep an object in {self._bucket}"
+            raise JetStreamRefused(action, answer.code, answer.err_code, answer.description)
+        return answer.seq
+
+    async def _make(self) -> None:
+        config = {
+            "name": self._stream,
+            "subjects": [f"$O.{self._bucket}.C.>", f"$O.{self._bucket}.M.>"],
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            **self._config,
+        }
+        try:
+            await self._jetstream.ensure_stream_with_room(config, frozenset({"max_bytes"}), BUCKET_BYTES_MIN)
+        except StreamMismatch:
+            pass  # another client made it in the meantime, or an operator: its limits hold
+
+    async def _forget(self, subject: str) -> None:
+        try:
+            await self._jetstream.purge(self._stream, subject=subject)
+        except BusError:
+            pass  # also a user without that right: they go with the bucket's age
+
+
+def files_store(jetstream: JetStream, subjects: Subjects, tenant: str) -> ObjectStore:
+    """Return the tenant's bucket for files that its jobs bring and leave; in one that is full the oldest go first."""
+    config = {
+        "description": "files that jobs of moorage bring and leave",
+        "discard": "old",
+        "max_age": FILES_KEEP_S * 10**9,
+        "max_bytes": FILES_BUCKET_BYTES,
+    }
+    return ObjectStore(jetstream, subjects.files_bucket(tenant), config)
+
+
+def _of_size(pieces: Iterable[bytes]) -> Iterable[bytes]:
+    """The same bytes in pieces of `CHUNK_BYTES`, the first of `FIRST_BYTES`."""
+    left, size = bytearray(), FIRST_BYTES
+    for piece in pieces:
+        left += piece
+        while len(left) >= size:
+            yield bytes(left[:size])
+            del left[:size]
+            size = CHUNK_BYTES
+    if left:
+        yield bytes(left)

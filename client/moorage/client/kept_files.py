@@ -1,0 +1,90 @@
+"""Fetch the files that a job kept (`keep` of its request) from its tenant's bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+from moorage.bus.archives import BadArchive, Inflating, stays_below, unpack
+from moorage.bus.object_store import ObjectInfo, ObjectStore
+from moorage.client.errors import NotFound, rejected
+from moorage.client.sending import bucket_of
+from moorage.schemas.errors import problem
+from moorage.worker.handler_results import result_object
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+#: what the files of one replica may take
+KEPT_BYTES_MAX: Final = 1 << 40
+
+
+async def fetch(
+    client: AsyncClient, job: str, into: str | os.PathLike[str], replica: int | None, path: str
+) -> list[Path]:
+    """As `Job.files`."""
+    folder = Path(into)
+    if path and not stays_below(path):
+        raise rejected(
+            "invalid-argument", f"{path!r} is no path below the job's folder", found=path, next="as out/a.txt"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise rejected(
+            "invalid-argument",
+            f"{folder} is there already, and is no empty folder",
+            found=str(folder),
+            next="name another",
+        )
+    shown = await client.read("show", {"job": job})
+    fences = {row["replica"]: row["fence"] for row in shown.get("replica_states", ()) if row.get("fence")}
+    for change in shown.get("changes", ()):
+        if change.get("fence") and change.get("replica", -1) >= 0:
+            fences[change["replica"]] = max(change["fence"], fences.get(change["replica"], 0))
+    replicas = range(shown.get("request", {}).get("replicas", 1)) if replica is None else [replica]
+    store = bucket_of(client)
+    found: list[Path] = []
+    for number in replicas:
+        name = result_object(job, number, fences.get(number, 0))
+        info = await client.again(lambda name=name: store.find(name))  # type: ignore[misc]
+        if info is not None:
+            place = folder / str(number) if len(replicas) > 1 else folder
+            found += await _unpacked(store, info, place, path)
+    if not found:
+        what = f"{path} of job {job}" if path else f"job {job}"
+        raise NotFound(
+            problem(
+                "not-found",
+                f"no file of {what} is kept: its request names them with keep, and they stay for some days",
+                job=job,
+                next=f"moorage show {job}",
+            )
+        )
+    return found
+
+
+async def _unpacked(store: ObjectStore, info: ObjectInfo, place: Path, path: str) -> list[Path]:
+    with tempfile.TemporaryFile() as plain:
+        inflating = Inflating(plain, KEPT_BYTES_MAX)
+        async for piece in store.get(info):
+            await asyncio.to_thread(inflating.feed, piece)
+        try:
+            inflating.address()
+            plain.seek(0)
+            return await asyncio.to_thread(_written, plain, place, path)
+        except BadArchive as error:
+            raise rejected("invalid-argument", f"what is stored of the job cannot be unpacked: {error}") from None
+
+
+def _written(plain: IO[bytes], place: Path, path: str) -> list[Path]:
+    """Unpack into `place`, whole or not at all; returns the files."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".moorage-") as folder:
+        fresh = Path(folder, "files")
+        fresh.mkdir()
+        if not unpack(plain, fresh, KEPT_BYTES_MAX, only=path.strip("/")):
+            return []
+        fresh.rename(place)  # which is not there, or empty
+    return sorted(each for each in place.rglob("*") if not each.is_dir())

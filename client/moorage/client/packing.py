@@ -1,0 +1,162 @@
+"""Pack files for a job: the same files give the same archive, byte for byte, so that it is sent only once.
+
+A folder's content is at the top of the archive, a file is there under its own name. Owners and times are left out, and
+of the mode only whether a file may be executed. What `.moorageignore` of a folder lists, as `.gitignore` would, stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, Final, NamedTuple
+
+from moorage.bus.archives import FILES_BYTES_MAX, MEMBERS_MAX, link_stays_below
+from moorage.client.errors import rejected
+
+IGNORE_FILE: Final = ".moorageignore"
+#: never of use to a job, and large
+_ALWAYS: Final = (".git/", "__pycache__/", ".venv/")
+#: 1980-01-01 UTC: some programs take 0 for no time at all
+_MTIME_S: Final = 315_532_800
+_READ_BYTES: Final = 1 << 20
+_SPOOL_BYTES: Final = 32 << 20
+
+
+class Packed(NamedTuple):
+    """A tar file on disk or in memory, with its SHA-256, its size, and how many files it has."""
+
+    file: IO[bytes]
+    address: str
+    size: int
+    files: int
+
+
+def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
+    """Pack files and folders. Raises `Rejected` for what is not there, cannot be read, or a job may not bring."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        for name, file in _below(Path(path)):
+            if name in found:
+                raise rejected(
+                    "invalid-argument",
+                    f"two files would be {name} in the job's folder",
+                    found=f"{found[name]} and {file}",
+                    next="leave one out, or bring the folder that holds both",
+                )
+            found[name] = file
+    if len(found) > MEMBERS_MAX:
+        raise _too_large(f"{len(found)} files", f"{MEMBERS_MAX} files")
+    spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 - it is handed on
+    try:
+        _write(found, spool)
+        spool.seek(0)
+        digest = hashlib.sha256()
+        while piece := spool.read(_READ_BYTES):
+            digest.update(piece)
+    except BaseException:
+        spool.close()
+        raise
+    return Packed(spool, digest.hexdigest(), spool.tell(), len(found))
+
+
+def _write(found: Mapping[str, Path], spool: IO[bytes]) -> None:
+    size = 0
+    # GNU's format has names of any length and, unlike pax, no headers of its own that could differ
+    with tarfile.open(fileobj=spool, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name in sorted(found):
+            try:
+                size += _add(archive, name, found[name])
+            except OSError as error:
+                raise _unreadable(found[name], error) from None
+            if size > FILES_BYTES_MAX:
+                raise _too_large(f"more than {FILES_BYTES_MAX >> 20} MiB", f"{FILES_BYTES_MAX >> 20} MiB")
+
+
+def _below(path: Path) -> Iterator[tuple[str, Path]]:
+    """The names in the archive of what a path brings. Raises `Rejected`."""
+    if not path.is_dir():
+        if not os.path.exists(path):
+            raise rejected(
+                "invalid-argument", f"there is no file or folder {path}", found=str(path), next="name one that is here"
+            )
+        yield path.resolve().name if path.name in ("", "..") else path.name, path
+        return
+    import pathspec  # only where a folder is brought
+
+    try:
+        own = (path / IGNORE_FILE).read_text().splitlines()
+    except FileNotFoundError:
+        own = []
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path / IGNORE_FILE, error) from None
+    try:
+        ignored = pathspec.GitIgnoreSpec.from_lines([*_ALWAYS, *own])
+    except ValueError as error:
+        raise rejected("invalid-argument", f"{path / IGNORE_FILE}: {error}", next="write it as a .gitignore") from None
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(Path(error.filename or path), error)
+
+    for folder, folders, files in os.walk(path, onerror=refuse):
+        above = Path(folder).relative_to(path).as_posix()
+        head = "" if above == "." else f"{above}/"
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        folders[:] = [name for name in folders if name not in links and not ignored.match_file(f"{head}{name}/")]
+        for name in (*files, *links):
+            if not ignored.match_file(f"{head}{name}"):
+                yield head + name, Path(folder, name)
+        yield from ((head + name, Path(folder, name)) for name in folders)
+
+
+def _add(archive: tarfile.TarFile, name: str, path: Path) -> int:
+    """Add one file, folder or link; returns the bytes of its content. Raises OSError, `Rejected`."""
+    about = path.lstat() if "/" in name or path.is_symlink() else path.stat()
+    member = tarfile.TarInfo(name)
+    member.mtime = _MTIME_S
+    if stat.S_ISDIR(about.st_mode):
+        member.type, member.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(member)
+        return 0
+    if stat.S_ISLNK(about.st_mode):
+        target = os.readlink(path)
+        if not link_stays_below(PurePosixPath(name), target):
+            raise rejected(
+                "invalid-argument",
+                f"{path} is a link that leaves the folder",
+                found=target,
+                next=f"list it in {IGNORE_FILE}, or bring what it points to",
+            )
+        member.type, member.linkname, member.mode = tarfile.SYMTYPE, target, 0o777
+        archive.addfile(member)
+        return 0
+    if not stat.S_ISREG(about.st_mode):
+        raise rejected(
+            "invalid-argument",
+            f"{path} is neither a file nor a folder",
+            found=str(path),
+            next=f"list it in {IGNORE_FILE}",
+        )
+    with path.open("rb") as content:
+        member.size = os.fstat(content.fileno()).st_size
+        member.mode = 0o755 if about.st_mode & stat.S_IXUSR else 0o644
+        archive.addfile(member, content)
+    return member.size
+
+
+def _unreadable(path: Path, error: Exception) -> Exception:
+    why = error.strerror if isinstance(error, OSError) else error
+    return rejected(
+        "invalid-argument", f"{path} cannot be read: {why}", found=str(path), next=f"or list it in {IGNORE_FILE}"
+    )
+
+
+def _too_large(found: str, allowed: str) -> Exception:
+    return rejected(
+        "too-large", f"a job brings at most {allowed}", found=found, allowed=allowed,
+        next=f"list what it does not need in {IGNORE_FILE}, and fetch large data from a store of your own",
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Send the files of a job into its tenant's bucket, unless they are there already."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from moorage.bus.archives import compressed
+from moorage.bus.jetstream import JetStream
+from moorage.bus.object_store import FILES_KEEP_S, ObjectStore, files_store
+from moorage.client.errors import NotPermitted
+from moorage.client.fields import Paths
+from moorage.client.packing import Packed, pack
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+#: files that were sent longer ago are sent again: they must not go while their job waits
+AGAIN_AFTER_S: Final = FILES_KEEP_S / 2
+OnSent = Callable[[Packed, int], None]
+
+
+class Sent(NamedTuple):
+    """`address` is what a request says as `files`. `is_new` tells whether anything was sent."""
+
+    address: str
+    is_new: bool
+
+
+def bucket_of(client: AsyncClient) -> ObjectStore:
+    """Return the bucket of the client's tenant for files of jobs."""
+    context = client.context
+    jetstream = JetStream(client.link, "$JS.API" if context is None else context.api_prefix)
+    return files_store(jetstream, client.subjects, client.tenant)
+
+
+async def send(client: AsyncClient, paths: Paths, on_sent: OnSent | None = None) -> Sent:
+    """Pack files and folders and send them. `on_sent` gets what is sent and how many compressed bytes arrived so far.
+
+    Raises `Rejected` for what cannot be packed, and what `AsyncClient.again` raises.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    packed = await asyncio.to_thread(pack, given)
+    with packed.file:
+        bucket = bucket_of(client)
+        found = await client.again(lambda: bucket.find(packed.address))
+        if found is not None and time.time() - found.stored_s < AGAIN_AFTER_S:
+            return Sent(packed.address, False)
+
+        def told(size: int) -> None:
+            if on_sent is not None:
+                on_sent(packed, size)
+
+        headers = {"Content-Type": "application/gzip"}
+        try:
+            await client.again(lambda: bucket.put(packed.address, compressed(packed.file), headers, told))
+        except NotPermitted as error:  # as a rule a user who may write to the bucket, and may not make it
+            name = client.subjects.files_bucket(client.tenant)
+            next_step = f"an operator makes the bucket once: nats --context scheduler.main object add {name}"
+            raise NotPermitted(msgspec.structs.replace(error.problem, next=next_step)) from None
+        return Sent(packed.address, True)

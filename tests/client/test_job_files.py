@@ -1,0 +1,148 @@
+"""A job that brings its own files, from the SDK and from the command, on a real node."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from moorage.bus.archives import compressed
+from moorage.bus.errors import JetStreamRefused
+from moorage.bus.jetstream import JetStream
+from moorage.client import AsyncClient
+from moorage.client.errors import JobFailed, NotFound, Rejected
+from moorage.client.sending import bucket_of, send
+from tests.cli.node import Node
+from tests.client.test_packing import made
+
+
+async def messages(client: AsyncClient) -> int:
+    """How much was ever sent into the tenant's bucket."""
+    try:
+        stream = f"OBJ_{client.subjects.files_bucket(client.tenant)}"
+        return (await JetStream(client.link).stream_info(stream)).last_seq
+    except JetStreamRefused:
+        return 0
+
+
+async def test_files_are_sent_once_for_all_replicas_and_for_the_next_submit(
+    node: Node, unique: str, tmp_path: Path
+) -> None:
+    code = made(tmp_path / "code", "train.py", "lib/a.txt")
+    (code / "train.py").write_text("print(open('lib/a.txt').read())")
+    async with AsyncClient(node.url, tenant=unique) as client:
+        result = await client.run(["python3", "train.py"], files=code, replicas=4)
+        assert result.stdout.count("lib/a.txt") == 4
+        once = await messages(client)
+        assert once > 0
+        job = await client.submit(["sh", "-c", "cat lib/a.txt >&2; exit 3"], files=[code], replicas=1000)
+        again = await client.submit_many([["true"], ["python3", "train.py"]], files=[code])
+        assert await messages(client) == once
+        await job.cancel()
+        assert (await again[1].result()).code == 0
+        (code / "train.py").write_text("print('other')")
+        assert (await client.run(["python3", "train.py"], files=code)).stdout == "other\n"
+        assert await messages(client) > once
+
+
+async def test_the_address_of_what_was_sent_can_be_named_in_its_place(node: Node, unique: str, tmp_path: Path) -> None:
+    code = made(tmp_path / "code", "a.txt")
+    async with AsyncClient(node.url, tenant=unique) as client:
+        address = await client.send_files(code)
+        assert await client.send_files(address) == address
+        request = {"run": {"argv": ["cat", "a.txt"], "files": address}}
+        assert (await client.run(request)).stdout == "a.txt"
+        assert (await client.run(["cat", "a.txt"], files=address, cwd=".")).stdout == "a.txt"
+        with pytest.raises(Rejected) as refused:
+            client.request(["cat"], fields={"files": "no-address"})
+        assert refused.value.problem.field == "$.run.files"
+
+
+async def test_files_that_were_sent_long_ago_are_sent_again(
+    node: Node, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = made(tmp_path / "code", "a.txt")
+    async with AsyncClient(node.url, tenant=unique) as client:
+        told: list[int] = []
+        assert (await send(client, code, lambda packed, size: told.append(size))).is_new
+        assert told[-1] > 0
+        assert not (await send(client, code)).is_new
+        monkeypatch.setattr("moorage.client.sending.AGAIN_AFTER_S", -1.0)
+        assert (await send(client, code)).is_new
+
+
+async def test_the_command_brings_files_and_says_what_it_cannot_bring(node: Node, unique: str, tmp_path: Path) -> None:
+    code = made(tmp_path / "code", "train.py", "secret.key")
+    (code / "train.py").write_text("import os\nprint(sorted(os.listdir()))")
+    (code / ".moorageignore").write_text("*.key\n.moorageignore\n")
+    single = made(tmp_path, "extra.txt") / "extra.txt"
+    brought = ("--with", str(code), "--with", str(single))
+    ran = await node.run("run", *brought, "--", "python3", "train.py", tenant=unique)
+    assert (ran.code, ran.out) == (0, "['extra.txt', 'train.py']\n"), ran.err
+    ran = await node.run("submit", "--job", "s", *brought, "--", "python3", "train.py", tenant=unique)
+    assert ran.code == 0, ran.err
+    assert (await node.run("wait", "s", tenant=unique)).code == 0
+    same = await node.run("submit", "--job", "s", *brought, "--", "python3", "train.py", tenant=unique)
+    assert same.code == 0, same.err  # the same content under the same id is the same job
+    none = await node.run("run", "--with", str(tmp_path / "none"), "--", "true", tenant=unique)
+    assert none.code == 2
+    assert "there is no file or folder" in none.err
+
+
+async def test_what_a_job_kept_is_fetched_whole_or_in_part(node: Node, unique: str, tmp_path: Path) -> None:
+    script = "mkdir -p out/deep; echo $MOORAGE_REPLICA > out/a; echo b > out/deep/b; exit $MOORAGE_REPLICA"
+    async with AsyncClient(node.url, tenant=unique) as client:
+        job = await client.submit(["sh", "-c", script], keep=["out/**"], replicas=2)
+        with pytest.raises(JobFailed):
+            await job.result()
+        found = await job.files(tmp_path / "both")
+        assert [path.relative_to(tmp_path).as_posix() for path in found] == [
+            "both/0/out/a", "both/0/out/deep/b", "both/1/out/a", "both/1/out/deep/b",
+        ]  # fmt: skip
+        assert [path.read_text() for path in found] == ["0\n", "b\n", "1\n", "b\n"]
+        (one,) = await job.files(tmp_path / "one", "out/deep", replica=1)
+        assert one == tmp_path / "one/out/deep/b"
+        with pytest.raises(NotFound, match=r"no file of out/none"):
+            await job.files(tmp_path / "none", "out/none", replica=1)
+        assert not (tmp_path / "none").exists()
+        for path in ("../x", "/etc", "a/../../b"):
+            with pytest.raises(Rejected, match="no path below"):
+                await job.files(tmp_path / "up", path)
+        with pytest.raises(Rejected, match="no empty folder"):
+            await job.files(tmp_path / "one", replica=1)
+        nothing = await client.submit(["true"])
+        await nothing.result()
+        with pytest.raises(NotFound):
+            await nothing.files(tmp_path / "nothing")
+
+
+async def test_what_is_stored_of_a_job_and_reaches_out_is_not_unpacked(node: Node, unique: str, tmp_path: Path) -> None:
+    """A worker that is not honest, or another client of the bucket, may have written it."""
+    async with AsyncClient(node.url, tenant=unique) as client:
+        job = await client.submit(["true"], keep=["x"])
+        await job.result()
+        shown = await job.show()
+        (row,) = shown["replica_states"]
+        held = io.BytesIO()
+        with tarfile.open(fileobj=held, mode="w") as archive:
+            archive.addfile(tarfile.TarInfo("../reached"))
+        await bucket_of(client).put(f"{job.id}.0.{row['fence']}", compressed(held), {}, lambda _: None)
+        with pytest.raises(Rejected, match="leaves the folder"):
+            await job.files(tmp_path / "into")
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_command_gets_what_a_job_kept(node: Node, unique: str, tmp_path: Path) -> None:
+    script = "mkdir out; echo model > out/model.pt; echo log > run.log"
+    run = ("run", "--job", "j", "--keep", "out/**", "--keep", "*.log", "--", "sh", "-c", script)
+    ran = await node.run(*run, tenant=unique)
+    assert ran.code == 0, ran.err
+    got = await node.run("get", "j", "--out", str(tmp_path / "j"), tenant=unique)
+    assert (got.code, sorted(got.out.splitlines())) == (0, [f"{tmp_path}/j/out/model.pt", f"{tmp_path}/j/run.log"])
+    got = await node.run("get", "j", "run.log", "--out", str(tmp_path / "log"), "--json", tenant=unique)
+    assert got.frame == {"kind": "files", "job": "j", "files": [f"{tmp_path}/log/run.log"]}
+    again = await node.run("get", "j", "--out", str(tmp_path / "j"), tenant=unique)
+    assert again.code != 0
+    assert "is there already" in again.err

@@ -1,0 +1,116 @@
+"""What a job brings along is packed the same way each time, and nothing is packed that a worker would refuse."""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+
+from moorage.bus import archives
+from moorage.bus.archives import unpack
+from moorage.client import packing
+from moorage.client.errors import Rejected
+from moorage.client.packing import pack
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
+
+
+def made(root: Path, *files: str) -> Path:
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+def address(path: Path) -> str:
+    packed = pack([path])
+    with packed.file:
+        return packed.address
+
+
+def compressed(path: Path) -> tuple[bytes, int]:
+    packed = pack([path])
+    with packed.file:
+        return b"".join(archives.compressed(packed.file)), packed.size
+
+
+def unpacked(paths: list[Path], into: Path) -> list[str]:
+    into.mkdir()
+    packed = pack(paths)
+    with packed.file:
+        plain = zlib.decompress(b"".join(archives.compressed(packed.file)), wbits=31)
+    unpack(io.BytesIO(plain), into, 1 << 30)
+    return names(into)
+
+
+def test_the_same_files_have_the_same_address_whenever_they_were_written(tmp_path: Path) -> None:
+    one, two = made(tmp_path / "one", "b/c.py", "a.py"), made(tmp_path / "two", "a.py", "b/c.py")
+    os.utime(two / "a.py", (1, 1))
+    os.chmod(two / "a.py", 0o600)
+    assert address(one) == address(two)
+    os.chmod(two / "a.py", 0o700)
+    assert address(one) != address(two)  # it can be executed now
+    assert compressed(one) == compressed(one)
+
+
+def test_a_folder_brings_its_content_and_a_file_itself(tmp_path: Path) -> None:
+    code = made(tmp_path / "code", "train.py", "lib/a.py", "empty/x", ".git/HEAD", "lib/__pycache__/a.pyc")
+    (code / "empty/x").unlink()
+    (code / "lib/b.py").symlink_to("a.py")
+    (code / "libs").symlink_to("lib")
+    single = made(tmp_path, "single.txt") / "single.txt"
+    expected = ["empty", "lib", "lib/a.py", "lib/b.py", "libs", "single.txt", "train.py"]
+    assert unpacked([code, single], tmp_path / "into") == expected
+
+
+def test_what_moorageignore_lists_stays(tmp_path: Path) -> None:
+    code = made(tmp_path / "code", "a.py", "data/big", "data/keep.txt", "logs/x.log", "sub/logs/y.log", "sub/b.py")
+    (code / ".moorageignore").write_text("# not these\n*.log\n/data/*\n!/data/keep.txt\n")
+    expected = [".moorageignore", "a.py", "data", "data/keep.txt", "logs", "sub", "sub/b.py", "sub/logs"]
+    assert unpacked([code], tmp_path / "into") == expected
+
+
+def test_what_a_job_may_not_bring_is_named(tmp_path: Path) -> None:
+    code = made(tmp_path / "code", "a.py")
+    for path, why in (
+        (tmp_path / "none", "there is no file or folder"),
+        (code / "a.py" / "b", "there is no file or folder"),
+    ):
+        with pytest.raises(Rejected, match=why):
+            pack([path])
+    (code / "out").symlink_to("/etc/passwd")
+    with pytest.raises(Rejected, match="a link that leaves the folder"):
+        pack([code])
+    (code / "out").unlink()
+    os.mkfifo(code / "pipe")
+    with pytest.raises(Rejected, match="neither a file nor a folder"):
+        pack([code])
+    (code / "pipe").unlink()
+    with pytest.raises(Rejected, match=r"two files would be a\.py"):
+        pack([code, code / "a.py"])
+
+
+def test_more_than_the_bound_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = made(tmp_path / "code", "a.py", "b.py", "c.py")
+    monkeypatch.setattr(packing, "MEMBERS_MAX", 2)
+    with pytest.raises(Rejected) as refused:
+        pack([code])
+    assert (refused.value.code, refused.value.problem.found) == ("too-large", "3 files")
+    monkeypatch.setattr(packing, "MEMBERS_MAX", 10)
+    monkeypatch.setattr(packing, "FILES_BYTES_MAX", 10)
+    with pytest.raises(Rejected) as refused:
+        pack([code])
+    assert refused.value.code == "too-large"
+
+
+def test_what_is_compressed_already_is_not_compressed_again(tmp_path: Path) -> None:
+    (tmp_path / "random").write_bytes(os.urandom(2 << 20))
+    sent, size = compressed(tmp_path / "random")
+    assert size < len(sent) < size + 10_000
+    (tmp_path / "zeros").write_bytes(bytes(2 << 20))
+    assert len(compressed(tmp_path / "zeros")[0]) < 20_000

@@ -1,0 +1,169 @@
+"""What a job leaves is stored before its end is told, and no more than it could read itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.bus.archives import Inflating, unpack
+from moorage.bus.object_store import ObjectStore
+from moorage.schemas.frames import End
+from moorage.worker.attempt_folders import FOLDERS
+from moorage.worker.drivers import process
+from moorage.worker.job_files import JobFiles, NotKept
+from tests.waiting import until
+from tests.worker.scripted_leader import ScriptedLeader
+from tests.worker.test_agent_process import agent_process, name_of, state_folder, worker
+from tests.worker.test_attempt_folders import OTHER_USER, placed
+from tests.worker.test_job_files import bringing, bucket, fresh
+
+
+async def kept(store: ObjectStore, name: str, root: Path) -> dict[str, str] | None:
+    info = await store.find(name)
+    if info is None:
+        return None
+    with (root / "plain").open("w+b") as plain:
+        inflating = Inflating(plain, 1 << 30)
+        async for piece in store.get(info):
+            inflating.feed(piece)
+        inflating.address()
+        plain.seek(0)
+        into = Path(fresh(root, info.seq))
+        unpack(plain, into, 1 << 30)
+    return {path.relative_to(into).as_posix(): path.read_text() for path in into.rglob("*") if path.is_file()}
+
+
+SCRIPT = "mkdir -p out/deep other; echo a > out/a.txt; echo b > out/deep/b; echo c > other/c; echo d > d.log; exit {}"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+async def test_what_matches_is_stored_before_the_end_is_told(
+    nats_url: str, unique: str, tmp_path: Path, code: int
+) -> None:
+    user: dict[str, Any] = {"user": OTHER_USER} if os.geteuid() == 0 else {}
+    async with (
+        bucket(nats_url, unique) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader) as (_, agent),
+    ):
+        name = name_of()
+        await leader.want("w1", placed(name, SCRIPT.format(code), keep=["out/**", "*.log", "!out/deep/**"], **user))
+        assert (await leader.heard("w1", "exited", name)).code == code
+        assert await kept(store, "a.0.10", tmp_path) == {"out/a.txt": "a\n", "d.log": "d\n"}
+        folder = agent.settings.state_dir / FOLDERS / "w1"
+        await until(lambda: [path.name for path in folder.iterdir()] == ["acme.a.0.1.10"], what="the patterns gone")
+
+
+async def test_nothing_is_stored_where_nothing_matches(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with (
+        bucket(nats_url, unique) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        name = name_of()
+        await leader.want("w1", placed(name, "true", keep=["out/**"]))
+        exited = await leader.heard("w1", "exited", name)
+        assert (exited.code, exited.detail) == (0, "exit")
+        assert await store.find("a.0.10") is None
+
+
+async def test_a_cancelled_job_keeps_what_there_is(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with (
+        bucket(nats_url, unique) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        name = name_of()
+        await leader.want("w1", placed(name, "echo saved > saved; sleep 60", keep=["saved"], grace_s=5.0))
+        await leader.heard("w1", "started", name)
+        await asyncio.sleep(0.3)
+        await leader.want("w1", End(*name, why="cancelling"))
+        assert (await leader.heard("w1", "exited", name)).detail == "end"
+        assert await kept(store, "a.0.10", tmp_path) == {"saved": "saved\n"}
+
+
+async def test_a_job_whose_files_cannot_be_stored_has_not_succeeded(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "STORE_S_MAX", 0.3)
+
+    async def slow(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader, files_bytes=1 << 20):
+        large, late = name_of(), name_of("late", fence=11)
+        await leader.want("w1", placed(large, "head -c 2000000 /dev/zero > big", keep=["big"]))
+        exited = await leader.heard("w1", "exited", large)
+        assert exited.code == 1
+        assert exited.detail.startswith("not-kept: files: more than")
+        monkeypatch.setattr(JobFiles, "keep", slow)
+        await leader.want("w1", msgspec.structs.replace(placed(late, "touch x", keep=["x"]), slots=[1]))
+        exited = await leader.heard("w1", "exited", late)
+        assert (exited.code, exited.detail) == (1, "not-kept: files: not stored within 0.3 s")
+
+
+async def test_an_end_while_files_are_stored_waits_no_longer_than_its_grace(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(JobFiles, "keep", never)
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        name = name_of()
+        await leader.want("w1", placed(name, "touch x", keep=["x"], grace_s=0.2))
+        await asyncio.wait_for(reached.wait(), 10)
+        await leader.want("w1", End(*name, why="cancelling"))
+        exited = await leader.heard("w1", "exited", name)
+        assert (exited.code, exited.detail) == (1, "not-kept: files: the attempt had to end")
+
+
+async def test_the_next_agent_stores_what_ended_without_one(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with bucket(nats_url, unique) as store, ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        name, go = name_of(), tmp_path / "go"
+        async with agent_process(state, nats_url, unique) as agent:
+            await leader.joined("w1")
+            script = f"while [ ! -e {go} ]; do sleep 0.02; done; echo late > late"
+            await leader.want("w1", placed(name, script, keep=["late"]))
+            await leader.heard("w1", "started", name)
+            agent.send_signal(signal.SIGKILL)
+            await agent.wait()
+        go.touch()
+        await asyncio.sleep(0.5)
+        async with agent_process(state, nats_url, unique):
+            assert (await leader.heard("w1", "exited", name)).code == 0
+            assert await kept(store, "a.0.10", tmp_path) == {"late": "late\n"}
+
+
+async def test_what_the_job_could_not_read_is_not_read_for_it(nats_url: str, unique: str, tmp_path: Path) -> None:
+    folder = Path(fresh(tmp_path))
+    (folder / "own").write_text("own")
+    (folder / "link").symlink_to("/etc/passwd")
+    (folder / "up").symlink_to("/etc")
+    os.mkfifo(folder / "pipe")
+    (tmp_path / "secret").write_text("secret")
+    expected = {"own": "own"}
+    if os.geteuid() == 0:
+        os.link(tmp_path / "secret", folder / "hard")  # another user's
+        for path in (folder, folder / "own", folder / "link"):
+            os.chown(path, int(OTHER_USER), int(OTHER_USER), follow_symlinks=False)
+    async with bucket(nats_url, unique) as store, bringing(nats_url, unique, tmp_path) as files:
+        await files.keep("acme", "j.0.1", str(folder), ["**"])
+        assert await kept(store, "j.0.1", tmp_path) == expected
+        deeper = "import os\nfor _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')\n"
+        await asyncio.to_thread(subprocess.run, ["python3", "-c", deeper], cwd=folder, check=True)
+        try:
+            with pytest.raises(NotKept):
+                await files.keep("acme", "j.0.2", str(folder), ["**"])
+        finally:  # pytest could not remove it either
+            await asyncio.to_thread(subprocess.run, ["rm", "-rf", folder], check=True)

@@ -1,0 +1,206 @@
+"""Files that jobs bring along: fetched from the tenant's bucket once a worker, and unpacked for each attempt.
+
+What is fetched is checked against its name, the SHA-256 of the tar file, and is kept as that tar file in a folder that
+only the agent reads, up to a bound: replicas of one job, and the next job with the same files, read it from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from moorage.bus.archives import MEMBERS_MAX, BadArchive, Inflating, compressed, unpack
+from moorage.bus.errors import BusError
+from moorage.bus.jetstream import JetStream
+from moorage.bus.object_store import files_store
+from moorage.schemas.errors import Refused, problem
+from moorage.schemas.subjects import Subjects
+
+#: below the state folder
+CACHE: Final = "files"
+#: how long the files of one job may take to arrive
+FETCH_S_MAX: Final = 600.0
+#: what is being fetched or was given up is called so
+_PART: Final = ".part"
+
+
+class FilesRefused(Refused):
+    """No worker could give the job its files: they are not in the bucket, or are none."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(problem("failed-precondition", f"files: {why}"))
+
+
+class FilesUnavailable(Refused):
+    """This worker cannot have the files now."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(problem("failed-precondition", f"files: {why}"))
+
+
+class NotKept(Refused):
+    """What a job left could not be stored."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(problem("not-kept", f"files: {why}"))
+
+
+class JobFiles:
+    """One worker's. `bytes_max` bounds the files of one job, `cache_bytes` what is kept for the next ones."""
+
+    def __init__(self, jetstream: JetStream, prefix: str, state: Path, bytes_max: int, cache_bytes: int) -> None:
+        self._jetstream = jetstream
+        self._subjects = Subjects(prefix)
+        self._folder = state / CACHE
+        self._bytes_max = bytes_max
+        self._cache_bytes = cache_bytes
+        self._fetching: dict[Path, asyncio.Task[None]] = {}
+
+    def open(self) -> None:
+        """Remove what an earlier agent had not fetched to its end. Raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in self._folder.glob(f"*{_PART}"):
+            left.unlink()
+
+    async def bring(self, tenant: str, address: str, into: str, ids: tuple[int, int] | None) -> None:
+        """Unpack the files of this address into a folder that no other process writes to; they get the owner `ids`.
+
+        Raises FilesRefused, FilesUnavailable.
+        """
+        kept = self._folder / f"{tenant}.{address}"  # by tenant: to know an address is not to have a right to the files
+        try:
+            source = await self._opened(kept, tenant, address)
+            with source:
+                await asyncio.to_thread(unpack, source, into, self._bytes_max, ids)
+        except BadArchive as error:
+            raise FilesRefused(str(error)) from None
+        except TimeoutError:
+            raise FilesUnavailable(f"not fetched within {FETCH_S_MAX:g} s") from None
+        except OSError as error:
+            raise FilesUnavailable(error.strerror or str(error)) from None
+        except BusError as error:
+            raise FilesUnavailable(error.problem.message) from None
+
+    async def _opened(self, kept: Path, tenant: str, address: str) -> BinaryIO:
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(kept)
+            return kept.open("rb")
+        fetching = self._fetching.get(kept)
+        if fetching is None:
+            fetching = self._fetching[kept] = asyncio.create_task(self._fetch(kept, tenant, address))
+            fetching.add_done_callback(lambda task: self._fetched(kept, task))
+        await asyncio.shield(fetching)  # the attempt that began it may end, and others wait for it too
+        return kept.open("rb")
+
+    async def keep(self, tenant: str, name: str, folder: str, patterns: Sequence[str]) -> None:
+        """Store the files of a folder that match the patterns as an object of the tenant's bucket; none if none does.
+
+        Raises NotKept. No process may write to the folder any more.
+        """
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as spool:
+                if not await asyncio.to_thread(self._pack, spool, folder, patterns):
+                    return
+                store = files_store(self._jetstream, self._subjects, tenant)
+                await store.put(name, compressed(spool), {"Content-Type": "application/gzip"}, lambda _: None)
+        except OSError as error:
+            raise NotKept(error.strerror or str(error)) from None
+        except RecursionError:
+            raise NotKept("the folders are too deep") from None
+        except BusError as error:
+            raise NotKept(error.problem.message) from None
+
+    def _pack(self, into: BinaryIO, folder: str, patterns: Sequence[str]) -> int:
+        """Write a tar file of what matches; returns how many files. Raises NotKept, OSError.
+
+        The agent may read more than the job: so no link is followed, and only what belongs to the folder's owner is
+        read.
+        """
+        import pathspec
+
+        try:
+            kept = pathspec.GitIgnoreSpec.from_lines(patterns)
+        except ValueError as error:
+            raise NotKept(str(error)) from None
+        owner, count, size = os.stat(folder).st_uid, 0, 0
+        with tarfile.open(fileobj=into, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for above, folders, files, place in os.fwalk(folder, follow_symlinks=False):
+                folders.sort()
+                for file in sorted(files):
+                    name = os.path.relpath(os.path.join(above, file), folder)
+                    if not kept.match_file(name):
+                        continue
+                    try:
+                        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+                    except OSError as error:
+                        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, or a socket
+                            continue
+                        raise
+                    with open(descriptor, "rb") as content:
+                        about = os.fstat(descriptor)
+                        if not stat.S_ISREG(about.st_mode) or about.st_uid != owner:
+                            continue
+                        count, size = count + 1, size + about.st_size
+                        if count > MEMBERS_MAX or size > self._bytes_max:
+                            raise NotKept(f"more than {MEMBERS_MAX} files or {self._bytes_max} bytes (files_bytes)")
+                        member = tarfile.TarInfo(name)
+                        member.size, member.mtime, member.mode = (
+                            about.st_size,
+                            int(about.st_mtime),
+                            about.st_mode & 0o755,
+                        )
+                        archive.addfile(member, content)
+        return count
+
+    def _fetched(self, kept: Path, task: asyncio.Task[None]) -> None:
+        del self._fetching[kept]
+        if not task.cancelled():
+            task.exception()  # looked at: the attempts that waited for it may be over
+
+    async def _fetch(self, kept: Path, tenant: str, address: str) -> None:
+        store = files_store(self._jetstream, self._subjects, tenant)
+        info = await store.find(address)
+        if info is None:
+            raise FilesRefused("they are not, or no longer, in the tenant's bucket: submit the job again with them")
+        part = kept.with_name(kept.name + _PART)
+        try:
+            with open(part, "wb", opener=_private) as into:  # noqa: ASYNC230 - on the disk of the state folder
+                inflating = Inflating(into, self._bytes_max)
+                async with asyncio.timeout(FETCH_S_MAX):
+                    async for piece in store.get(info):
+                        await asyncio.to_thread(inflating.feed, piece)
+            if inflating.address() != address:
+                raise BadArchive("they are not what their address says")
+            await asyncio.to_thread(self._make_room, part.stat().st_size)
+            part.rename(kept)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+    def _make_room(self, size: int) -> None:
+        """Remove what was used longest ago, until `size` more fits; what is being read goes once it is read."""
+        found = [(path.stat(), path) for path in self._folder.iterdir() if not path.name.endswith(_PART)]
+        left = size + sum(about.st_size for about, _ in found)
+        for about, path in sorted(found, key=lambda each: each[0].st_mtime_ns):
+            if left <= self._cache_bytes:
+                break
+            path.unlink(missing_ok=True)
+            left -= about.st_size
+
+    async def close(self) -> None:
+        """Give up what is being fetched."""
+        for fetching in list(self._fetching.values()):
+            fetching.cancel()
+            await asyncio.wait((fetching,))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
