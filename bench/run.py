@@ -19,7 +19,7 @@ import uvloop
 
 from bench import book, processes, scale, sdk
 from bench.callers import BODY, Callers, quantile
-from bench.stack import AWAKE, may_stay_awake, stack
+from bench.stack import stack
 from moorage.client import AsyncClient
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,13 +41,12 @@ async def latency() -> Figures:
         await callers.until_ended(4500)
         paced = await callers.waits_ms()
         await callers.close()
-    figures = {
+    return {
         "one in flight, submit→start p50 ms": quantile(one, 0.5),
         "one in flight, submit→start p99 ms": quantile(one, 0.99),
         "200 jobs/s, submit→start p50 ms": quantile(paced, 0.5),
         "200 jobs/s, submit→start p99 ms": quantile(paced, 0.99),
     }
-    return figures | (await _latency_awake() if may_stay_awake() else {})
 
 
 async def _one_in_flight(callers: Callers) -> list[float]:
@@ -58,18 +57,6 @@ async def _one_in_flight(callers: Callers) -> list[float]:
     await callers.closed_loop(2000, 1)
     await callers.until_ended(2500)
     return await callers.waits_ms()
-
-
-async def _latency_awake() -> Figures:
-    """One in flight, with processors that stay awake meanwhile."""
-    async with stack("64x8xH100", settings=AWAKE) as it:
-        callers = await Callers.open(it)
-        one = await _one_in_flight(callers)
-        await callers.close()
-    return {
-        "one in flight, cpu_latency_us = 0, submit→start p50 ms": quantile(one, 0.5),
-        "one in flight, cpu_latency_us = 0, submit→start p99 ms": quantile(one, 0.99),
-    }
 
 
 async def endpoint(fleet: str = "256x8xH100", label: str = "2,048 slots") -> Figures:

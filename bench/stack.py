@@ -7,13 +7,12 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 
 from moorage.bus.connection import Connection, connect
-from moorage.bus.cpu_latency import DEVICE
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
 from moorage.cli.local_tools import end_jobs_now
@@ -22,14 +21,6 @@ from moorage.schemas.subjects import Subjects
 HERE = Path(__file__).resolve().parent
 SUBJECTS = Subjects()
 UP_WITHIN_S = 60
-#: a scheduler's setting: processors stay awake while a job is about to start
-#: (bench/notes/2026-11-22-processors-awake-for-a-start.md)
-AWAKE = {"MOORAGE_SCHEDULER_CPU_LATENCY_US": "0"}
-
-
-def may_stay_awake() -> bool:
-    """Whether this user may say so here."""
-    return os.access(DEVICE, os.W_OK)
 
 
 class Stack:
@@ -42,9 +33,9 @@ class Stack:
         self._ledger_url = server.ledger_url
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
-    async def start(self, role: str, arguments: list[str], settings: Mapping[str, str] | None = None) -> None:
-        """A process of this Python, whose output goes to the role's log; `settings` are variables."""
-        environment = {**os.environ, "MOORAGE_LEDGER_URL": self._ledger_url, **(settings or {})}
+    async def start(self, role: str, arguments: list[str]) -> None:
+        """A process of this Python, whose output goes to the role's log."""
+        environment = {**os.environ, "MOORAGE_LEDGER_URL": self._ledger_url}
         with (self.folder / f"{role}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
@@ -52,8 +43,8 @@ class Stack:
         self._processes[role] = process
         self.pids[role] = process.pid
 
-    async def start_scheduler(self, settings: Mapping[str, str] | None = None) -> None:
-        await self.start("scheduler", ["-m", "moorage.scheduler", "--nats", self.url], settings)
+    async def start_scheduler(self) -> None:
+        await self.start("scheduler", ["-m", "moorage.scheduler", "--nats", self.url])
 
     async def kill(self, role: str) -> None:
         """End a process without a word of warning."""
@@ -85,11 +76,10 @@ async def stack(
     driver: str = "noop",
     script: str = "fleet.py",
     before: Callable[[Path], Awaitable[None]] | None = None,
-    settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Stack]:
     """A fresh stack with a simulated fleet such as `256x8xH100`; everything is gone at the end.
 
-    `script` is the fleet's. `before` may fill the server's data folder. `settings` are the scheduler's, as variables.
+    `script` is the fleet's. `before` may fill the server's data folder.
     """
     with tempfile.TemporaryDirectory(prefix="moorage-bench-") as name:
         folder = Path(name)
@@ -98,7 +88,7 @@ async def stack(
         server = await EmbeddedServer.start(folder / "nats")
         it = Stack(server, folder)
         try:
-            await it.start_scheduler(settings)
+            await it.start_scheduler()
             await it.start("worker", [str(HERE / script), server.url, str(folder / "worker"), fleet, driver])
             async with await connect(server.url, "bench ready") as connection:
                 await _until_up(connection, folder, asked=script == "fleet.py")

@@ -6,14 +6,11 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from bench.callers import Callers, quantile
-from bench.peers.environments import NoPeer
 from bench.peers.stick import stick
-from bench.stack import AWAKE, may_stay_awake, stack
-from moorage.bus.cpu_latency import DEVICE
+from bench.stack import stack
 from moorage.client import AsyncClient
 
 NOOP = b'{"job":"%s","events":"tenant","gpu":{"count":1},"run":{"driver":"noop"}}'
@@ -85,16 +82,9 @@ async def gangs() -> dict[str, float]:
     return {"groups/s": rate}
 
 
-async def awake(slots: int) -> dict[str, float]:
-    """As `processes`, with processors that stay awake while a job is about to start. Raises NoPeer."""
-    if not may_stay_awake():
-        raise NoPeer(f"this user may not write to {DEVICE}: run it as root")
-    return await processes(slots, AWAKE)
-
-
-async def processes(slots: int, settings: Mapping[str, str] | None = None) -> dict[str, float]:
+async def processes(slots: int) -> dict[str, float]:
     """/bin/true as a process a job; and submit to start of the stick (see `stick.py`)."""
-    async with stack(f"1x{slots}xH100", driver="process", settings=settings) as it:
+    async with stack(f"1x{slots}xH100", driver="process") as it:
         callers = await Callers.open(it, TRUE)
         rate = await _rate(callers, PROCESSES, CALLERS)
         await callers.close()

@@ -43,7 +43,6 @@ MEASURED: dict[str, Callable[[], Figures]] = {
     "moorage, gangs of 8": lambda: _run(ours.gangs()),
     "Ray, placement groups of 8": lambda: measured(python_of("ray"), "on_ray.py", "groups", SLOTS_OF_GROUPS),
     "moorage, a process a job, 8 slots": lambda: _run(ours.processes(SLOTS)),
-    "moorage, a process a job, cpu_latency_us = 0, 8 slots": lambda: _run(ours.awake(SLOTS)),
     "HyperQueue, a process a job, 8 slots": lambda: measured(
         python_of("hyperqueue"), "on_hyperqueue.py", "processes", SLOTS
     ),
@@ -63,7 +62,6 @@ RATIOS: tuple[tuple[str, str, str], ...] = (
     ("moorage, gangs of 8", "Ray, placement groups of 8", "groups/s"),
     ("moorage, a process a job, 8 slots", "HyperQueue, a process a job, 8 slots", "jobs/s"),
     ("moorage, a process a job, 8 slots", "HyperQueue, a process a job, 8 slots", "p50 ms"),
-    ("moorage, a process a job, cpu_latency_us = 0, 8 slots", "HyperQueue, a process a job, 8 slots", "p50 ms"),
     ("moorage, a process a job, 8 slots", "Slurm, a process a job, 8 slots", "jobs/s"),
 )
 

@@ -21,7 +21,6 @@ README: Final = (ROOT / "README.md").read_text()
 #: a row of the README's table -> the figure of `make bench` that it rounds
 FIGURES: Final = {
     "submit → start, one in flight": "one in flight, submit→start p50 ms",
-    "the same with `cpu_latency_us = 0`": "one in flight, cpu_latency_us = 0, submit→start p50 ms",
     "submit → start at 200 jobs/s, p99": "200 jobs/s, submit→start p99 ms",
     "submit → terminal, 1,000 callers, 2,048 slots": "endpoint, 1,000 callers, 2,048 slots, jobs/s",
     "the same through the durable queue": "durable queue, 1,000 in flight, jobs/s",

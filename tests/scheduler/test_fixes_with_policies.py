@@ -31,7 +31,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        orders: tuple[Literal["fair", "arrival", "fifo"], ...] = ("fair", "fair", "arrival", "fifo")
+        orders: tuple[Literal["fair", "fifo"], ...] = ("fair", "fair", "fair", "fifo")
         order = rng.choice(orders)
         config = Config(
             order=order, preempt_priority=rng.choice([101, 101, 80]), preempt_after=rng.choice([0.0, 3600.0]),

@@ -64,7 +64,7 @@ class WideWorld(World):
             margin_s=chance.choice((3.0, 1.0)),
             renew_s=chance.choice((2.0, 1.5)),
             load_s=chance.choice((2.0, 1.0)),
-            order=chance.choice(("fair", "fair", "arrival", "fifo")),
+            order=chance.choice(("fair", "fair", "fair", "fifo")),
             ranker=chance.choice(("fragments", "pack", "headroom")),
             reserve_after=chance.choice((30.0, 3.0)),
             ageing=chance.choice((0.0, 600.0)),

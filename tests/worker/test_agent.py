@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace
 
 from moorage.bus.connection import connect
-from moorage.bus.cpu_latency import CpuLatency
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import End, Place, RollCall, Start
@@ -72,12 +71,10 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(
-    url: str, prefix: str, tmp_path: Path, cpu_latency: CpuLatency | None = None, **numbers: float
-) -> AsyncIterator[World]:
+async def world(url: str, prefix: str, tmp_path: Path, **numbers: float) -> AsyncIterator[World]:
     async with ScriptedLeader(url, prefix, **numbers) as leader:
         connection = await connect(url, "agent under test")
-        host = FleetHost(connection, prefix, cpu_latency)
+        host = FleetHost(connection, prefix)
         await host.open()
         try:
             yield World(host, leader, tmp_path, prefix)
@@ -115,20 +112,6 @@ async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str
         ]
         assert seat.joins[0].hello.gpu_pool[0].name.startswith("NVIDIA H100")
         assert seat.joins[0].machine == "machine-1"
-
-
-async def test_processors_stay_awake_for_a_start_alone(nats_url: str, unique: str, tmp_path: Path) -> None:
-    words = tmp_path / "cpu_dma_latency"
-    words.touch()
-    async with world(nats_url, unique, tmp_path, CpuLatency(0, words)) as w:
-        await w.add()
-        await w.leader.joined("w1")
-        await w.leader.want("w1", End(*name_of("never"), why="order"))
-        await w.leader.heard("w1", "withdrawn", name_of("never"))
-        assert words.read_bytes() == b""
-        await w.leader.want("w1", place(name_of(), body()))
-        await w.leader.heard("w1", "freed", name_of())
-        assert words.read_bytes()[:4] == bytes(4)
 
 
 async def test_a_timer_whose_reason_is_over_takes_no_turn(nats_url: str, unique: str, tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from moorage.bus.connection import Connection
 from moorage.schemas.errors import Refused, problem
-from moorage.worker import embed, run
+from moorage.worker import run
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.fleet_host import FleetHost
@@ -58,34 +57,8 @@ async def test_a_worker_whose_state_folder_is_gone_ends_its_jobs_with_itself(
         assert seat.kinds(name)[-2:] == ["exited", "freed"]
 
 
-class Bound:
-    """Stands in for the file that bounds how long processors may take to wake."""
-
-    made: ClassVar[list[Bound]] = []
-
-    def __init__(self, latency_us: int) -> None:
-        self.latency_us = latency_us
-        self.is_open = True
-        self.made.append(self)
-
-    def hold(self) -> None:
-        return
-
-    def close(self) -> None:
-        self.is_open = False
-
-
-@pytest.fixture
-def bounds(monkeypatch: pytest.MonkeyPatch) -> list[Bound]:
-    made: list[Bound] = []
-    monkeypatch.setattr(Bound, "made", made)
-    monkeypatch.setattr(run, "CpuLatency", Bound)
-    monkeypatch.setattr(embed, "CpuLatency", Bound)
-    return made
-
-
 async def test_a_start_that_fails_leaves_nothing_open(
-    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: list[Bound]
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
     close_connection, close_inventory = Connection.close, SimulatedInventory.close
@@ -105,13 +78,12 @@ async def test_a_start_that_fails_leaves_nothing_open(
     monkeypatch.setattr(SimulatedInventory, "close", closes_inventory)
     monkeypatch.setattr(FleetHost, "add", refuses)
     with pytest.raises(Refused, match="not here"):
-        await start(settings_of(tmp_path, unique, cpu_latency_us=0), nats_url)
+        await start(settings_of(tmp_path, unique), nats_url)
     assert closed == ["inventory", "connection"]
-    assert [bound.is_open for bound in bounds] == [False]
 
 
 async def test_a_refused_subscription_closes_the_connection(
-    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: list[Bound]
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_host = FleetHost.open
 
@@ -119,21 +91,26 @@ async def test_a_refused_subscription_closes_the_connection(
         await open_host(self)
         raise Refused(problem("not-permitted", "not here"))
 
+    closed: list[Connection] = []
+    close_connection = Connection.close
+
+    async def closes(self: Connection) -> None:
+        closed.append(self)
+        await close_connection(self)
+
+    monkeypatch.setattr(Connection, "close", closes)
     monkeypatch.setattr(FleetHost, "open", refuses)
     with pytest.raises(Refused, match="not here"):
-        await start(settings_of(tmp_path, unique, cpu_latency_us=0), nats_url)
-    assert [bound.is_open for bound in bounds] == [False]
+        await start(settings_of(tmp_path, unique), nats_url)
+    assert len(closed) == 1
 
 
-async def test_an_embedded_worker_heeds_the_settings_of_a_worker(
-    nats_url: str, unique: str, tmp_path: Path, bounds: list[Bound]
-) -> None:
-    settings = WorkerSettings(tmp_path / "state", "w1", unique, simulate="1xH100", cpu_latency_us=7, nats=nats_url)
+async def test_an_embedded_worker_heeds_the_settings_of_a_worker(nats_url: str, unique: str, tmp_path: Path) -> None:
+    settings = WorkerSettings(tmp_path / "state", "w1", unique, simulate="1xH100", nats=nats_url)
     worker = EmbeddedWorker(None, settings)
     worker.handler("echo")(lambda context: None)
     async with worker:
-        assert [(bound.latency_us, bound.is_open) for bound in bounds] == [(7, True)]
-    assert not bounds[0].is_open
+        assert (tmp_path / "state").is_dir(), "and the server of the settings let it in"
 
 
 async def test_an_embedded_worker_refuses_a_state_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ THEMES: Final[dict[str, dict[str, float]]] = {
 
 def _settings(draw: Draw, theme: str) -> dict[str, Any]:
     settings: dict[str, Any] = {
-        "order": draw.pick("fair", "fair", "fair", "arrival", "fifo"),
+        "order": draw.pick("fair", "fair", "fair", "fair", "fifo"),
         "reserve_after": draw.pick(1, 1, 2, 30),
         "ageing": draw.pick(0, 0, 0, 36_000),
         "ended_max": draw.pick(4, 20),
@@ -299,7 +299,7 @@ def _settings(draw: Draw, theme: str) -> dict[str, Any]:
     if theme == "ever new shapes":
         settings |= {"order": "fair", "ranker": "fragments", "ended_max": 4}
     if theme in ("backfill", "orders"):
-        settings |= {"reserve_after": 1, "order": draw.pick("fair", "fair", "arrival")}
+        settings |= {"reserve_after": 1, "order": draw.pick("fair", "fair", "fair")}
     return settings
 
 

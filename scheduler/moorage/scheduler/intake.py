@@ -24,7 +24,7 @@ from moorage.scheduler.core.records import actor, by_tenant
 from moorage.scheduler.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Problem, Refused, refuse
-from moorage.schemas.frames import FactFrame, Goodbye, Hello, Join, Load, Renew
+from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.names import JOB, JOB_ID_DIGITS, TENANT, WORKER, is_job, is_tenant, is_worker
 from moorage.schemas.roles import may_answer
 from moorage.schemas.subjects import API_VERBS, Subjects
@@ -47,7 +47,6 @@ REQUESTS_PART: Final = 4
 
 _decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
 _decode_load: Final = Decoder[Load](Load)
-_decode_hello: Final = Decoder[Hello](Hello)
 _decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)
 
 _KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (FactFrame,)}
@@ -89,7 +88,6 @@ class Intake:
         self._questions = QuestionQueue(self._skip)
         self._submitters: dict[str, str] = {}  # the tenant by the subject of its submits, where it was looked at before
         self.counters: Counter[str] = Counter()
-        self.hellos: dict[str, Hello] = {}
 
     def put(self, delivery: Delivery) -> None:
         """Enqueue a message; when the queue is full it is dropped and counted, as its sender will repeat it.
@@ -185,10 +183,6 @@ class Intake:
             self._api(parts[1], parts[2], delivery)
         elif room == "load":
             self._engine.offer_load(parts[1], _decode_load(delivery.data), mono_ms)
-        elif room == "hello":
-            hello = _decode_hello(delivery.data)
-            if hello.worker == parts[1] and hello.worker in self._engine.state.workers:
-                self.hellos[hello.worker] = hello
         elif room == "admin" and len(parts) == 2:
             arguments = _decode_any(delivery.data) if delivery.data else {}
             self._on_admin(parts[1], arguments, delivery.reply, is_json(delivery.data))

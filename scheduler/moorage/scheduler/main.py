@@ -16,7 +16,6 @@ from typing import Final
 
 from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection
-from moorage.bus.cpu_latency import CpuLatency
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.logged import begin_log
@@ -55,7 +54,6 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    cpu_latency = None if settings.cpu_latency_us is None else CpuLatency(settings.cpu_latency_us)
     ledger_target, prefix, replicas = ledger_url(settings.ledger_url_file), settings.prefix, settings.replicas
     world = await connect_logged(target, "moorage-scheduler", log)
     ledger_world = world
@@ -80,7 +78,6 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
         snapshot_records=settings.snapshot_records,
         forks=True,
         recorder=recorder,
-        cpu_latency=cpu_latency,
     )
     running = asyncio.create_task(scheduler.run())
     stopping = asyncio.create_task(stop.wait())
@@ -97,8 +94,6 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
                 await task
         if recorder is not None:
             recorder.close()
-        if cpu_latency is not None:
-            cpu_latency.close()
         for connection in {world, ledger_world}:
             await connection.close()
 

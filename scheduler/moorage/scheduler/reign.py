@@ -117,7 +117,6 @@ class Reign:
             self._subjects.worker_join_all,
             self._subjects.worker_renew_all,
             self._subjects.worker_fact_all,
-            self._subjects.hello_all,
             self._subjects.load_all,
         ):
             self._subscriptions.append(await self._world.subscribe(subject, self._on_delivery))
@@ -197,7 +196,7 @@ class Reign:
 
     async def loop(self) -> None:
         """Write one record after the other; what arrives while one is appended goes into the next."""
-        engine, ledger, cpu_latency = self.engine, self._scheduler.ledger, self._scheduler.cpu_latency
+        engine, ledger = self.engine, self._scheduler.ledger
         while True:
             await self._until_due()
             if self._submits_delayed >= SHARE_AFTER:
@@ -205,8 +204,6 @@ class Reign:
             now = monotonic_ms()
             if not self._due(now):
                 continue
-            if cpu_latency is not None and engine.submitted:
-                cpu_latency.hold()
             only_ends = engine.only_ends
             payload = self._build(now)
             self._loop.call_soon(engine.prepare_early)

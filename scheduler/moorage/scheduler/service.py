@@ -16,7 +16,6 @@ import time
 from typing import Final
 
 from moorage.bus.connection import Connection
-from moorage.bus.cpu_latency import CpuLatency
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.beside import keep_running
@@ -64,7 +63,6 @@ class Scheduler:
         snapshot_records: int = RECORDS_BETWEEN,
         forks: bool = False,
         recorder: Recorder | None = None,
-        cpu_latency: CpuLatency | None = None,
     ) -> None:
         """`snapshot_command` starts the follower that writes snapshots; with None there are none.
 
@@ -72,7 +70,6 @@ class Scheduler:
         """
         self.forks = forks
         self.recorder = recorder
-        self.cpu_latency = cpu_latency
         self.snapshot_command = snapshot_command
         self.snapshot_records = snapshot_records
         self.config = config or Config()

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from moorage.bus.cpu_latency import LatencyUs
 from moorage.bus.errors import BadContext
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.core.rank.ranker import maker_of
@@ -48,7 +47,6 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
         Path | None,
         setting("Record in this file what decisions are based on, for moorage replay.", env=RECORD_VARIABLE),
     ] = None
-    cpu_latency_us: LatencyUs | None = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
     ] = "INFO"

@@ -126,9 +126,6 @@ class Host(Protocol):
     def now(self) -> float:
         """Seconds of CLOCK_BOOTTIME."""
 
-    def about_to_start(self) -> None:
-        """A member is on its way, which other processes take part in."""
-
 
 class Agent:
     """The agent of one worker id. Call `open`; from then on the host gives it turns, until `close`."""
@@ -396,7 +393,6 @@ class Agent:
     # ----------------------------------------------------------------------------------------- commands: the pool
 
     def _try_claim(self, command: TryClaim) -> None:
-        self.host.about_to_start()
         granted: list[tuple[Member, str]] = []
         refused: list[tuple[Member, str]] = []
         places: list[Place] = []
@@ -551,7 +547,7 @@ class Agent:
         for driver in self.drivers.values():
             self.call_driver(driver, partial(driver.set_fence, command.deadline_s, command.grace_s))
 
-    def call_driver(self, driver: Driver, step: Callable[[], None]) -> str:
+    def call_driver(self, driver: Driver, step: Callable[[], object]) -> str:
         """Call a driver. If a foreign driver raises, returns what in one line; else "".
 
         A job that such a driver cannot deal with must not end the worker, and with it all other jobs. In a driver of

@@ -25,7 +25,6 @@ import msgspec
 
 from moorage.bus.connection import Connection, State, connect
 from moorage.bus.contexts import Context
-from moorage.bus.cpu_latency import CpuLatency
 from moorage.bus.jetstream import JetStream
 from moorage.bus.target import find_context
 from moorage.schemas.errors import refuse
@@ -85,7 +84,6 @@ class EmbeddedWorker:
         self._driver: HandlerDriver | None = None
         self._host: FleetHost | None = None
         self._connection: Connection | None = None
-        self._cpu_latency: CpuLatency | None = None
 
     def handler(self, name: str) -> Callable[[_Function], _Function]:
         """Offer the decorated function under `name` (`[a-z0-9_.-]{1,48}`).
@@ -147,11 +145,9 @@ class EmbeddedWorker:
                 self._host.reconnected()
 
         try:
-            if settings.cpu_latency_us is not None:
-                self._cpu_latency = CpuLatency(settings.cpu_latency_us)
             context = find_context(settings.nats if self._target is None else self._target)
             self._connection = await connect(context, f"moorage service {worker}", on_state=on_state)
-            host = self._host = FleetHost(self._connection, settings.prefix, self._cpu_latency)
+            host = self._host = FleetHost(self._connection, settings.prefix)
             await host.open()
             self._driver = HandlerDriver(
                 self._handlers,
@@ -231,7 +227,5 @@ class EmbeddedWorker:
         inventory.close()
         if self._host is not None:
             await self._host.close()
-        if self._cpu_latency is not None:
-            self._cpu_latency.close()
         if self._connection is not None:
             await self._connection.close()

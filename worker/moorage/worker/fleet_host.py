@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from moorage.bus.cpu_latency import CpuLatency
 from moorage.bus.framing import new_inbox
 from moorage.bus.transport import Delivery, Outgoing, Subscribed, Transport
 from moorage.schemas.codec import Decoder
@@ -38,11 +37,8 @@ _decode_for_all: Final = Decoder[RollCall | Look](RollCall | Look)
 class FleetHost:
     """The shared half of agents. `open`, then `add` agents; `failed` gets the exception of an agent that broke."""
 
-    def __init__(
-        self, transport: Transport, prefix: str = PREFIX_DEFAULT, cpu_latency: CpuLatency | None = None
-    ) -> None:
+    def __init__(self, transport: Transport, prefix: str = PREFIX_DEFAULT) -> None:
         self.transport = transport
-        self._cpu_latency = cpu_latency
         self.subjects = Subjects(prefix)
         self.inbox = new_inbox(transport.inbox_prefix)
         self.ports: set[int] = set()
@@ -121,8 +117,6 @@ class FleetHost:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._cpu_latency is not None:
-            self._cpu_latency.close()
         if self._sending is not None:
             await self._sending
         for subscription in self._subscriptions:
@@ -141,10 +135,6 @@ class FleetHost:
 
     def now(self) -> float:
         return boottime_s()
-
-    def about_to_start(self) -> None:
-        if self._cpu_latency is not None:
-            self._cpu_latency.hold()
 
     def post(self, subject: str, payload: bytes, reply: str = "") -> None:
         self._outgoing_bytes += len(payload)

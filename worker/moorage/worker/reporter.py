@@ -96,6 +96,7 @@ class Reporter:
 
     def hello(self) -> Hello:
         settings, facts = self.settings, self.facts
+        nothing: dict[str, float] = {}
         return Hello(
             self.worker,
             self.boot,
@@ -118,7 +119,7 @@ class Reporter:
             keeps={
                 key: value
                 for driver in self.drivers.values()
-                for key, value in self._said(driver, partial(driver.keeps, settings), {}).items()
+                for key, value in self._said(driver, partial(driver.keeps, settings), nothing).items()
             },
         )
 

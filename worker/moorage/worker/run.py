@@ -16,7 +16,6 @@ import msgspec
 from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection, State
 from moorage.bus.contexts import Context
-from moorage.bus.cpu_latency import CpuLatency
 from moorage.bus.jetstream import JetStream
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
@@ -135,10 +134,6 @@ async def _start(
     opened: contextlib.AsyncExitStack,
 ) -> Worker:
     """`start` with settings that were checked. What has to be closed again goes into `opened`, step by step."""
-    cpu_latency = None
-    if settings.cpu_latency_us is not None:
-        cpu_latency = CpuLatency(settings.cpu_latency_us)
-        opened.callback(cpu_latency.close)
 
     def on_state(state: State) -> None:
         if state is State.CONNECTED and host is not None:
@@ -149,7 +144,7 @@ async def _start(
         target, f"moorage worker {settings.worker or facts.worker}", log, on_state=on_state
     )
     opened.push_async_callback(connection.close)
-    host = FleetHost(connection, settings.prefix, cpu_latency)
+    host = FleetHost(connection, settings.prefix)
     opened.push_async_callback(host.close)
     await host.open()
     worker = Worker(host, connection, [])

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from moorage.bus.cpu_latency import LatencyUs
 from moorage.schemas.errors import refuse
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.names import LABEL_KEY, WORKER, is_worker
@@ -184,7 +183,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nats: Annotated[
         str | None, setting("URL or nats context of the server; else the one that the nats command would use.")
     ] = None
-    cpu_latency_us: LatencyUs | None = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
     ] = "INFO"

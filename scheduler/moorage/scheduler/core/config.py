@@ -95,10 +95,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         setting("How the hosts that fit are ranked: fragments, pack, headroom, or module:Class of your own."),
     ] = "fragments"
     order: Annotated[
-        Literal["fair", "arrival", "fifo"],
+        Literal["fair", "fifo"],
         setting(
-            "Who goes first: fair (priority, the tenants' fair share where an operator has set one, arrival), arrival"
-            " (priority, arrival), or fifo (the same, but nobody passes the first)."
+            "Which job goes first: fair (priority, then the tenants' fair share if an operator has set one, then"
+            " arrival), or fifo (priority, then arrival, and no job passes the first)."
         ),
     ] = "fair"
     reserve_after: Annotated[
