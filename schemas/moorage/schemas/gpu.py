@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from moorage.schemas.capabilities import ADVISORY, Enforced, Level, job_enforced, level_number
 from moorage.schemas.trouble import Trouble, quoted
 
 Sharing = Literal["exclusive", "mps", "time-slice"]
@@ -51,6 +52,13 @@ class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
             raise ValueError(f"share.compute_percent must be 1..100, found {self.compute_percent}")
 
 
+class Enforce(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """The least levels at which the worker has to keep the job to its part of a GPU; null takes any."""
+
+    memory: Level | None = None  # hard, guarded or advisory
+    compute: Level | None = None  # the same
+
+
 class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The `gpu` object of a request. `{}` is one NVIDIA GPU of any model, exclusive, best effort.
 
@@ -64,6 +72,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     min_memory_mib: int | None = None  # of each GPU
     sharing: Sharing | None = None  # null is exclusive
     share: Share | None = None  # what part of the GPU, with mps and time-slice
+    enforce: Enforce | None = None  # how its part has to be kept; workers that do less are left out
     #: replicas as there is room (null, too), all at once or none, or each on a host of its own
     scheduling: Scheduling | None = None
     distributed: Distributed | None = None  # of a gang
@@ -103,6 +112,8 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if self.mode is not None and self.mode not in MODES:
             allowed = f"{', '.join(MODES)}, or null"
             return Trouble("gpu.mode", f"mode must be one of {allowed}", quoted(self.mode), allowed)
+        if self.enforce is not None and (trouble := self._enforce_trouble(self.enforce)) is not None:
+            return trouble
         for name, path, sharing in (
             ("mps_pipe_dir", self.mps_pipe_dir, "mps"),
             ("mps_log_dir", self.mps_log_dir, "mps"),
@@ -119,6 +130,36 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
                     f"gpu.{name}", f"{name} must be an absolute path on the worker", quoted(path), "a path from /"
                 )
         return None
+
+    def _enforce_trouble(self, enforce: Enforce) -> Trouble | None:
+        if self.effective_sharing == "exclusive":
+            return None
+        share = self.share or Share()
+        for name, level, part, has_part in (
+            ("memory", enforce.memory, "share.memory_mib", share.memory_mib > 0),
+            ("compute", enforce.compute, "share.compute_percent below 100", share.compute_percent < 100),
+        ):
+            if level not in (None, "advisory") and not has_part:
+                return Trouble(
+                    f"gpu.enforce.{name}", f"enforce.{name} needs {part}: else the job has no part to be kept to",
+                    quoted(str(level)), f"null without {part}",
+                )  # fmt: skip
+        return None
+
+    @property
+    def levels_required(self) -> tuple[int, int]:
+        """The least levels of memory and compute, as positions in `LEVELS`."""
+        if self.enforce is None:
+            return 0, 0
+        return level_number(self.enforce.memory or ADVISORY.memory), level_number(self.enforce.compute or "advisory")
+
+    def enforced(self, by_mode: Enforced) -> Enforced:
+        """Return how a job that asks so is kept to its part, where its worker does that for the mode."""
+        share = self.share or Share()
+        return job_enforced(
+            by_mode, self.effective_sharing,
+            has_memory=share.memory_mib > 0, has_compute=share.compute_percent < 100,
+        )  # fmt: skip
 
     @property
     def models(self) -> tuple[str, ...]:

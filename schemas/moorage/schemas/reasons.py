@@ -92,6 +92,13 @@ GPU_DRIVER: Final = add(
     "gpu-driver", "no worker that is left lets jobs of the driver have GPUs", ends=Ends.NEVER, cures=_REQUEST
 )
 SHARING: Final = add("sharing", "no worker that is left offers the sharing mode", ends=Ends.NEVER, cures=_REQUEST)
+ENFORCE: Final = add(
+    "enforce",
+    "no worker that is left keeps the job to its part of a GPU as it requires",
+    "ask for a lower level in gpu.enforce, for exclusive GPUs, or see capabilities in moorage fleet --json",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
+)
 VENDOR: Final = add("vendor", "no worker that is left has a GPU of the vendor", ends=Ends.NEVER, cures=_REQUEST)
 MODE: Final = add(
     "mode",

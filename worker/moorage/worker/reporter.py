@@ -20,6 +20,7 @@ from moorage.worker.inventory.faults import Fault, Gravity
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import HealthChanged, Log
+from moorage.worker.memory_guard import MemoryGuard
 from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool, SlotState
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
@@ -40,6 +41,7 @@ class Reporter:
         pool: GpuPool,
         watch: DeviceWatch,
         policy: Policy,
+        guard: MemoryGuard,
     ) -> None:
         self.worker = worker
         self.settings = settings
@@ -49,6 +51,7 @@ class Reporter:
         self.pool = pool
         self.watch = watch
         self.policy = policy
+        self.guard = guard
         self.devices = inventory.devices()
         self.subjects = Subjects(settings.prefix)
         self._shell = shell
@@ -109,7 +112,9 @@ class Reporter:
             address=settings.address or "",
             simulated=self.inventory.simulated,
             lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
-            capabilities={name: driver.can() for name, driver in self.drivers.items()},
+            capabilities={
+                name: replace(driver.can(), enforced=self.guard.levels(driver)) for name, driver in self.drivers.items()
+            },
             keeps={key: value for driver in self.drivers.values() for key, value in driver.keeps(settings).items()},
         )
 

@@ -41,6 +41,7 @@ class Shape:
         "gpus",
         "index",
         "key",
+        "levels",
         "memory_mib",
         "min_memory_mib",
         "mode",
@@ -79,6 +80,7 @@ class Shape:
         self.compute_percent = share.compute_percent if share and share.compute_percent < 100 else 0
         self.slot_index = gpu.time_slice_index if gpu else None
         self.not_apple = gpu is not None and gpu.mode is not None  # a mode is Apple's, and no driver has one
+        self.levels = gpu.levels_required if gpu else (0, 0)  # at which its part of a device has to be kept, at least
         self.device_ids = request.device_ids if gpu else ()  # it takes these and no others; empty: any that answer
         self.device_asked: DeviceAsked = (
             self.vendor, self.models, self.min_memory_mib, self.share_mib, self.slot_index, self.not_apple,
@@ -122,6 +124,7 @@ def shape_key(request: Request) -> ShapeKey:
             request.replicas if gpu.scheduling == "gang" else 0,
             request.device_ids,
             gpu.mode,
+            gpu.enforce and gpu.levels_required,
         )
     return (
         gpu_key,

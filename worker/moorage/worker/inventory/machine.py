@@ -56,6 +56,10 @@ class CombinedInventory:
         part, own_slot = self._home(slot)
         return part.memory_baseline_mib(own_slot)
 
+    async def held(self, slot: int) -> dict[int, int]:
+        part, own_slot = self._home(slot)
+        return await part.held(own_slot)
+
     def watch(self, report: ReportFault) -> None:
         slots = {home: slot for slot, home in enumerate(self._homes)}
 

@@ -20,7 +20,9 @@ import msgspec
 
 from moorage.schemas.frames import Device
 from moorage.worker.inventory.base import (
+    MPS_COMM,
     DeviceProcess,
+    HeldUnknown,
     ReportFault,
     SlotReading,
     bounded,
@@ -83,6 +85,7 @@ class NvmlInventory:
         self._questions = [
             Question("nvml-sample", partial(_read_device, api, handle, proc), timeout_s) for handle in handles
         ]
+        self._holders = [Question("nvml-held", partial(_held, api, handle.raw, proc), timeout_s) for handle in handles]
         self._closed = False
         self._events: NvmlEvents | None = None
         self.faults: Final = faults
@@ -102,6 +105,14 @@ class NvmlInventory:
         reading = await self._reading(slot, self._questions[slot].fresh_answer)
         return is_free(reading, self._handles[slot].baseline_mib)
 
+    async def held(self, slot: int) -> dict[int, int]:
+        try:
+            return await self._holders[slot].answer()
+        except TimeoutError:
+            raise HeldUnknown("NVML does not answer") from None
+        except (self._api.NVMLError, AttributeError) as error:
+            raise HeldUnknown(f"NVML does not tell what processes hold: {error}") from None
+
     def watch(self, report: ReportFault) -> None:
         if self._handles and self._events is None and not self._closed:
             raws = [handle.raw for handle in self._handles]
@@ -116,7 +127,8 @@ class NvmlInventory:
         if events is not None:
             events.stop()
         # A call that has not come back still uses the library: then leave it to the end of the process.
-        if self._handles and not any(question.is_asked for question in self._questions):
+        asked = [*(each.is_asked for each in self._questions), *(each.is_asked for each in self._holders)]
+        if self._handles and not any(asked):
 
             def shut_down() -> None:
                 if events is not None:
@@ -305,6 +317,19 @@ def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
             memory_mib = None if used is None else used // _MIB
             found.append(DeviceProcess(pid, _name_of(pid, proc), memory_mib, user_of(pid, proc)))
     return bounded(found)
+
+
+def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
+    """MiB by pid. A process with compute and graphics is in both lists, each with all that it holds."""
+    found: dict[int, int] = {}
+    for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
+        for entry in getattr(api, name)(raw):
+            pid, used = int(entry.pid), entry.usedGpuMemory
+            if used is None:
+                raise HeldUnknown(f"NVML does not tell what pid {pid} {_name_of(pid, proc)}".rstrip() + " holds")
+            if not _name_of(pid, proc).startswith(MPS_COMM):
+                found[pid] = max(found.get(pid, 0), int(used) // _MIB)
+    return found
 
 
 def _call(api: Any, name: str, raw: Any) -> list[Any]:

@@ -43,7 +43,7 @@ _NONE: Final[set[str]] = set()
 
 NO_MATCH: Final = "no-match"
 #: filters that are no lack of workers: the drivers or devices that are there do not do it
-NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.MODE.name, reasons.DEVICE.name)
+NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.ENFORCE.name, reasons.MODE.name, reasons.DEVICE.name)
 #: the feature level of what requests of releases before 0.3 have not: see `_too_new`
 REQUEST_LEVEL: Final = 2
 NOT_HEARD: Final = "fleet-not-yet-heard"
@@ -197,6 +197,8 @@ class Admission:
             return None
         if request.device_ids or request.template is not None or request.workload.image is not None:
             return level_problem("exact devices, template and run.image", REQUEST_LEVEL, self.state.level)
+        if request.gpu is not None and request.gpu.enforce is not None:
+            return level_problem("gpu.enforce", REQUEST_LEVEL, self.state.level)
         return None
 
     def _begin(self, draft: Draft) -> None:
