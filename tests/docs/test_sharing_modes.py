@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from moorage.schemas.gpu import SHARING_MODES
 from moorage.worker.drivers import BUILT_IN
@@ -31,7 +31,8 @@ DRIVERS: tuple[type[Driver], ...] = (ProcessDriver, HandlerDriver, NoopDriver)
 class Clock:
     """Of an agent, the little that a guard without members needs."""
 
-    dropped: ClassVar[Counter[str]] = Counter()
+    def __init__(self) -> None:
+        self.dropped: Counter[str] = Counter()
 
     def now(self) -> float:
         return time.monotonic()
