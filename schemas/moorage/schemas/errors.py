@@ -58,7 +58,7 @@ ENDED_AS_ASKED: Final = "end"
 ENDS: Final[dict[str, str]] = {
     "start-failed": "the command could not be started: the message says at which step, and why",
     "timeout": "it ran longer than its timeout_s, or its deadline passed while it ran",
-    "over-memory": "it held more memory of a shared GPU than its share, and its worker ended it; the CUDA context counts",
+    "over-memory": "it held more of a shared GPU's memory than its share, and was ended (a CUDA context counts)",
     "end": "its worker ended it when asked to: for a cancel, a drain, a preemption or an act of an operator",
     "lost": "its host or its supervisor went away under it; it counts as a loss, and is tried again elsewhere while the"
     " bound on losses allows",

@@ -28,6 +28,10 @@ NOMINAL_TOLERANCE: Final = 0.02
 PART_CHARS_MAX: Final = 16
 
 
+#: as NVIDIA names them: 1g.10gb, 1g.10gb+me, 2c.3g.40gb
+_PROFILE: Final = re.compile(r"(?:[1-7]c\.)?[1-7]g\.[0-9]{1,4}gb(?:[+-][a-z.]{1,16})*")
+
+
 class Distributed(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """How the ranks of a gang meet."""
 
@@ -70,6 +74,9 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     mode: str | None = None  # native or vm, of Apple's GPUs, for which no driver is built: it waits
     model: str | list[str] | None = None  # part of its name, in any case; `=A10` whole words; of several any will do
     min_memory_mib: int | None = None  # of each GPU
+    #: a MIG slice of this profile, as 1g.10gb, in place of a whole GPU; without it a slice answers only a request that
+    #: names nothing but memory
+    profile: str | None = None
     sharing: Sharing | None = None  # null is exclusive
     share: Share | None = None  # what part of the GPU, with mps and time-slice
     enforce: Enforce | None = None  # how its part has to be kept; workers that do less are left out
@@ -112,6 +119,8 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if self.mode is not None and self.mode not in MODES:
             allowed = f"{', '.join(MODES)}, or null"
             return Trouble("gpu.mode", f"mode must be one of {allowed}", quoted(self.mode), allowed)
+        if self.profile is not None and (trouble := self._profile_trouble(self.profile)) is not None:
+            return trouble
         if self.enforce is not None and (trouble := self._enforce_trouble(self.enforce)) is not None:
             return trouble
         for name, path, sharing in (
@@ -129,6 +138,16 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
                 return Trouble(
                     f"gpu.{name}", f"{name} must be an absolute path on the worker", quoted(path), "a path from /"
                 )
+        return None
+
+    def _profile_trouble(self, profile: str) -> Trouble | None:
+        if not _PROFILE.fullmatch(profile):
+            return Trouble("gpu.profile", "profile must be one of MIG", quoted(profile), "such as 1g.10gb, or null")
+        if self.count != 1:
+            message = "a process can use one MIG slice: CUDA shows no second one"
+            return Trouble("gpu.count", message, str(self.count), "1 with a profile")
+        if self.effective_sharing != "exclusive":
+            return Trouble("gpu.sharing", "a MIG slice is leased alone", self.effective_sharing, "null with a profile")
         return None
 
     def _enforce_trouble(self, enforce: Enforce) -> Trouble | None:
@@ -182,6 +201,12 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     @property
     def effective_scheduling(self) -> Scheduling:
         return self.scheduling or "best-effort"
+
+
+def mig_profile(name: str) -> str:
+    """Return the profile in the name of a MIG slice, as in `NVIDIA H100 80GB HBM3 MIG 1g.10gb`; "" of a whole GPU."""
+    _, is_slice, profile = name.rpartition(" MIG ")
+    return profile if is_slice else ""
 
 
 #: how well a name answers that has the pattern as a word of its own

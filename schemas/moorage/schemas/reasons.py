@@ -113,6 +113,13 @@ MODEL: Final = add(
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
+PROFILE: Final = add(
+    "profile",
+    "no worker that is left has a MIG slice of the profile",
+    "ask for a profile that moorage fleet shows in the names of its models, or for a whole GPU",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
+)
 MEMORY: Final = add(
     "memory",
     "no GPU of the model has the memory",

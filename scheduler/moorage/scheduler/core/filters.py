@@ -13,7 +13,7 @@ from moorage.scheduler.core.records import MODE_OF, Mode
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas import reasons
 from moorage.schemas.capabilities import LEVELS
-from moorage.schemas.gpu import APPLE
+from moorage.schemas.gpu import APPLE, mig_profile
 from moorage.schemas.reasons import Reason
 
 #: names of models, drivers or labels that one text shows
@@ -122,6 +122,10 @@ def _has_mode(offer: Offer, shape: Shape) -> bool:
     return not shape.not_apple or vendors != {APPLE}
 
 
+def _has_profile(offer: Offer, shape: Shape) -> bool:
+    return not shape.slice_profile or any(mig_profile(name) == shape.slice_profile for _, _, name, _ in offer.devices)
+
+
 def _has_memory(offer: Offer, shape: Shape) -> bool:
     return any(memory >= max(shape.min_memory_mib, shape.share_mib) for _, _, _, memory in offer.named(shape))
 
@@ -205,6 +209,10 @@ _IN_ORDER: Final = (
     Filter(
         reasons.MODE, "one device", _has_mode,
         lambda shape, offers, names: "no driver for Apple's GPUs is built, so none has a mode",
+    ),
+    Filter(
+        reasons.PROFILE, "one device", _has_profile,
+        lambda shape, offers, names: f"no worker has a MIG slice {shape.slice_profile}",
     ),
     Filter(
         reasons.MODEL, "one device", lambda offer, shape: bool(offer.named(shape)),

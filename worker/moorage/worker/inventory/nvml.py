@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from moorage.schemas.frames import Device
+from moorage.schemas.gpu import mig_profile
 from moorage.worker.inventory.base import (
     MPS_COMM,
     DeviceProcess,
@@ -69,6 +70,8 @@ class _Handle:
     raw: Any
     memory_version: Any
     baseline_mib: int
+    whole: Any  # of a MIG slice: the GPU, which tells of its health; else the same as `raw`
+    uuid: str  # of that
 
 
 class NvmlInventory:
@@ -115,8 +118,9 @@ class NvmlInventory:
 
     def watch(self, report: ReportFault) -> None:
         if self._handles and self._events is None and not self._closed:
-            raws = [handle.raw for handle in self._handles]
-            self._events = NvmlEvents(self._api, raws, [device.uuid for device in self._devices])
+            self._events = NvmlEvents(
+                self._api, [handle.whole for handle in self._handles], [handle.uuid for handle in self._handles]
+            )
             self._events.start(report)
 
     def close(self) -> None:
@@ -188,25 +192,46 @@ def _import_pynvml() -> Any:
 
 def _open(api: Any, sysfs: Path, proc: Path) -> tuple[list[Device], list[_Handle], list[str]]:
     api.nvmlInit()
-    devices: list[Device] = []
-    handles: list[_Handle] = []
+    whole: list[tuple[Device, _Handle]] = []
+    slices: list[tuple[Device, _Handle]] = []
     faults: list[str] = []
     for index in range(min(api.nvmlDeviceGetCount(), DEVICES_MAX)):
         try:
             raw = api.nvmlDeviceGetHandleByIndex(index)
             device = _describe(api, raw, index, sysfs)
-            handle = _Handle(raw, _memory_version(api, raw), BASELINE_ASSUMED_MIB)
-            reading = _read_device(api, handle, proc)
+            parts = _slices(api, raw, device) if device.mig else []
+            for each, part in parts or [(device, raw)]:
+                (slices if parts else whole).append((each, _handle(api, part, raw, device.uuid, proc)))
         except api.NVMLError as error:
             faults.append(f"device {index}: {error}")  # without a uuid it can be no slot
-            continue
-        if not reading.processes:
-            handle.baseline_mib = reading.memory_used_mib
-        devices.append(device)
-        handles.append(handle)
+    # whole GPUs come first, so that slices that are made and removed move none of them
+    devices = [device for device, _ in whole + slices]
+    handles = [handle for _, handle in whole + slices]
     linked = [_linked_devices(api, devices, handles, position) for position in range(len(devices))]
     devices = [msgspec.structs.replace(device, peers=peers) for device, peers in zip(devices, linked, strict=True)]
     return devices, handles, faults
+
+
+def _handle(api: Any, raw: Any, whole: Any, uuid: str, proc: Path) -> _Handle:
+    handle = _Handle(raw, _memory_version(api, raw), BASELINE_ASSUMED_MIB, whole, uuid)
+    reading = _read_device(api, handle, proc)
+    if not reading.processes:
+        handle.baseline_mib = reading.memory_used_mib
+    return handle
+
+
+def _slices(api: Any, raw: Any, whole: Device) -> list[tuple[Device, Any]]:
+    """The MIG slices of a GPU. A place without one is not found; the GPU itself is not offered beside its slices."""
+    found: list[tuple[Device, Any]] = []
+    for index in range(_optional(api, lambda: int(api.nvmlDeviceGetMaxMigDeviceCount(raw)), 0)):
+        part = _optional(api, partial(api.nvmlDeviceGetMigDeviceHandleByIndex, raw, index), None)
+        if part is None:
+            continue
+        name, uuid = _text(api.nvmlDeviceGetName(part)), _text(api.nvmlDeviceGetUUID(part))
+        memory_mib = int(api.nvmlDeviceGetMemoryInfo(part).total) // _MIB
+        device = msgspec.structs.replace(whole, name=name, uuid=uuid, memory_mib=memory_mib, profile=mig_profile(name))
+        found.append((device, part))
+    return found
 
 
 def _describe(api: Any, raw: Any, index: int, sysfs: Path) -> Device:
@@ -233,7 +258,9 @@ def _linked_devices(api: Any, devices: list[Device], handles: list[_Handle], pos
         status = api.nvmlDeviceGetP2PStatus(handles[position].raw, handles[other].raw, api.NVML_P2P_CAPS_INDEX_NVLINK)
         return bool(status == api.NVML_P2P_STATUS_OK)
 
-    others = [other for other in range(len(devices)) if other != position]
+    if devices[position].profile:
+        return []  # no slice reaches another device
+    others = [other for other in range(len(devices)) if other != position and not devices[other].profile]
     # A device that fails here fails again when it is read; the fleet can do without its links.
     return [devices[other].index for other in others if _ignore_errors(api, partial(linked, other))]
 
@@ -256,9 +283,13 @@ def _memory_version(api: Any, raw: Any) -> Any:
 
 
 def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
-    """Raises NVMLError where the device does not answer; what a board cannot tell is left at its default."""
+    """Raises NVMLError where the device does not answer; what a board cannot tell is left at its default.
+
+    Of a MIG slice, memory and processes are its own, and the rest is of its GPU.
+    """
     raw, version = handle.raw, handle.memory_version
     memory = api.nvmlDeviceGetMemoryInfo(raw, version=version) if version else api.nvmlDeviceGetMemoryInfo(raw)
+    raw = handle.whole
     temperature = _optional(api, lambda: int(api.nvmlDeviceGetTemperature(raw, api.NVML_TEMPERATURE_GPU)), None)
     errors = _optional(
         api,
@@ -272,7 +303,7 @@ def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
         memory_used_mib=int(memory.used) // _MIB,
         temperature_c=temperature,
         health=health_of(temperature, errors),
-        processes=_processes(api, raw, proc),
+        processes=_processes(api, handle.raw, proc),
         faults=_faults(api, raw),
         uncorrected_errors=errors,
     )

@@ -197,8 +197,8 @@ class Admission:
             return None
         if request.device_ids or request.template is not None or request.workload.image is not None:
             return level_problem("exact devices, template and run.image", REQUEST_LEVEL, self.state.level)
-        if request.gpu is not None and request.gpu.enforce is not None:
-            return level_problem("gpu.enforce", REQUEST_LEVEL, self.state.level)
+        if request.gpu is not None and (request.gpu.enforce is not None or request.gpu.profile is not None):
+            return level_problem("gpu.enforce and gpu.profile", REQUEST_LEVEL, self.state.level)
         return None
 
     def _begin(self, draft: Draft) -> None:
