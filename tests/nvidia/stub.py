@@ -55,9 +55,27 @@ def libraries() -> Path:
     return folder
 
 
+#: calls by what they tell of a device, in the errors of a board
+CALLS: Final = {
+    "handle": ("nvmlDeviceGetHandleByIndex_v2",),
+    "uuid": ("nvmlDeviceGetUUID",),
+    "compute": ("nvmlDeviceGetCudaComputeCapability",),
+    "mig": ("nvmlDeviceGetMigMode",),
+    "memory": ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"),
+    "memory_v2": ("nvmlDeviceGetMemoryInfo_v2",),
+    "temperature": ("nvmlDeviceGetTemperature",),
+    "ecc": ("nvmlDeviceGetTotalEccErrors",),
+    "util": ("nvmlDeviceGetUtilizationRates",),
+    "processes": ("nvmlDeviceGetComputeRunningProcesses_v3",),
+    "rows": ("nvmlDeviceGetRemappedRows",),
+    "events": ("nvmlDeviceGetSupportedEventTypes",),
+    "p2p": ("nvmlDeviceGetP2PStatus",),
+}
+
+
 @dataclass
 class Board:
-    """One device. `errors` are codes by NVML's name of a call, `hangs` the calls that do not come back.
+    """One device. `errors` are codes by what is asked (see `CALLS`), `hangs` what does not come back.
 
     `pids` are processes with MiB, None for a size that the driver does not tell; `more` are further words of the line.
     """
@@ -72,6 +90,14 @@ class Board:
     errors: dict[str, int] = field(default_factory=dict)
     hangs: set[str] = field(default_factory=set)
     slices: list[Slice] = field(default_factory=list)
+    stub: Stub | None = None
+
+    def set(self, **values: object) -> None:
+        """Change some of it, on the machine that has it."""
+        for name, value in values.items():
+            setattr(self, name, value)
+        if self.stub is not None:
+            self.stub.write()
 
     def lines(self) -> Iterator[str]:
         more: dict[str, int | str] = {
@@ -84,10 +110,12 @@ class Board:
         if self.slices:
             more["mig"] = 1
         yield _line("device", more)
-        for call, code in self.errors.items():
-            yield _line("fail", {"call": call, "uuid": self.uuid, "code": int(code)})
-        for call in self.hangs:
-            yield _line("hang", {"call": call, "uuid": self.uuid})
+        for what, code in self.errors.items():
+            for call in CALLS[what]:
+                yield _line("fail", {"call": call, "uuid": self.uuid, "code": int(code)})
+        for what in self.hangs:
+            for call in CALLS[what]:
+                yield _line("hang", {"call": call, "uuid": self.uuid})
         for pid, mib in self.pids.items():
             yield _line("process", {"uuid": self.uuid, "pid": pid, "mib": -1 if mib is None else mib})
         for pid in self.mps_pids:
@@ -102,6 +130,13 @@ class Board:
                 "name": name,
             }
             yield _line("slice", words | {"used": 0})
+
+
+def load() -> None:
+    """Load the stub of NVML into this process: pynvml finds what is loaded already. Skips where there is a driver."""
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this host has a driver, which this process may have loaded")
+    ctypes.CDLL(str(libraries() / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
 
 
 @dataclass
@@ -126,6 +161,8 @@ class Stub:
         self.boards = boards
         self.extra = extra
         self.libraries = libraries()
+        for board in boards:
+            board.stub = self
         (folder / "held").mkdir(parents=True, exist_ok=True)
         (folder / "held").chmod(0o777)
         (folder / "calls").touch()
@@ -155,9 +192,7 @@ class Stub:
     @contextlib.contextmanager
     def load(self) -> Iterator[None]:
         """Have this process use these devices meanwhile: pynvml finds the library that is loaded already."""
-        if Path("/dev/nvidiactl").exists():
-            pytest.skip("this host has a driver, which this process may have loaded")
-        ctypes.CDLL(str(self.libraries / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
+        load()
         os.environ[FOLDER_VARIABLE] = str(self.folder)
         try:
             yield

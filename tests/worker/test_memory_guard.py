@@ -185,13 +185,11 @@ async def test_where_nvml_fails_the_level_falls_and_is_told_and_rises_again(
         seat = one.leader.seat("w1")
         await one.hold("shares", 1000, 2000)
         joins = len(seat.joins)
-        one.stub.boards[0].errors["nvmlDeviceGetComputeRunningProcesses_v3"] = code
-        one.stub.write()
+        one.stub.boards[0].set(errors={"processes": code})
         await until(lambda: one.level() == "advisory", what="the level falls")
         assert [held.job for held in seat.joins[-1].holding] == ["shares"], "what runs is taken over"
         assert seat.joins[-1].hello.capabilities["process"].enforced["exclusive"].memory == "hard"
-        one.stub.boards[0].errors.clear()
-        one.stub.write()
+        one.stub.boards[0].set(errors={})
         await until(lambda: one.level() == "guarded", what="the level rises")
         assert len(seat.joins) == joins + 2
         assert one.exits() == {}
@@ -217,11 +215,9 @@ async def test_a_device_that_hangs_lowers_the_level(
     monkeypatch.setattr("moorage.worker.inventory.nvml.SAMPLE_TIMEOUT_S", 0.2)
     async with scene(nats_url, unique, tmp_path) as one:
         await one.hold("shares", 1000, 2000)
-        one.stub.boards[0].hangs.add("nvmlDeviceGetComputeRunningProcesses_v3")
-        one.stub.write()
+        one.stub.boards[0].set(hangs={"processes"})
         await until(lambda: one.level() == "advisory", what="the level falls")
-        one.stub.boards[0].hangs.clear()
-        one.stub.write()
+        one.stub.boards[0].set(hangs=set())
 
 
 async def test_an_old_mps_server_owns_the_memory_and_the_level_of_mps_alone_says_so(

@@ -65,8 +65,7 @@ async def test_a_slice_has_its_own_memory_and_processes_and_its_gpus_health(tmp_
             job.kill()
             await job.wait()
         assert await found.memory_is_free(2)
-        stub.boards[0].more["recovery"] = 1
-        stub.write()
+        stub.boards[0].set(more={"recovery": 1})
         assert [[fault.kind for fault in each.faults] for each in await found.sample()] == [
             [],
             ["reset-needed"],

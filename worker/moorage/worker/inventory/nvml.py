@@ -155,7 +155,6 @@ class NvmlInventory:
 
 
 async def open_nvml(
-    api: Any = None,
     *,
     sysfs: Path = Path("/sys"),
     proc: Path = Path("/proc"),
@@ -164,10 +163,10 @@ async def open_nvml(
 ) -> NvmlInventory:
     """All NVIDIA devices in NVML's order, with their idle baselines; none where library or driver is missing.
 
-    `api` is the module `pynvml` unless given. Raises NvmlUnavailable where NVML is there and fails or hangs: a host
+    Raises NvmlUnavailable where NVML is there and fails or hangs: a host
     that has GPUs and cannot see them must not pass for one without.
     """
-    nvml = _import_pynvml() if api is None else api
+    nvml = _import_pynvml()
     try:
         async with asyncio.timeout(open_timeout_s):
             found = await in_thread("nvml-open", lambda: _open(nvml, sysfs, proc))
