@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from moorage.scheduler.core.effects.event_encoder import EventEncoder
-from moorage.scheduler.core.effects.outputs import changes_since
+from moorage.scheduler.core.effects.outputs import changes_since, enforced_of
 from moorage.scheduler.core.state import Job, State
 from moorage.scheduler.intake import cancel_of
 from moorage.schemas.codec import encode
@@ -23,7 +23,8 @@ def event_of(state: State, job: Job, told: int) -> Event:
     rows = [row for row in job.story if row[0] > told]
     simulated = any(workers[row[5]].hello.get("simulated", False) for row in rows if row[5] >= 0)
     why = next((change.why for change in reversed(changes) if change.why), "")
-    return Event(job.tenant, job.name, job.rev, job.state, state.seq, changes, why, simulated)
+    enforced = enforced_of(job) if any(change.state == "PLACED" for change in changes) else None
+    return Event(job.tenant, job.name, job.rev, job.state, state.seq, changes, why, simulated, enforced=enforced)
 
 
 @pytest.mark.parametrize("seed", range(6))

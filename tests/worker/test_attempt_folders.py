@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 
 from moorage.schemas.frames import Place
 from moorage.worker import attempt_folders
 from moorage.worker.attempt_folders import DISK, FOLDERS, AttemptFolders, FolderUnavailable, clear_unknown
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.member_messages import MemberName
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings

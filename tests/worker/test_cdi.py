@@ -14,10 +14,10 @@ from moorage.worker.inventory import cdi
 from moorage.worker.inventory.cdi import CdiError, Edits, Registry, SpecDevice, folders, read_registry, write_spec
 from moorage.worker.inventory.cdi_devices import cdi_names
 from moorage.worker.inventory.device_nodes import device_nodes
-from moorage.worker.inventory.machine import open_machine
+from moorage.worker.inventory.machine import CombinedInventory, open_machine
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
-from tests.worker.test_inventory_nvml import Board, PlayedNvml, pynvml
+from tests.nvidia.stub import Board, Stub
 
 GPU = "nvidia.com/gpu"
 YAML = """
@@ -206,8 +206,9 @@ def test_a_device_is_named_by_its_uuid_else_by_its_node_and_never_by_its_index(t
 async def test_a_worker_tells_the_cdi_names_of_its_devices(tmp_path: Path) -> None:
     put(tmp_path / "etc/cdi", "a.json", spec({"GPU-a": node("/dev/nvidia1"), "0": node("/dev/nvidia0")}))
     put(tmp_path / "etc/cdi", "broken.json", b"{")
-    played = PlayedNvml(Board("GPU-a", minor=1), Board("GPU-b", pci="00000000:2A:00.0", minor=0))
-    inventory = await open_machine(played, root=tmp_path)
+    boards = Board("GPU-a", more={"minor": 1}), Board("GPU-b", pci="00000000:2A:00.0", more={"minor": 0})
+    with Stub(tmp_path / "stub", *boards).load():
+        inventory = await open_machine(root=tmp_path)
     assert [device.cdi for device in inventory.devices()] == [[f"{GPU}=GPU-a"], [f"{GPU}=0"]]
     assert [inventory.nodes(slot) for slot in range(2)] == [("/dev/nvidia1",), ("/dev/nvidia0",)]
     inventory.close()
@@ -216,8 +217,9 @@ async def test_a_worker_tells_the_cdi_names_of_its_devices(tmp_path: Path) -> No
 # ---------------------------------------------------------------------------------------------------- without NVML
 
 
-def missing_nvml() -> PlayedNvml:
-    return PlayedNvml(errors={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND})
+async def open_without_nvml(root: Path) -> CombinedInventory:
+    with Stub(root / "stub", extra=("fail call=nvmlInitWithFlags code=12",)).load():  # no library
+        return await open_machine(root=root)
 
 
 async def test_without_nvml_the_specs_tell_the_devices_whose_files_are_there(tmp_path: Path) -> None:
@@ -228,13 +230,14 @@ async def test_without_nvml_the_specs_tell_the_devices_whose_files_are_there(tmp
     for number in (0, 1):
         put(tmp_path / "dev", f"nvidia{number}", b"")
     (tmp_path / "proc").mkdir()
-    inventory = await open_machine(missing_nvml(), root=tmp_path)
+    inventory = await open_without_nvml(tmp_path)
     first, second = inventory.devices()
     assert (first.index, first.uuid, first.cdi) == (0, f"{GPU}=0", [f"{GPU}=0"])
     assert (second.index, second.uuid, second.cdi) == (1, "GPU-b", [f"{GPU}=GPU-b", f"{GPU}=1"])
     assert [reading.health for reading in await inventory.sample()] == ["ok", "ok"]
     inventory.close()
-    there = await open_machine(PlayedNvml(), root=tmp_path)
+    with Stub(tmp_path / "none").load():
+        there = await open_machine(root=tmp_path)
     assert there.devices() == [], "a driver that lists no device has none"
     there.close()
 
@@ -245,7 +248,7 @@ async def test_without_nvml_a_device_is_free_when_no_process_has_its_file_open(t
     fds = tmp_path / "proc/77/fd"
     fds.mkdir(parents=True)
     put(tmp_path / "proc/77", "comm", "python\n")
-    inventory = await open_machine(missing_nvml(), root=tmp_path)
+    inventory = await open_without_nvml(tmp_path)
     assert await inventory.memory_is_free(0)
     (fds / "3").symlink_to("/dev/nvidia0")
     assert not await inventory.memory_is_free(0)
@@ -261,10 +264,10 @@ async def test_without_nvml_a_device_is_free_when_no_process_has_its_file_open(t
 async def test_on_wsl2_all_is_the_one_device(tmp_path: Path) -> None:
     put(tmp_path / "etc/cdi", "a.json", spec({"all": node("/dev/dxg")}))
     (tmp_path / "proc").mkdir()
-    inventory = await open_machine(missing_nvml(), root=tmp_path)
+    inventory = await open_without_nvml(tmp_path)
     assert inventory.devices() == []
     put(tmp_path / "dev", "dxg", b"")
-    inventory = await open_machine(missing_nvml(), root=tmp_path)
+    inventory = await open_without_nvml(tmp_path)
     assert [(each.uuid, each.cdi) for each in inventory.devices()] == [(f"{GPU}=all", [f"{GPU}=all"])]
 
 

@@ -1,4 +1,4 @@
-"""What a worker finds on its devices that no lease explains: by a played NVML, and on simulated readings."""
+"""What a worker finds on its devices that no lease explains: by a stub of NVML, and on simulated readings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moorage.worker.inventory.nvml import open_nvml
 from moorage.worker.inventory.simulated import BASELINE_MIB, SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.pool import GpuPool
-from tests.worker.test_inventory_nvml import Board, PlayedNvml
+from tests.nvidia.stub import Board, Stub
 
 PYTHON = DeviceProcess(4711, "python", 512)
 
@@ -30,17 +30,17 @@ def test_processes_and_memory_by_nvml_where_nobody_has_a_lease(tmp_path: Path) -
     (tmp_path / "4711").mkdir()
     (tmp_path / "4711" / "comm").write_text("python\n")
     boards = [Board(f"GPU-{number}", used_mib=10) for number in range(5)]
-    api = PlayedNvml(*boards)
+    stub = Stub(tmp_path / "stub", *boards)
 
     async def scenario() -> tuple[list[Finding], int]:
-        inventory = await open_nvml(api, sysfs=tmp_path, proc=tmp_path)
+        inventory = await open_nvml(sysfs=tmp_path, proc=tmp_path)
         pool = GpuPool(inventory.devices())
         lease = pool.try_claim_slots((0, 4), "exclusive", "train")
-        boards[0].pids[4711] = 512  # the job's own
-        boards[1].pids[4711] = 512  # somebody's
-        boards[2].used_mib = 10 + FREE_TOLERANCE_MIB + 100  # nobody's
-        boards[3].mps_pids = [os.getpid()]  # the service's own context
-        boards[4].errors["memory"] = 15  # NVML_ERROR_GPU_IS_LOST
+        boards[0].set(pids={4711: 512})  # the job's own
+        boards[1].set(pids={4711: 512})  # a foreign process
+        boards[2].set(used_mib=10 + FREE_TOLERANCE_MIB + 100)  # of no process
+        boards[3].set(mps_pids=[os.getpid()])  # the service's own context
+        boards[4].set(errors={"memory": 15})  # NVML_ERROR_GPU_IS_LOST
         before = pool.slot_states()
         readings = await inventory.sample()
         baselines = [inventory.memory_baseline_mib(slot) for slot in range(5)]
@@ -54,7 +54,8 @@ def test_processes_and_memory_by_nvml_where_nobody_has_a_lease(tmp_path: Path) -
         inventory.close()
         return found
 
-    findings, more = asyncio.run(scenario())
+    with stub.load():
+        findings, more = asyncio.run(scenario())
     assert findings == [
         Finding("nvml-foreign", 1, "GPU-1", 4711, "python", 512),
         Finding("nvml-memory", 2, "GPU-2", 0, "", FREE_TOLERANCE_MIB + 100),

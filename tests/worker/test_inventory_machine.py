@@ -16,8 +16,11 @@ from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.pool import GpuPool
 from moorage.worker.settings import WorkerSettings
+from tests.nvidia.stub import Board, Stub
 from tests.worker.made_up_sys import MIB, MadeUpMachine
-from tests.worker.test_inventory_nvml import Board, PlayedNvml, pynvml
+
+#: nvml.h: NVML_ERROR_GPU_IS_LOST
+GPU_IS_LOST = 15
 
 
 def simulated(word: str, name: str) -> SimulatedInventory:
@@ -32,8 +35,13 @@ async def test_nvidia_comes_first_and_each_vendor_counts_for_itself(
     machine.pci(129, "0000:18:00.0", 0x10DE, 0x2330, "nvidia")
     folder = machine.amd(130, "0000:03:00.0")
     machine.pci(131, "0000:00:02.0", 0x8086, 0xA780, "i915")
-    nvml = PlayedNvml(Board("GPU-a", used_mib=7), Board("GPU-b", errors={"handle": pynvml.NVML_ERROR_GPU_IS_LOST}))
-    inventory = await open_machine(nvml, root=tmp_path)
+    stub = Stub(tmp_path / "stub", Board("GPU-a", used_mib=7), Board("GPU-b", errors={"handle": GPU_IS_LOST}))
+    with stub.load():
+        await one_of_each(tmp_path, machine, folder, caplog)
+
+
+async def one_of_each(tmp_path: Path, machine: MadeUpMachine, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    inventory = await open_machine(root=tmp_path)
     found = [(device.vendor, device.index, device.uuid) for device in inventory.devices()]
     assert found == [("nvidia", 0, "GPU-a"), ("amd", 0, "GPU-a1b2c3d4e5f60082"), ("intel", 0, "0000:00:02.0")]
     GpuPool(inventory.devices()).validate()
@@ -56,22 +64,26 @@ async def test_an_embedded_worker_has_the_devices_of_all_vendors(
     machine = MadeUpMachine(tmp_path)
     machine.amd(130, "0000:03:00.0")
     machine.pci(131, "0000:00:02.0", 0x8086, 0xA780, "i915")
-    monkeypatch.setattr(embed, "open_machine", partial(open_machine, PlayedNvml(Board("GPU-a")), root=tmp_path))
-    _, inventory = await EmbeddedWorker(None, WorkerSettings(tmp_path, "w1"))._machine("w1")
-    assert [device.vendor for device in inventory.devices()] == ["nvidia", "amd", "intel"]
-    inventory.close()
+    monkeypatch.setattr(embed, "open_machine", partial(open_machine, root=tmp_path))
+    with Stub(tmp_path / "stub", Board("GPU-a")).load():
+        _, inventory = await EmbeddedWorker(None, WorkerSettings(tmp_path, "w1"))._machine("w1")
+        assert [device.vendor for device in inventory.devices()] == ["nvidia", "amd", "intel"]
+        inventory.close()
 
 
 async def test_a_machine_without_gpus_is_no_error(tmp_path: Path) -> None:
-    nvml = PlayedNvml(errors={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND})
-    inventory = await open_machine(nvml, root=tmp_path)
-    assert (inventory.devices(), await inventory.sample()) == ([], [])
+    with Stub(tmp_path / "stub", extra=("fail call=nvmlInitWithFlags code=12",)).load():  # no library
+        inventory = await open_machine(root=tmp_path)
+        assert (inventory.devices(), await inventory.sample()) == ([], [])
 
 
 async def test_a_driver_that_fails_is_an_error_also_where_others_answer(tmp_path: Path) -> None:
     MadeUpMachine(tmp_path).amd(128)
-    with pytest.raises(NvmlUnavailable):
-        await open_machine(PlayedNvml(errors={"nvmlInit": pynvml.NVML_ERROR_UNKNOWN}), root=tmp_path)
+    with (
+        Stub(tmp_path / "stub", extra=("fail call=nvmlInitWithFlags code=999",)).load(),
+        pytest.raises(NvmlUnavailable),
+    ):
+        await open_machine(root=tmp_path)
 
 
 async def test_slots_that_are_not_there(tmp_path: Path) -> None:

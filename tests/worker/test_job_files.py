@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.worker.scripted_leader import ScriptedLeader
 
 from moorage.bus.connection import connect
 from moorage.bus.errors import JetStreamRefused, StreamGap
@@ -25,7 +26,6 @@ from moorage.worker import job_files
 from moorage.worker.attempt_folders import FOLDERS
 from moorage.worker.job_files import CACHE, FilesRefused, FilesUnavailable, JobFiles
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import name_of, worker
 from tests.worker.test_attempt_folders import OTHER_USER, placed
 

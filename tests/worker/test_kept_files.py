@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.worker.scripted_leader import ScriptedLeader
 
 from moorage.bus.archives import Inflating, unpack
 from moorage.bus.object_store import ObjectStore
@@ -19,7 +20,6 @@ from moorage.worker.attempt_folders import FOLDERS
 from moorage.worker.drivers import process
 from moorage.worker.job_files import JobFiles, NotKept
 from tests.waiting import until
-from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import agent_process, name_of, state_folder, worker
 from tests.worker.test_attempt_folders import OTHER_USER, placed
 from tests.worker.test_job_files import bringing, bucket, fresh

@@ -9,7 +9,6 @@ import pytest
 
 from moorage.bus.connection import Connection
 from moorage.schemas.errors import Refused, problem
-from moorage.worker import run
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.fleet_host import FleetHost

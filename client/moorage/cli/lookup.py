@@ -22,6 +22,7 @@ FIXES: Final[dict[str, str]] = {
     "unknown-verb": "moorage help",
     "too-large": "put large data into a store and hand its address to the job",
     "not-found": "moorage ls, or moorage fleet",
+    "over-memory": "ask for a larger share, with room for the CUDA context, or for a GPU of its own",
     "conflict": "choose another job id; or send the same content, which is the same job",
     "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
     "moved-on": "moorage plan again, and submit with the ledger record that it shows",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -11,6 +11,24 @@ import msgspec
 DRIVER_DEFAULT: Final = "process"
 #: what may stand in `Capabilities.fence`
 FENCES: Final = ("agent", "supervisor", "none")
+
+#: how a job is kept to its part of a device. hard: it cannot take more, whatever it does; guarded: the worker ends it
+#: within seconds if it takes more; advisory: its part is counted when it is placed, and that is all
+Level = Literal["hard", "guarded", "advisory"]
+#: weakest first
+LEVELS: Final[tuple[Level, ...]] = ("advisory", "guarded", "hard")
+
+
+class Enforced(msgspec.Struct, frozen=True, gc=False):
+    """How a job is kept to its part of a device. A word that this release does not know counts as advisory."""
+
+    memory: str = "advisory"  # hard, guarded or advisory
+    compute: str = "advisory"  # the same
+
+
+ADVISORY: Final = Enforced()
+#: of a device that the job has alone, so that all of it is its part
+WHOLE: Final = Enforced("hard", "hard")
 
 
 class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -32,6 +50,9 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     gpu_enabled: bool = True  # its jobs may have GPUs
     #: the keys that it reads of `driver_config.<its name>`, others are refused; null: the driver checks them itself
     config: list[str] | None = None
+    #: how its jobs are kept to their part of a device, by sharing mode. A mode that is not here: exclusive is hard, as
+    #: all of the device is the job's, and the others are advisory
+    enforced: dict[str, Enforced] = {}
 
 
 #: a driver of which nothing is known
@@ -45,6 +66,28 @@ UP_TO_0_2: Final[Mapping[str, Capabilities]] = {
     "noop": Capabilities(keeps_output=True, uses_devices=False, simulated_only=True),
     "handler": Capabilities(ends_streams=True, returns_value=True, uses_devices=False, config=["input"]),
 }
+
+
+def level_number(word: str) -> int:
+    """Return the position of a level in `LEVELS`; 0 for a word that this release does not know."""
+    return LEVELS.index(word) if word in LEVELS else 0
+
+
+def mode_enforced(hello: Mapping[str, Any], driver: str, mode: str) -> Enforced:
+    """Return how a worker keeps a driver's jobs to their part in a sharing mode, by its hello as the ledger has it."""
+    told = (hello.get("capabilities") or {}).get(driver, {}).get("enforced", {}).get(mode)
+    if told is None:
+        return WHOLE if mode == "exclusive" else ADVISORY
+    return Enforced(told.get("memory", ADVISORY.memory), told.get("compute", ADVISORY.compute))
+
+
+def job_enforced(by_mode: Enforced, mode: str, *, has_memory: bool, has_compute: bool) -> Enforced:
+    """Return the level of one job: what it names no part of, in a shared mode, nothing keeps it to."""
+    if mode == "exclusive":
+        return by_mode
+    return Enforced(
+        by_mode.memory if has_memory else ADVISORY.memory, by_mode.compute if has_compute else ADVISORY.compute
+    )
 
 
 def driver_of(shown: Mapping[str, Any]) -> str:

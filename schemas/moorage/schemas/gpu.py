@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from moorage.schemas.capabilities import ADVISORY, Enforced, Level, job_enforced, level_number
 from moorage.schemas.trouble import Trouble, quoted
 
 Sharing = Literal["exclusive", "mps", "time-slice"]
@@ -25,6 +26,10 @@ SHARERS_MAX: Final[dict[str, int]] = {"mps": 8, "time-slice": 4}
 #: an "80 GB" card shows a little more or less than 80e9 bytes; the token is nominal within this tolerance
 NOMINAL_TOLERANCE: Final = 0.02
 PART_CHARS_MAX: Final = 16
+
+
+#: as NVIDIA names them: 1g.10gb, 1g.10gb+me, 2c.3g.40gb
+_PROFILE: Final = re.compile(r"(?:[1-7]c\.)?[1-7]g\.[0-9]{1,4}gb(?:[+-][a-z.]{1,16})*")
 
 
 class Distributed(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,6 +56,13 @@ class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
             raise ValueError(f"share.compute_percent must be 1..100, found {self.compute_percent}")
 
 
+class Enforce(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """The least levels at which the worker has to keep the job to its part of a GPU; null takes any."""
+
+    memory: Level | None = None  # hard, guarded or advisory
+    compute: Level | None = None  # the same
+
+
 class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The `gpu` object of a request. `{}` is one NVIDIA GPU of any model, exclusive, best effort.
 
@@ -63,8 +75,12 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     model: str | list[str] | None = None  # part of its name, in any case; `=A10` whole words; of several any will do
     min_memory_mib: int | None = None  # of each GPU
     min_compute_capability: str | None = None  # of each GPU, as NVIDIA counts it: 8.0; other vendors' have none
+    #: a MIG slice of this profile, as 1g.10gb, in place of a whole GPU; without it a slice answers only a request that
+    #: names nothing but memory
+    profile: str | None = None
     sharing: Sharing | None = None  # null is exclusive
     share: Share | None = None  # what part of the GPU, with mps and time-slice
+    enforce: Enforce | None = None  # how its part has to be kept; workers that do less are left out
     #: replicas as there is room (null, too), all at once or none, or each on a host of its own
     scheduling: Scheduling | None = None
     #: which GPU a sharer gets: the one with the most other sharers, or with the fewest; null: as the ranker chooses
@@ -110,6 +126,10 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             return Trouble("gpu.mode", f"mode must be one of {allowed}", quoted(self.mode), allowed)
         if self.prefer is not None and self.effective_sharing == "exclusive":
             return Trouble("gpu.prefer", "prefer needs sharing mps or time-slice", self.prefer, "null without sharing")
+        if self.profile is not None and (trouble := self._profile_trouble(self.profile)) is not None:
+            return trouble
+        if self.enforce is not None and (trouble := self._enforce_trouble(self.enforce)) is not None:
+            return trouble
         for name, path, sharing in (
             ("mps_pipe_dir", self.mps_pipe_dir, "mps"),
             ("mps_log_dir", self.mps_log_dir, "mps"),
@@ -126,6 +146,46 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
                     f"gpu.{name}", f"{name} must be an absolute path on the worker", quoted(path), "a path from /"
                 )
         return None
+
+    def _profile_trouble(self, profile: str) -> Trouble | None:
+        if not _PROFILE.fullmatch(profile):
+            return Trouble("gpu.profile", "profile must be one of MIG", quoted(profile), "such as 1g.10gb, or null")
+        if self.count != 1:
+            message = "a process can use one MIG slice: CUDA shows no second one"
+            return Trouble("gpu.count", message, str(self.count), "1 with a profile")
+        if self.effective_sharing != "exclusive":
+            return Trouble("gpu.sharing", "a MIG slice is leased alone", self.effective_sharing, "null with a profile")
+        return None
+
+    def _enforce_trouble(self, enforce: Enforce) -> Trouble | None:
+        if self.effective_sharing == "exclusive":
+            return None
+        share = self.share or Share()
+        for name, level, part, has_part in (
+            ("memory", enforce.memory, "share.memory_mib", share.memory_mib > 0),
+            ("compute", enforce.compute, "share.compute_percent below 100", share.compute_percent < 100),
+        ):
+            if level not in (None, "advisory") and not has_part:
+                return Trouble(
+                    f"gpu.enforce.{name}", f"enforce.{name} needs {part}: else the job has no part to be kept to",
+                    quoted(str(level)), f"null without {part}",
+                )  # fmt: skip
+        return None
+
+    @property
+    def levels_required(self) -> tuple[int, int]:
+        """The least levels of memory and compute, as positions in `LEVELS`."""
+        if self.enforce is None:
+            return 0, 0
+        return level_number(self.enforce.memory or ADVISORY.memory), level_number(self.enforce.compute or "advisory")
+
+    def enforced(self, by_mode: Enforced) -> Enforced:
+        """Return how a job that asks so is kept to its part, where its worker does that for the mode."""
+        share = self.share or Share()
+        return job_enforced(
+            by_mode, self.effective_sharing,
+            has_memory=share.memory_mib > 0, has_compute=share.compute_percent < 100,
+        )  # fmt: skip
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -157,6 +217,12 @@ def capability_of(text: str) -> int:
     """Return a CUDA compute capability as a number that orders: 86 of `8.6`; 0 of any other text, such as `gfx942`."""
     found = _CAPABILITY.fullmatch(text)
     return 0 if found is None else 10 * int(found[1]) + int(found[2])
+
+
+def mig_profile(name: str) -> str:
+    """Return the profile in the name of a MIG slice, as in `NVIDIA H100 80GB HBM3 MIG 1g.10gb`; "" of a whole GPU."""
+    _, is_slice, profile = name.rpartition(" MIG ")
+    return profile if is_slice else ""
 
 
 #: how well a name answers that has the pattern as a word of its own

@@ -92,6 +92,13 @@ GPU_DRIVER: Final = add(
     "gpu-driver", "no worker that is left lets jobs of the driver have GPUs", ends=Ends.NEVER, cures=_REQUEST
 )
 SHARING: Final = add("sharing", "no worker that is left offers the sharing mode", ends=Ends.NEVER, cures=_REQUEST)
+ENFORCE: Final = add(
+    "enforce",
+    "no worker that is left keeps the job to its part of a GPU as it requires",
+    "ask for a lower level in gpu.enforce, for exclusive GPUs, or see capabilities in moorage fleet --json",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
+)
 VENDOR: Final = add("vendor", "no worker that is left has a GPU of the vendor", ends=Ends.NEVER, cures=_REQUEST)
 MODE: Final = add(
     "mode",
@@ -110,6 +117,13 @@ COMPUTE: Final = add(
     "compute",
     "no GPU of the model has the compute capability",
     "ask for a lower min_compute_capability, or for another model; moorage fleet WORKER --json shows what each GPU has",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
+)
+PROFILE: Final = add(
+    "profile",
+    "no worker that is left has a MIG slice of the profile",
+    "ask for a profile that moorage fleet shows in the names of its models, or for a whole GPU",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )

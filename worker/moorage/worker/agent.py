@@ -76,6 +76,7 @@ from moorage.worker.member_messages import (
     Well,
 )
 from moorage.worker.members import Members
+from moorage.worker.memory_guard import MemoryGuard
 from moorage.worker.output_reader import OutputReader
 from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool, SlotsRefused
@@ -161,8 +162,17 @@ class Agent:
         )
         self.watch = DeviceWatch(self.devices, facts.boot, self.pool, settings.probation, host.now(), health_file)
         self.say = ThrottledLog(worker, host.now)
+        self.guard = MemoryGuard(
+            self,
+            self.members.held,
+            inventory,
+            self.drivers,
+            settings.modes_offered,
+            settings.guard_grace_s if settings.guard else None,
+        )
+        self.watch.explained = self.guard.explained
         self.reporter = Reporter(
-            self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy
+            self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard
         )
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address))
         self.output = OutputReader(self, worker, self.members.session, self.drivers)
@@ -225,8 +235,10 @@ class Agent:
             driver.attach(self.enqueue, self._publish)
             living |= {each.name: (driver, each) for each in await driver.open()}
         self._restore(living)
+        await self.guard.open()
         await self.reporter.open()
         self._is_open = True
+        self.spawn(self.guard.run())
         self.host.wake(self)
 
     async def close(self) -> None:

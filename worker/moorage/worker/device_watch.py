@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +56,8 @@ class DeviceWatch:
         self._file = file
         self._ours: frozenset[int] = frozenset()  # slots that are out of use by our doing
         self._foreign: dict[int, str] = {}
+        #: the pids among these that the leases of a slot explain; without it, all of a slot that is leased
+        self.explained: Callable[[int, Collection[int]], Container[int]] = lambda slot, pids: pids
 
     # ---------------------------------------------------------------------------------------- what is seen and heard
 
@@ -66,8 +68,7 @@ class DeviceWatch:
         self._foreign = {}
         if any(reading.processes for reading in readings):
             for state, reading in zip(self._pool.slot_states(), readings, strict=True):
-                who = "" if state.sharers else reading.foreign((os.getpid(),))
-                if who:
+                if who := self._foreign_of(state, reading):
                     self._foreign[state.slot] = who
         return self._settle(now)
 
@@ -103,8 +104,8 @@ class DeviceWatch:
                 raise refuse("failed-precondition", f"foreign: GPU {slot} is used by {self._foreign[slot]}")
 
     def shown(self, state: SlotState, reading: SlotReading, now: float) -> tuple[str, str, str]:
-        """Health, who is there from outside, and detail, for the load frame; of a lease nothing is told."""
-        foreign = reading.foreign((os.getpid(),)) if reading.processes and not state.sharers else ""
+        """Health, who is there from outside, and detail, for the load frame."""
+        foreign = self._foreign.get(state.slot, "") if state.sharers else self._foreign_of(state, reading)
         verdict = self.health.verdict(state.slot, now)
         if verdict.kind != "ok":
             return verdict.kind, foreign, verdict.detail
@@ -112,6 +113,15 @@ class DeviceWatch:
             return "quarantined", foreign, ""
         # memory errors are judged when they are new: what is known, and has been clean since, is well
         return "ok" if reading.health == "ecc" else reading.health, foreign, ""
+
+    def _foreign_of(self, state: SlotState, reading: SlotReading) -> str:
+        """The first process there that no lease explains; of a lease to a process of this host nothing is known."""
+        if not reading.processes or state.local:
+            return ""
+        ours: Container[int] = (os.getpid(),)
+        if state.sharers:
+            ours = self.explained(state.slot, [process.pid for process in reading.processes])
+        return reading.foreign(ours)
 
     def _write(self) -> None:
         if self._file is None:

@@ -182,6 +182,16 @@ class HealthChanged(msgspec.Struct, frozen=True):
     """A device became unwell, or well: the next renewal tells it, and leaves now."""
 
 
+class HelloChanged(msgspec.Struct, frozen=True):
+    """What the worker says of itself is otherwise from now on: a new session tells the ledger."""
+
+
+class OverGrant(msgspec.Struct, frozen=True):
+    """(name, one line why) of members that hold more of a shared device than was granted: they are to end."""
+
+    items: list[tuple[MemberName, str]]
+
+
 class SaidWell(msgspec.Struct, frozen=True):
     """An operator says that these slots are well: what is kept from use on them for a member's sake is free."""
 
@@ -232,6 +242,8 @@ Event = (
     | StraysOver
     | SaidWell
     | HealthChanged
+    | HelloChanged
+    | OverGrant
     | Tick
     | TurnOver
     | Leave

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.errors import Refused
+from moorage.schemas.errors import ENDED_AS_ASKED, Refused
 from moorage.schemas.frames import SUSPECT_S, End, Fact, FactKind, Held, Place, Start
 from moorage.schemas.request_cache import RequestCache
 from moorage.worker.fact_outbox import FactOutbox
@@ -32,6 +32,7 @@ from moorage.worker.member_messages import (
     MemberPhase,
     NotFree,
     NotStarted,
+    OverGrant,
     ProbeFree,
     Quarantine,
     Release,
@@ -53,6 +54,10 @@ HELD_BYTES_MAX: Final = 300 * 1024
 #: of one of them beside its names
 HELD_BYTES: Final = 28
 DETAIL_CHARS_MAX: Final = 200
+#: from SIGTERM to SIGKILL, at most, of a member that holds more memory than was granted: the other sharers need it
+OVER_GRANT_GRACE_S: Final = 0.5
+#: how the reason of such an end begins
+OVER_GRANT: Final = "over-memory: "
 #: attempts that are suspected of having ended a supervisor; more of them run as any other job
 SUSPECTS_MAX: Final = 4_096
 #: minus SIGKILL: the exit code of a member whose end nobody could observe
@@ -250,6 +255,13 @@ class MemberTable:
             if member.driver == driver and member.phase == "claimed":
                 self._end_member(member, 0.0, why)
 
+    def end_over_grant(self, event: OverGrant) -> None:
+        """End members that hold more memory of a shared device than was granted."""
+        for name, why in event.items:
+            member = self.held.get(name)
+            if member is not None and member.phase in ("starting", "running", "ending"):
+                self._end_member(member, min(member.grace_s, OVER_GRANT_GRACE_S), why)
+
     def _end_member(self, member: Member, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         if member.phase == "claimed":
             self.commands.append(Release([member]))
@@ -300,6 +312,8 @@ class MemberTable:
             self.dropped["end-of-nothing"] += 1
             return
         member.phase = "exited"
+        if reason == ENDED_AS_ASKED and member.why.startswith(OVER_GRANT):
+            reason = member.why
         member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
         self._judge(name, reason)
         self.outbox.gathered.append(Fact("exited", *name, code, member.why))

@@ -25,10 +25,12 @@ from moorage.worker.member_messages import (
     FactsAnswered,
     GiveUp,
     HealthChanged,
+    HelloChanged,
     Leave,
     Log,
     NotFree,
     NotStarted,
+    OverGrant,
     Replaced,
     Restored,
     SaidWell,
@@ -79,6 +81,7 @@ class Members:
         self._join_facts: list[Fact] = []
         self._join_holding: list[Held] = []
         self._leaving = False
+        self._hello_changed = False  # since the last join was sent
         #: the drivers whose members must be over before the next join, which takes over the others; None: all
         self._to_clear: frozenset[str] | None = frozenset()
         self._refused_code = ""
@@ -105,6 +108,8 @@ class Members:
             StraysOver: self._on_strays_over,
             SaidWell: self.table.on_said_well,
             HealthChanged: self._on_health_changed,
+            HelloChanged: self._on_hello_changed,
+            OverGrant: self.table.end_over_grant,
             Tick: self._on_tick,
             TurnOver: self._on_turn_over,
             Leave: self._on_leave,
@@ -207,6 +212,7 @@ class Members:
             self._session_over("the answer to the join came too late")
         else:
             self._renew()
+            self._join_anew()
         return None
 
     def _on_refused(self, event: AnswerRefused) -> None:
@@ -321,6 +327,7 @@ class Members:
                 "warning", "join-unanswered", "no leader answers this worker's joins: it takes no jobs until one does"
             )
         if not again:
+            self._hello_changed = False
             self._join_facts, self._join_holding = self.table.start_join()
         self._commands.append(SendJoin(self.session.join_n, self._join_facts, self._join_holding, again))
 
@@ -354,6 +361,18 @@ class Members:
     def _on_health_changed(self, event: HealthChanged) -> None:
         if self.session.phase == "live":
             self._renew()
+
+    def _on_hello_changed(self, event: HelloChanged) -> None:
+        """Say it at once, and begin a session with it: the ledger has what a join told. What runs here runs on."""
+        self._commands.append(SayHello())
+        self._hello_changed = True
+        self._join_anew()
+
+    def _join_anew(self) -> None:
+        if self._hello_changed and self.session.phase == "live" and not self._leaving:
+            self.session.lost(keeps=True)
+            self._to_clear = frozenset()
+            self._join_if_clear()
 
     def _on_strays_over(self, event: StraysOver) -> None:
         if self.session.phase == "restoring":

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device, Hello, Load, Look, Looked, SlotLoad
 from moorage.schemas.release import RELEASE
@@ -21,6 +22,7 @@ from moorage.worker.inventory.faults import Fault, Gravity
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import HealthChanged, Log
+from moorage.worker.memory_guard import MemoryGuard
 from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool, SlotState
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
@@ -43,6 +45,7 @@ class Reporter:
         pool: GpuPool,
         watch: DeviceWatch,
         policy: Policy,
+        guard: MemoryGuard,
     ) -> None:
         self.worker = worker
         self.settings = settings
@@ -52,6 +55,7 @@ class Reporter:
         self.pool = pool
         self.watch = watch
         self.policy = policy
+        self.guard = guard
         self.devices = inventory.devices()
         self.subjects = Subjects(settings.prefix)
         self._shell = shell
@@ -113,15 +117,17 @@ class Reporter:
             address=settings.address or "",
             simulated=self.inventory.simulated,
             lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
-            capabilities={
-                name: self._said(driver, driver.can, driver.capabilities) for name, driver in self.drivers.items()
-            },
+            capabilities={name: self._capabilities(driver) for name, driver in self.drivers.items()},
             keeps={
                 key: value
                 for driver in self.drivers.values()
                 for key, value in self._said(driver, partial(driver.keeps, settings), nothing).items()
             },
         )
+
+    def _capabilities(self, driver: Driver) -> Capabilities:
+        """What a driver can do, with how well this worker keeps its jobs to their parts of a device."""
+        return replace(self._said(driver, driver.can, driver.capabilities), enforced=self.guard.levels(driver))
 
     def _said(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
         """What a driver says of itself; `otherwise` if it is a foreign one and raises."""

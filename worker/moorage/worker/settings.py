@@ -20,6 +20,7 @@ from moorage.worker.policy import check_rules
 
 SECTION: Final = "worker"
 LABELS_MAX: Final = 64
+GUARD_GRACE_S: Final = 1.0
 LEASE_UIDS_MAX: Final = 64
 LOAD_S_DEFAULT: Final = 2.0
 #: at most so many load frames a second when leases change
@@ -83,6 +84,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=86400,
         ),
     ] = PROBATION_S
+    guard: Annotated[
+        bool, setting("End jobs that hold more of a shared GPU's memory than their share, where that can be seen.")
+    ] = True
+    guard_grace_s: Annotated[
+        float, setting("How long a job may hold more of a shared GPU's memory than its share.", unit="s", ge=0, le=600)
+    ] = GUARD_GRACE_S
     address: Annotated[str | None, setting("Where gang members reach this host; found out by default.")] = None
     interface: Annotated[str | None, setting("Network interface for NCCL and gloo; left to them by default.")] = None
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None

@@ -12,7 +12,8 @@ from typing import Final, Literal, NamedTuple, Protocol
 from moorage.scheduler.core.records import MODE_OF, Mode
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas import reasons
-from moorage.schemas.gpu import APPLE
+from moorage.schemas.capabilities import LEVELS
+from moorage.schemas.gpu import APPLE, mig_profile
 from moorage.schemas.reasons import Reason
 
 #: names of models, drivers or labels that one text shows
@@ -40,6 +41,7 @@ class Offer(Protocol):
     @property
     def modes(self) -> frozenset[str]: ...
 
+    def level(self, driver: str, mode: str) -> tuple[int, int]: ...
     def permitted(self, tenant: str) -> frozenset[str]: ...
     def named(self, shape: Shape) -> list[Device]: ...
     def answering(self, shape: Shape) -> int: ...
@@ -106,6 +108,11 @@ def _shares(offer: Offer, shape: Shape) -> bool:
     return shape.mode == Mode.NONE or MODE_WORDS[shape.mode] in offer.modes
 
 
+def _enforces(offer: Offer, shape: Shape) -> bool:
+    memory, compute = offer.level(shape.driver, MODE_WORDS[shape.mode]) if any(shape.levels) else shape.levels
+    return memory >= shape.levels[0] and compute >= shape.levels[1]
+
+
 def _has_vendor(offer: Offer, shape: Shape) -> bool:
     return any(not shape.vendor or vendor.lower() == shape.vendor for _, vendor, *_ in offer.devices)
 
@@ -117,6 +124,10 @@ def _has_mode(offer: Offer, shape: Shape) -> bool:
 
 def _has_compute(offer: Offer, shape: Shape) -> bool:
     return any(compute >= shape.min_compute for *_, compute in offer.named(shape))
+
+
+def _has_profile(offer: Offer, shape: Shape) -> bool:
+    return not shape.slice_profile or any(mig_profile(name) == shape.slice_profile for _, _, name, *_ in offer.devices)
 
 
 def _has_memory(offer: Offer, shape: Shape) -> bool:
@@ -164,6 +175,13 @@ def _modes(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     return f"no worker with GPUs offers its sharing mode, but {shown(modes)}"
 
 
+def _levels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    mode = MODE_WORDS[shape.mode]
+    memory, compute = max(offer.level(shape.driver, mode) for offer in offers)
+    have = f"memory is {LEVELS[memory]} and compute {LEVELS[compute]} at best"
+    return f"with {mode} and the driver {shape.driver} {have}"
+
+
 def _vendors(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     return f"the fleet's GPUs are by {shown(sorted({device[1] for offer in offers for device in offer.devices}))}"
 
@@ -197,10 +215,15 @@ _IN_ORDER: Final = (
     Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: "no host of the fleet has a GPU"),
     Filter(reasons.GPU_DRIVER, "host", _lets_have_gpus, _gpu_drivers),
     Filter(reasons.SHARING, "host", _shares, _modes),
+    Filter(reasons.ENFORCE, "host", _enforces, _levels),
     Filter(reasons.VENDOR, "one device", _has_vendor, _vendors),
     Filter(
         reasons.MODE, "one device", _has_mode,
         lambda shape, offers, names: "no driver for Apple's GPUs is built, so none has a mode",
+    ),
+    Filter(
+        reasons.PROFILE, "one device", _has_profile,
+        lambda shape, offers, names: f"no worker has a MIG slice {shape.slice_profile}",
     ),
     Filter(
         reasons.MODEL, "one device", lambda offer, shape: bool(offer.named(shape)),

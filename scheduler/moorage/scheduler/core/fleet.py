@@ -25,6 +25,7 @@ from moorage.scheduler.core.host import (
     SharedDevice,
     gpu_drivers_of,
     islands_of,
+    levels_of,
 )
 from moorage.scheduler.core.shape import Avoid, Shape
 from moorage.scheduler.core.state import Member, Worker
@@ -112,6 +113,7 @@ class Fleet:
             islands_of(hello["gpu_pool"]),
             tuple(hello["drivers"]),
             gpu_drivers_of(hello),
+            tuple(levels_of(hello).items()),
             tuple(hello["modes"]),
             tuple(sorted(hello["sharers_max"].items())),
             tuple(sorted((tenant, tuple(sorted(drivers))) for tenant, drivers in rules.items())),

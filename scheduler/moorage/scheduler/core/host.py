@@ -12,9 +12,10 @@ from moorage.scheduler.core.shape import DeviceAsked, Shape
 from moorage.scheduler.core.shared_values import SharedDict
 from moorage.scheduler.core.state import Worker
 from moorage.schemas import reasons
+from moorage.schemas.capabilities import level_number, mode_enforced
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import slots_named
-from moorage.schemas.gpu import SHARERS_MAX, capability_of
+from moorage.schemas.gpu import SHARERS_MAX, SHARING_MODES, capability_of
 
 NO_GPU: Final = int(Mode.NONE)
 EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
@@ -70,6 +71,16 @@ def gpu_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
     return frozenset(name for name in hello["drivers"] if told.get(name, {}).get("gpu_enabled", True))
 
 
+def levels_of(hello: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return the levels at which a worker keeps jobs to their part of a device, by driver and sharing mode."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for driver in hello["drivers"]:
+        for mode in SHARING_MODES:
+            enforced = mode_enforced(hello, driver, mode)
+            found[driver, mode] = level_number(enforced.memory), level_number(enforced.compute)
+    return found
+
+
 def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
     """The slots that NVLink joins, and those of one NUMA node; empty where all, or none, stand together.
 
@@ -109,6 +120,7 @@ class HostClass:
         "islands",
         "key",
         "labels",
+        "levels",
         "modes",
         "named_slots",
         "shared_open",
@@ -141,6 +153,7 @@ class HostClass:
         ]
         self.drivers = frozenset(hello["drivers"])
         self.gpu_drivers = gpu_drivers_of(hello)
+        self.levels = levels_of(hello)
         # a worker of an older release may offer a mode in which no device of it has a sharer
         self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)
         self.labels = labels  # of those that its hosts have, the ones that some request has required
@@ -216,6 +229,10 @@ class HostClass:
     def permitted(self, tenant: str) -> frozenset[str]:
         """The drivers that a tenant may have where there are rules; "" is any that none of them names."""
         return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
+
+    def level(self, driver: str, mode: str) -> tuple[int, int]:
+        """How well memory and compute are kept to a job's part, as positions in `LEVELS`."""
+        return self.levels[driver, mode]
 
     def named(self, shape: Shape) -> list[Device]:
         """Its devices of the vendor and model that a shape asks for, whatever else they have."""

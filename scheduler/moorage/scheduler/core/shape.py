@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.records import MODE_OF, Mode
-from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, model_matches
+from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, mig_profile, model_matches
 from moorage.schemas.job import Request
 
 #: shapes that the table holds at most, then it is emptied
@@ -24,7 +24,7 @@ ShapeKey = tuple[object, ...]
 #: worker number and slot mask, as `state.Job.avoid` has them
 Avoid = tuple[tuple[int, int], ...]
 #: what `Shape.device_rank` goes by
-DeviceAsked = tuple[str, tuple[str, ...], int, int, int, int | None, bool]
+DeviceAsked = tuple[str, tuple[str, ...], int, int, int, int | None, bool, str | None]
 
 
 class Shape:
@@ -41,6 +41,7 @@ class Shape:
         "gpus",
         "index",
         "key",
+        "levels",
         "memory_mib",
         "min_compute",
         "min_memory_mib",
@@ -51,6 +52,7 @@ class Shape:
         "refusing",
         "requires",
         "share_mib",
+        "slice_profile",
         "slot_index",
         "spread",
         "tenant",
@@ -83,15 +85,28 @@ class Shape:
         self.prefer = gpu.prefer or "" if gpu and gpu.effective_sharing != "exclusive" else ""
         self.slot_index = gpu.time_slice_index if gpu else None
         self.not_apple = gpu is not None and gpu.mode is not None  # a mode is Apple's, and no driver has one
+        self.levels = gpu.levels_required if gpu else (0, 0)  # at which its part of a device has to be kept, at least
         self.device_ids = request.device_ids if gpu else ()  # it takes these and no others; empty: any that answer
+        #: of the MIG slice that it takes, "" for any profile; None: it takes whole devices alone
+        self.slice_profile: str | None = None
+        if gpu is not None and gpu.profile is not None:
+            self.slice_profile = gpu.profile
+        elif self.count == 1 and self.mode == Mode.EXCLUSIVE and self.min_memory_mib and not self.models:
+            self.slice_profile = ""
         self.device_asked: DeviceAsked = (
             self.vendor, self.models, self.min_memory_mib, self.share_mib, self.min_compute, self.slot_index,
-            self.not_apple,
+            self.not_apple, self.slice_profile,
         )  # fmt: skip
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
         self.spread = scheduling == "spread"
         self.together = request.replicas if scheduling == "gang" else 1
         self.gpus = self.count * self.together  # that it takes at once
+
+    def takes_part(self, profile: str) -> bool:
+        """Whether it takes a MIG slice of this profile; "" is a whole device, which every other request takes."""
+        if profile:
+            return self.slice_profile in ("", profile)
+        return not self.slice_profile
 
     def device_rank(self, vendor: str, name: str, memory_mib: int, compute: int, index: int) -> int:
         """How well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all."""
@@ -102,6 +117,8 @@ class Shape:
         if memory_mib < self.min_memory_mib or memory_mib < self.share_mib or compute < self.min_compute:
             return 0
         if self.slot_index is not None and index != self.slot_index:
+            return 0
+        if not self.takes_part(mig_profile(name)):
             return 0
         if not self.models:
             return 2
@@ -129,6 +146,8 @@ def shape_key(request: Request) -> ShapeKey:
             request.device_ids,
             gpu.mode,
             gpu.prefer,
+            gpu.enforce and gpu.levels_required,
+            gpu.profile,
         )
     return (
         gpu_key,

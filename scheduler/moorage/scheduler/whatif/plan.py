@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.effects.outputs import Outputs, gpu_names
+from moorage.scheduler.core.effects.outputs import Outputs, enforced_on, gpu_names
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Order
 from moorage.scheduler.core.ledger.acts import Share
@@ -254,7 +254,7 @@ class _Plan(Future):
         planned.preempts = self._preempts
         assert self._answer is not None
         planned.warnings = msgspec.msgpack.decode(self._answer, type=Accepted).warnings
-        planned.places = _places(job)
+        planned.places = _places(job, request)
         planned.replicas_now, planned.replicas = len(planned.places), len(job.replicas)
         if not planned.places:
             self._later(planned, job)
@@ -313,13 +313,18 @@ def _concerned(jobs: list[Job], tenant: str) -> dict[str, Any]:
     return {"own": own[:NAMED_MAX], "own_jobs": len(own), "other_jobs": len(jobs) - len(own)}
 
 
-def _places(job: Job) -> list[dict[str, Any]]:
+def _places(job: Job, request: Request) -> list[dict[str, Any]]:
     return [
         {
             "replica": replica.index,
             "worker": replica.member.worker.id,
             "gpus": gpu_names(replica.member.worker, replica.member.mask),
             "mode": MODE_NAMES[replica.member.mode],
+            **(
+                {"enforced": msgspec.to_builtins(enforced)}
+                if (enforced := enforced_on(replica.member.worker.hello, request)) is not None
+                else {}
+            ),
         }
         for replica in job.replicas
         if replica.member is not None

@@ -28,7 +28,8 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     numa: int = -1
     compute: str = ""
     peers: list[int] = []
-    mig: bool = False
+    mig: bool = False  # a GPU in MIG mode, or a slice of one
+    profile: str = ""  # of a MIG slice, as 1g.10gb; its `index` and `pci` are those of its GPU
     cdi: list[str] = []  # its names in the host's CDI specs, as nvidia.com/gpu=0
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from moorage.schemas.capabilities import Enforced
 from moorage.schemas.frames.version import VERSION
 
 
@@ -62,6 +63,9 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     v: int = VERSION
     #: with no changes: why it still waits, as `explain` says it, where that is not as it was
     waiting: dict[str, Any] | None = None
+    #: of a replica that shares its GPU: how it is kept to its part, with its placement, and with no changes when its
+    #: worker does it in another way from now on. Of several replicas the least; one that has its GPU alone is kept hard
+    enforced: Enforced | None = None
 
 
 class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="events"):

@@ -10,7 +10,7 @@ and for a member that has just ended: then there is nothing to do, since `Ended`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -130,6 +130,8 @@ class Driver:
     config: type[msgspec.Struct] | None = None
     #: set where it is loaded: it does not come with moorage, so what it raises must not end the worker
     is_foreign: bool = False
+    #: whether `members_of` can tell whose a process of this host is
+    tells_processes: bool = False
     #: members that it holds at once, claimed ones counted; a placement beyond it is refused. None: no bound of its own
     members_max: int | None = None
     #: names the world in which this driver's members live: another word means that all of before are over. With a new
@@ -231,6 +233,13 @@ class Driver:
             f"the driver {self.name} keeps no output: what its jobs say is on their log subject while they run",
             job=ask.job,
         )
+
+    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+        """Return which of its members each of these processes belongs to; None for one that hides of which.
+
+        Processes of none of its members are left out. Quick: it is called each second.
+        """
+        return {}
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         """Have all members but those that outlive a partition end at this moment (CLOCK_BOOTTIME seconds), each within

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -45,6 +45,7 @@ from moorage.worker.member_messages import (
     StartFailed,
     Stuck,
 )
+from moorage.worker.member_processes import MemberProcesses
 from moorage.worker.output_pages import read_page
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
@@ -82,6 +83,7 @@ class ProcessDriver(Driver):
     """`link` may be shared by several workers of one process. `simulated` checks no MPS directory and no file."""
 
     name = "process"
+    tells_processes = True
     settings = ProcessSettings
     config = ProcessBlock
     capabilities = Capabilities(
@@ -149,6 +151,7 @@ class ProcessDriver(Driver):
         self._not_started: list[tuple[MemberName, str]] = []
         self._stuck: list[MemberName] = []
         self._output = OutputFrames()
+        self._processes = MemberProcesses()
 
     async def open(self) -> list[Living]:
         listed = await self._link.open(self._owner, self)
@@ -166,6 +169,7 @@ class ProcessDriver(Driver):
                 living.append(Living(name, "refused" if _is_the_hosts(event) else "exited", *_verdict(event)))
             else:
                 self._known.add(name)
+                self._note_pid(name, event)
                 living.append(Living(name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
         if self._folders is not None:
             self._looks_after = asyncio.get_running_loop().create_task(self._folders.run(self.end))
@@ -271,9 +275,11 @@ class ProcessDriver(Driver):
         if isinstance(event, Output):
             self._output.add(name, event)
         elif isinstance(event, ChildStarted):
+            self._note_pid(name, event)
             self._started.append(name)
         elif isinstance(event, ChildEnded):
             self._known.discard(name)
+            self._processes.ended(name)
             self._output.end(name, event)
             if self._store(name, event):
                 return
@@ -319,6 +325,7 @@ class ProcessDriver(Driver):
         for name in missing:  # its start never reached a supervisor, or not its journal: nothing of it ever ran
             self._known.discard(name)
             self._over([name])
+            self._processes.ended(name)
             self._ended.append((name, CODE_LOST, "lost"))
         self.on_events_over()
 
@@ -327,6 +334,9 @@ class ProcessDriver(Driver):
         self._known.difference_update(names)
         self._over(names)
         self.report(NotStarted([(name, f"start-failed: {why}") for name in names]))
+
+    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+        return self._processes.members_of(pids, self._link.pid)
 
     # -- inside
 
@@ -412,6 +422,10 @@ class ProcessDriver(Driver):
         if self._folders is not None:
             for name in names:
                 self._folders.over(name)
+
+    def _note_pid(self, name: MemberName, event: Event | None) -> None:
+        if isinstance(event, ChildStarted):
+            self._processes.started(name, event.pid, self._link.pid)
 
     def _key(self, name: MemberName) -> str:
         tenant, job, replica, attempt, fence = name

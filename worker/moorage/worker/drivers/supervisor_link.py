@@ -109,6 +109,11 @@ class SupervisorLink:
         self._sweeps: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
 
+    @property
+    def pid(self) -> int:
+        """The supervisor's; 0 while none is there."""
+        return self._supervised.identity.pid if self._supervised is not None else 0
+
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
         """Connect, or start a supervisor; what it holds of this owner. Raises SupervisorMissing."""
         async with self._opening:

@@ -28,6 +28,15 @@ PROCESSES_MAX: Final = 256
 MPS_COMM: Final = "nvidia-cuda-mps"
 _NAME_CHARS_MAX: Final = 64
 
+
+class HeldUnknown(Exception):
+    """What processes hold of a device cannot be told; `reason` is one line."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason: Final = reason
+        super().__init__(reason)
+
+
 ReportFault = Callable[[int, Fault], None]
 
 
@@ -96,6 +105,13 @@ class Inventory(Protocol):
 
     def memory_baseline_mib(self, slot: int) -> int:
         """The memory in use on the idle device, in MiB."""
+        ...
+
+    async def held(self, slot: int) -> dict[int, int]:
+        """The MiB of the device that each process holds, by pid, its CUDA contexts with it.
+
+        Bounded in time. Raises HeldUnknown where that cannot be told of every process that is there.
+        """
         ...
 
     def watch(self, report: ReportFault) -> None:

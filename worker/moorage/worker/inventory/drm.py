@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import Device
-from moorage.worker.inventory.base import ReportFault, SlotReading, health_of, is_free
+from moorage.worker.inventory.base import HeldUnknown, ReportFault, SlotReading, health_of, is_free
 from moorage.worker.inventory.drm_cards import Card, find_cards, number, read
 from moorage.worker.inventory.drm_clients import DrmClient, find_clients, holders, memory_mib
 from moorage.worker.inventory.threads import Question, in_thread
@@ -101,6 +101,9 @@ class DrmInventory:
         if used_mib is None:
             used_mib = memory_mib(_clients_of(found.card, clients or []))
         return is_free(SlotReading(memory_used_mib=used_mib), found.baseline_mib)
+
+    async def held(self, slot: int) -> dict[int, int]:
+        raise HeldUnknown("only NVIDIA's driver tells what processes hold of a GPU")
 
     def watch(self, report: ReportFault) -> None:
         """These drivers say nothing by themselves that this one listens to: the readings tell."""

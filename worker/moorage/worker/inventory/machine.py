@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -71,6 +71,10 @@ class CombinedInventory:
         part, own_slot = self._home(slot)
         return part.memory_baseline_mib(own_slot)
 
+    async def held(self, slot: int) -> dict[int, int]:
+        part, own_slot = self._home(slot)
+        return await part.held(own_slot)
+
     def watch(self, report: ReportFault) -> None:
         slots = {home: slot for slot, home in enumerate(self._homes)}
 
@@ -94,13 +98,13 @@ class CombinedInventory:
         return self._homes[slot]
 
 
-async def open_machine(nvml_api: Any = None, *, root: Path = Path("/")) -> CombinedInventory:
+async def open_machine(*, root: Path = Path("/")) -> CombinedInventory:
     """Every device of this machine; none is no error. Devices that cannot be slots are logged.
 
-    `nvml_api` is the module `pynvml` unless given; `root` is where the file systems are looked at. Raises
+    `root` is where the file systems are looked at. Raises
     NvmlUnavailable and DrmUnavailable where a driver is there and fails or hangs.
     """
-    nvml = await open_nvml(nvml_api, sysfs=root / "sys", proc=root / "proc")
+    nvml = await open_nvml(sysfs=root / "sys", proc=root / "proc")
     try:
         drm = await open_drm(root=root, listed={sysfs_address(device.pci) for device in nvml.devices()})
     except BaseException:

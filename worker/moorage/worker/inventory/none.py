@@ -26,6 +26,9 @@ class NoInventory:
     def memory_baseline_mib(self, slot: int) -> int:
         raise IndexError(f"a host without GPUs has no slot {slot}")
 
+    async def held(self, slot: int) -> dict[int, int]:
+        raise IndexError(f"a host without GPUs has no slot {slot}")
+
     def watch(self, report: ReportFault) -> None:
         """There is nothing that could say anything."""
 

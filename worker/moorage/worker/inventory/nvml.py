@@ -19,8 +19,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from moorage.schemas.frames import Device
+from moorage.schemas.gpu import mig_profile
 from moorage.worker.inventory.base import (
+    MPS_COMM,
     DeviceProcess,
+    HeldUnknown,
     ReportFault,
     SlotReading,
     bounded,
@@ -67,7 +70,9 @@ class _Handle:
     raw: Any
     memory_version: Any
     baseline_mib: int
-    minor: int | None = None  # N of /dev/nvidiaN, which need not be the index
+    whole: Any  # of a MIG slice: the GPU, which tells of its health; else the same as `raw`
+    uuid: str  # of that
+    minor: int | None = None  # N of /dev/nvidiaN, which need not be the index; of a MIG slice, its GPU's
 
 
 class NvmlInventory:
@@ -92,6 +97,7 @@ class NvmlInventory:
         self._questions = [
             Question("nvml-sample", partial(_read_device, api, handle, proc), timeout_s) for handle in handles
         ]
+        self._holders = [Question("nvml-held", partial(_held, api, handle.raw, proc), timeout_s) for handle in handles]
         self.is_there = is_there
         self._closed = False
         self._events: NvmlEvents | None = None
@@ -117,10 +123,19 @@ class NvmlInventory:
         reading = await self._reading(slot, self._questions[slot].fresh_answer)
         return is_free(reading, self._handles[slot].baseline_mib)
 
+    async def held(self, slot: int) -> dict[int, int]:
+        try:
+            return await self._holders[slot].answer()
+        except TimeoutError:
+            raise HeldUnknown("NVML does not answer") from None
+        except (self._api.NVMLError, AttributeError) as error:
+            raise HeldUnknown(f"NVML does not tell what processes hold: {error}") from None
+
     def watch(self, report: ReportFault) -> None:
         if self._handles and self._events is None and not self._closed:
-            raws = [handle.raw for handle in self._handles]
-            self._events = NvmlEvents(self._api, raws, [device.uuid for device in self._devices])
+            self._events = NvmlEvents(
+                self._api, [handle.whole for handle in self._handles], [handle.uuid for handle in self._handles]
+            )
             self._events.start(report)
 
     def close(self) -> None:
@@ -131,7 +146,8 @@ class NvmlInventory:
         if events is not None:
             events.stop()
         # A call that has not come back still uses the library: then leave it to the end of the process.
-        if self._handles and not any(question.is_asked for question in self._questions):
+        asked = [*(each.is_asked for each in self._questions), *(each.is_asked for each in self._holders)]
+        if self._handles and not any(asked):
 
             def shut_down() -> None:
                 if events is not None:
@@ -154,7 +170,6 @@ class NvmlInventory:
 
 
 async def open_nvml(
-    api: Any = None,
     *,
     sysfs: Path = Path("/sys"),
     proc: Path = Path("/proc"),
@@ -163,10 +178,10 @@ async def open_nvml(
 ) -> NvmlInventory:
     """All NVIDIA devices in NVML's order, with their idle baselines; none where library or driver is missing.
 
-    `api` is the module `pynvml` unless given. Raises NvmlUnavailable where NVML is there and fails or hangs: a host
+    Raises NvmlUnavailable where NVML is there and fails or hangs: a host
     that has GPUs and cannot see them must not pass for one without.
     """
-    nvml = _import_pynvml() if api is None else api
+    nvml = _import_pynvml()
     is_there = True
     try:
         async with asyncio.timeout(open_timeout_s):
@@ -192,26 +207,47 @@ def _import_pynvml() -> Any:
 
 def _open(api: Any, sysfs: Path, proc: Path) -> tuple[list[Device], list[_Handle], list[str]]:
     api.nvmlInit()
-    devices: list[Device] = []
-    handles: list[_Handle] = []
+    whole: list[tuple[Device, _Handle]] = []
+    slices: list[tuple[Device, _Handle]] = []
     faults: list[str] = []
     for index in range(min(api.nvmlDeviceGetCount(), DEVICES_MAX)):
         try:
             raw = api.nvmlDeviceGetHandleByIndex(index)
             device = _describe(api, raw, index, sysfs)
-            minor = _optional(api, lambda: int(api.nvmlDeviceGetMinorNumber(raw)), None)  # noqa: B023
-            handle = _Handle(raw, _memory_version(api, raw), BASELINE_ASSUMED_MIB, minor)
-            reading = _read_device(api, handle, proc)
+            parts = _slices(api, raw, device) if device.mig else []
+            for each, part in parts or [(device, raw)]:
+                (slices if parts else whole).append((each, _handle(api, part, raw, device.uuid, proc)))
         except api.NVMLError as error:
             faults.append(f"device {index}: {error}")  # without a uuid it can be no slot
-            continue
-        if not reading.processes:
-            handle.baseline_mib = reading.memory_used_mib
-        devices.append(device)
-        handles.append(handle)
+    # whole GPUs come first, so that slices that are made and removed move none of them
+    devices = [device for device, _ in whole + slices]
+    handles = [handle for _, handle in whole + slices]
     linked = [_linked_devices(api, devices, handles, position) for position in range(len(devices))]
     devices = [msgspec.structs.replace(device, peers=peers) for device, peers in zip(devices, linked, strict=True)]
     return devices, handles, faults
+
+
+def _handle(api: Any, raw: Any, whole: Any, uuid: str, proc: Path) -> _Handle:
+    minor = _optional(api, lambda: int(api.nvmlDeviceGetMinorNumber(whole)), None)
+    handle = _Handle(raw, _memory_version(api, raw), BASELINE_ASSUMED_MIB, whole, uuid, minor)
+    reading = _read_device(api, handle, proc)
+    if not reading.processes:
+        handle.baseline_mib = reading.memory_used_mib
+    return handle
+
+
+def _slices(api: Any, raw: Any, whole: Device) -> list[tuple[Device, Any]]:
+    """The MIG slices of a GPU. A place without one is not found; the GPU itself is not offered beside its slices."""
+    found: list[tuple[Device, Any]] = []
+    for index in range(_optional(api, lambda: int(api.nvmlDeviceGetMaxMigDeviceCount(raw)), 0)):
+        part = _optional(api, partial(api.nvmlDeviceGetMigDeviceHandleByIndex, raw, index), None)
+        if part is None:
+            continue
+        name, uuid = _text(api.nvmlDeviceGetName(part)), _text(api.nvmlDeviceGetUUID(part))
+        memory_mib = int(api.nvmlDeviceGetMemoryInfo(part).total) // _MIB
+        device = msgspec.structs.replace(whole, name=name, uuid=uuid, memory_mib=memory_mib, profile=mig_profile(name))
+        found.append((device, part))
+    return found
 
 
 def _describe(api: Any, raw: Any, index: int, sysfs: Path) -> Device:
@@ -238,7 +274,9 @@ def _linked_devices(api: Any, devices: list[Device], handles: list[_Handle], pos
         status = api.nvmlDeviceGetP2PStatus(handles[position].raw, handles[other].raw, api.NVML_P2P_CAPS_INDEX_NVLINK)
         return bool(status == api.NVML_P2P_STATUS_OK)
 
-    others = [other for other in range(len(devices)) if other != position]
+    if devices[position].profile:
+        return []  # no slice reaches another device
+    others = [other for other in range(len(devices)) if other != position and not devices[other].profile]
     # A device that fails here fails again when it is read; the fleet can do without its links.
     return [devices[other].index for other in others if _ignore_errors(api, partial(linked, other))]
 
@@ -261,9 +299,13 @@ def _memory_version(api: Any, raw: Any) -> Any:
 
 
 def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
-    """Raises NVMLError where the device does not answer; what a board cannot tell is left at its default."""
+    """Raises NVMLError where the device does not answer; what a board cannot tell is left at its default.
+
+    Of a MIG slice, memory and processes are its own, and the rest is of its GPU.
+    """
     raw, version = handle.raw, handle.memory_version
     memory = api.nvmlDeviceGetMemoryInfo(raw, version=version) if version else api.nvmlDeviceGetMemoryInfo(raw)
+    raw = handle.whole
     temperature = _optional(api, lambda: int(api.nvmlDeviceGetTemperature(raw, api.NVML_TEMPERATURE_GPU)), None)
     errors = _optional(
         api,
@@ -277,7 +319,7 @@ def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
         memory_used_mib=int(memory.used) // _MIB,
         temperature_c=temperature,
         health=health_of(temperature, errors),
-        processes=_processes(api, raw, proc),
+        processes=_processes(api, handle.raw, proc),
         faults=_faults(api, raw),
         uncorrected_errors=errors,
     )
@@ -322,6 +364,19 @@ def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
             memory_mib = None if used is None else used // _MIB
             found.append(DeviceProcess(pid, _name_of(pid, proc), memory_mib, user_of(pid, proc)))
     return bounded(found)
+
+
+def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
+    """MiB by pid. A process with compute and graphics is in both lists, each with all that it holds."""
+    found: dict[int, int] = {}
+    for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
+        for entry in getattr(api, name)(raw):
+            pid, used = int(entry.pid), entry.usedGpuMemory
+            if used is None:
+                raise HeldUnknown(f"NVML does not tell what pid {pid} {_name_of(pid, proc)}".rstrip() + " holds")
+            if not _name_of(pid, proc).startswith(MPS_COMM):
+                found[pid] = max(found.get(pid, 0), int(used) // _MIB)
+    return found
 
 
 def _call(api: Any, name: str, raw: Any) -> list[Any]:

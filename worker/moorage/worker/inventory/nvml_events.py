@@ -27,12 +27,17 @@ log = logging.getLogger("moorage.worker.inventory")
 
 
 class NvmlEvents:
-    """Listens for the devices of these handles, whose uuids are in slot order, until `stop`."""
+    """Listens for the GPUs of these handles and uuids, one a slot, until `stop`.
+
+    Slots of MIG slices have their GPU's: what happens to it happens to all of them.
+    """
 
     def __init__(self, api: Any, handles: Sequence[Any], uuids: Sequence[str]) -> None:
         self._api = api
-        self._handles = list(handles)
-        self._slots = {uuid: slot for slot, uuid in enumerate(uuids)}
+        self._handles = dict(zip(uuids, handles, strict=True))
+        self._slots: dict[str, list[int]] = {}
+        for slot, uuid in enumerate(uuids):
+            self._slots.setdefault(uuid, []).append(slot)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -73,14 +78,14 @@ class NvmlEvents:
     def _register(self) -> Any:
         """An event set with every device that supports an event we want; None where none does."""
         api, events, heard = self._api, self._api.nvmlEventSetCreate(), 0
-        for handle in self._handles:
+        for uuid, handle in self._handles.items():
             try:
                 wanted = api.nvmlDeviceGetSupportedEventTypes(handle) & (_XID | _DOUBLE_BIT)
                 if wanted:
                     api.nvmlDeviceRegisterEvents(handle, wanted, events)
                     heard += 1
             except api.NVMLError as error:
-                log.info("no events of %s: %s", self._name_of(handle), error)
+                log.info("no events of %s: %s", uuid, error)
         if heard:
             return events
         api.nvmlEventSetFree(events)
@@ -96,11 +101,9 @@ class NvmlEvents:
             self._stopped.wait(AGAIN_S)  # the readings tell which device it is
             return
         fault = _fault_of(int(event.eventType), int(event.eventData))
-        slot = self._slots.get(self._name_of(event.device))
-        if fault is None or slot is None:
-            return
         try:
-            loop.call_soon_threadsafe(report, slot, fault)
+            for slot in self._slots.get(self._name_of(event.device), ()) if fault is not None else ():
+                loop.call_soon_threadsafe(report, slot, fault)
         except RuntimeError:
             self._stopped.set()  # the loop is closed: nobody listens any more
 
@@ -109,9 +112,8 @@ class NvmlEvents:
             uuid = self._api.nvmlDeviceGetUUID(handle)
         except self._api.NVMLError:
             # one that is lost has no name any more: handles are pointers, which stay the same
-            pointers = [_pointer(known) for known in self._handles]
-            at = pointers.index(_pointer(handle)) if _pointer(handle) in pointers else -1
-            return next((name for name, slot in self._slots.items() if slot == at), "")
+            pointer = _pointer(handle)
+            return next((name for name, known in self._handles.items() if _pointer(known) == pointer), "")
         return uuid.decode(errors="replace") if isinstance(uuid, bytes) else str(uuid)
 
 

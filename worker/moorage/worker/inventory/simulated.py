@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import Device
-from moorage.worker.inventory.base import ReportFault, SlotReading, is_free
+from moorage.worker.inventory.base import HeldUnknown, ReportFault, SlotReading, is_free
 from moorage.worker.inventory.cdi import KINDS, DeviceNode, Edits, SpecDevice, write_spec
 from moorage.worker.inventory.device_nodes import own_node
 from moorage.worker.inventory.faults import Fault, Health, of_xid
@@ -109,6 +109,9 @@ class SimulatedInventory:
         if not 0 <= slot < len(self._readings):
             raise IndexError(f"the simulated host has no slot {slot}")
         return BASELINE_MIB
+
+    async def held(self, slot: int) -> dict[int, int]:
+        raise HeldUnknown("the GPU is simulated, so nothing holds its memory")
 
     def close(self) -> None:
         """Nothing was opened."""

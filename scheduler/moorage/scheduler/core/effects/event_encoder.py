@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from moorage.scheduler.core.effects.outputs import CHANGES_SURE, event_of, gpu_names
-from moorage.scheduler.core.records import BY_WORKER, by_tenant
+from moorage.scheduler.core.effects.outputs import CHANGES_SURE, enforced_of, event_of, gpu_names
+from moorage.scheduler.core.records import BY_WORKER, Mode, by_tenant
 from moorage.scheduler.core.state import (
     AT_MS,
     BY,
@@ -65,6 +65,9 @@ class EventEncoder:
             self._last.clear()
         if not told:
             if rev == 2 and job.ledger == seq and len(job.replicas) == 1 and _is_placement(story[0]):
+                member = job.replicas[0].member
+                if member is not None and member.mode > Mode.EXCLUSIVE:
+                    return encode(event_of(self._state, job))
                 job.told = rev
                 return self._placed(job, story[0])
         elif rev - told == 3 and len(job.replicas) == 1 and _is_one_run(story[-3:]):
@@ -75,7 +78,7 @@ class EventEncoder:
         job.told = rev
         workers, devices = self._workers, self._gpus
         changes = last = ""
-        simulated = False
+        simulated = is_placed = False
         if told < 1:
             changes = (
                 f'{{"rev":1,"time_ms":{job.accepted_ms},"replica":-1,"attempt":0,"state":"ACCEPTED"'
@@ -91,6 +94,7 @@ class EventEncoder:
                 worker = workers.get(num) or self._worker(num)
                 simulated = simulated or worker[1]
                 if to == PLACED:
+                    is_placed = True
                     changes += worker[0] + (devices.get((num, mask)) or self._devices(num, mask))
                 elif to in UNENDED:
                     changes += worker[0]
@@ -110,10 +114,12 @@ class EventEncoder:
             changes += _BY_WORKER if actor == BY_WORKER else _by(actor) if actor else "},"
             if result:
                 changes = f'{changes[:-2]},"result":{result[0]}}},'
+        enforced = enforced_of(job) if is_placed else None
+        end = f',"enforced":{_text(enforced).decode()}}}' if enforced is not None else "}"
         state = STATES[job.replicas[0].state] if len(job.replicas) == 1 else job.state
         return (
             f'{{"kind":"event","tenant":"{job.tenant}","job":"{job.name}","rev":{rev},"state":"{state}"'
-            f',"ledger":{self._state.seq},"changes":[{changes[:-1]}]{last}{_SIMULATED if simulated else "}"}'
+            f',"ledger":{self._state.seq},"changes":[{changes[:-1]}]{last}{_SIMULATED[:-1] if simulated else ""}{end}'
         ).encode()
 
     def _placed(self, job: Job, row: Transition) -> bytes:

@@ -8,13 +8,14 @@ from typing import Any
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.event_encoder import EventEncoder
 from moorage.scheduler.core.effects.in_flight import InFlight
-from moorage.scheduler.core.effects.outputs import Outputs, WantedFrames
+from moorage.scheduler.core.effects.outputs import Outputs, WantedFrames, enforced_on
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.lifecycle.sessions import Sessions
-from moorage.scheduler.core.state import QUEUED, Job, State, Worker
+from moorage.scheduler.core.records import Mode
+from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, State, Worker
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Accepted, Held, Join, Joined
+from moorage.schemas.frames import Accepted, Event, Held, Join, Joined
 from moorage.schemas.job import STATES, Request
 
 
@@ -37,6 +38,7 @@ class OutputWriter:
         self._request_of = request_of
         self._arm = arm
         self._encoder = EventEncoder(state)
+        self._joined: list[Worker] = []  # with the record whose events are still to be told
 
     def add_events(self, folded: Folded, out: Outputs) -> None:
         """One event for each job that changed."""
@@ -49,6 +51,8 @@ class OutputWriter:
                 if own is None:
                     own = self.own_subject(job)
                 events.append((job.tenant, job.name, encode_event(job), own))
+        while self._joined:
+            self._tell_levels(self._joined.pop(), out)
 
     def own_subject(self, job: Job) -> bool:
         """Whether this job's events also go to its own subject; `"events": "tenant"` in the request turns that off."""
@@ -107,7 +111,24 @@ class OutputWriter:
             level=state.level,
         )
         out.answers.append((event.reply, encode(joined, json=event.json)))
-        self.want_differences(wanted, state.workers[event.worker], frame.holding, 0)
+        worker = state.workers[event.worker]
+        self._joined.append(worker)
+        self.want_differences(wanted, worker, frame.holding, 0)
+
+    def _tell_levels(self, worker: Worker, out: Outputs) -> None:
+        """Tell the jobs on shared devices of a worker that has joined anew, and keeps them to their parts otherwise."""
+        former = self._sessions.former.pop(worker.num, None)
+        if former is None:
+            return
+        for member in worker.members.values():
+            if member.mode <= Mode.EXCLUSIVE or member.phase == AT_EXITED:
+                continue
+            job = member.replica.job
+            request = self._request_of(job)
+            now = enforced_on(worker.hello, request)
+            if now != enforced_on(former, request):
+                event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, enforced=now)
+                out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
 
     def want_differences(self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int) -> list[Held]:
         """Ask again for what the list does not show, and for the end of what the ledger does not know; returns that."""

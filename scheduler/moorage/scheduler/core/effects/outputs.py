@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
-from moorage.scheduler.core.records import MODE_NAMES, GangPhase, by_tenant
+from moorage.scheduler.core.records import MODE_NAMES, GangPhase, Mode, by_tenant
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -23,9 +23,11 @@ from moorage.scheduler.core.state import (
     State,
     Worker,
 )
+from moorage.schemas.capabilities import Enforced, level_number, mode_enforced
 from moorage.schemas.codec import decode_request, encode, is_json
 from moorage.schemas.frames import Change, End, Event, Held, Place, Start, Wanted
-from moorage.schemas.job import STATES
+from moorage.schemas.job import STATES, Request
+from moorage.schemas.request_cache import RequestCache
 from moorage.schemas.subjects import Subjects
 
 #: bytes of request bodies in one `Wanted` frame; more go into the next one, so that none comes near the server's bound
@@ -42,6 +44,8 @@ SHOWN_BYTES_MAX: Final = 200 * 1024
 CHANGE_BYTES: Final = 330
 CHAR_BYTES_MAX: Final = 6
 ACCEPTED: Final = "ACCEPTED"
+
+_read_request: Final = RequestCache().read
 
 Message = tuple[str, bytes, str]  # subject, payload, reply
 
@@ -181,6 +185,33 @@ def gpu_names(worker: Worker, mask: int) -> list[str]:
     return [pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)]
 
 
+def enforced_on(hello: Mapping[str, Any], request: Request) -> Enforced | None:
+    """Return how the worker of a hello keeps a job to its part of a device; None for a job without one."""
+    gpu = request.effective_gpu
+    if gpu is None:
+        return None
+    return gpu.enforced(mode_enforced(hello, request.workload.driver, gpu.effective_sharing))
+
+
+def enforced_of(job: Job) -> Enforced | None:
+    """Return the least level at which replicas of a job are kept to their parts of shared devices; None: it has none.
+
+    Of those that are on workers now.
+    """
+    sharing = [
+        replica.member.worker
+        for replica in job.replicas
+        if replica.member is not None and replica.member.mode > Mode.EXCLUSIVE
+    ]
+    if not sharing:
+        return None
+    request = _read_request(job.body)[1].request
+    found = [each for worker in sharing if (each := enforced_on(worker.hello, request)) is not None]
+    return Enforced(
+        min((each.memory for each in found), key=level_number), min((each.compute for each in found), key=level_number)
+    )
+
+
 def accepted(tenant: str, accepted_ms: int) -> Change:
     """The first transition of every job."""
     return Change(1, accepted_ms, -1, 0, ACCEPTED, by=by_tenant(tenant))
@@ -246,7 +277,10 @@ def event_of(state: State, job: Job) -> Event:
         for row in job.story[-len(changes) :]
         if row[WORKER] >= 0
     )
-    return Event(job.tenant, job.name, job.rev, job.state, state.seq, changes, _why(changes), simulated)
+    enforced = enforced_of(job) if any(change.state == "PLACED" for change in changes) else None
+    return Event(
+        job.tenant, job.name, job.rev, job.state, state.seq, changes, _why(changes), simulated, enforced=enforced
+    )
 
 
 def _why(changes: list[Change]) -> str:

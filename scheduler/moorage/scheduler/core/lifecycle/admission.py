@@ -52,7 +52,7 @@ _decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], REQUEST_BYTES_MAX)
 
 NO_MATCH: Final = "no-match"
 #: filters that are no lack of workers: the drivers or devices that are there do not do it
-NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.MODE.name, reasons.DEVICE.name)
+NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.ENFORCE.name, reasons.MODE.name, reasons.DEVICE.name)
 #: the feature level of what requests of releases before 0.3 have not: see `_too_new`
 REQUEST_LEVEL: Final = 2
 #: fields of a request that came with it
@@ -64,6 +64,7 @@ NEWER_FIELDS: Final = (
     ("gpu", "enforce"),
     ("gpu", "min_compute_capability"),
     ("gpu", "prefer"),
+    ("gpu", "profile"),
     ("resource_requirements", "gpu", "device_id"),
     ("resource_requirements", "gpu", "device_ids"),
 )

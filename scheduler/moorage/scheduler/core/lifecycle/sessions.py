@@ -55,6 +55,8 @@ class Sessions:
         self.lending = Lending(state, has_kept_jobs)
         self.config = config
         self.release = RELEASE  # of this scheduler
+        #: by worker number: the capabilities of the session before, until the join that ended it is answered
+        self.former: dict[int, dict[str, Any]] = {}
         self.ahead: dict[int, str] = {}  # by worker number: what it knows that the ledger does not have
         #: by worker number (below WORKERS_MAX): how often it has joined since it named its session; a goodbye names it,
         #: a loss does not, so the count outlives a loss and a worker that only joins gets no jobs in between
@@ -177,6 +179,7 @@ class Sessions:
             self.lifecycle.on_facts(draft, worker, frame.facts)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
+        self.former[worker.num] = {"capabilities": worker.hello.get("capabilities", {})}
         said = {key: value for key, value in worker.hello.items() if key not in _OUR_OWN}
         if frame.boot != worker.boot or _as_recorded(frame.hello) != said:
             self.health.ask_anew(draft, worker)

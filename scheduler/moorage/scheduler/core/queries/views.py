@@ -12,6 +12,7 @@ from moorage.scheduler.core.effects.outputs import (
     CHANGES_SURE,
     SHOWN_BYTES_MAX,
     changes_since,
+    enforced_on,
     fitting,
     gpu_names,
     slots_of,
@@ -269,6 +270,8 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
         data["worker"] = member.worker.id
         data["gpus"] = gpu_names(member.worker, member.mask)
         data["mode"] = MODE_NAMES[member.mode]
+        if (enforced := enforced_on(member.worker.hello, engine.request_of(replica.job))) is not None:
+            data["enforced"] = msgspec.to_builtins(enforced)
     return data
 
 

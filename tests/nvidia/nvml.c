@@ -1,0 +1,358 @@
+/* libnvidia-ml.so.1 for machines without a GPU: the calls that moorage makes, over the state of `state.h`.
+
+   Signatures and numbers are those of NVIDIA's nvml.h. A line `fail call=NAME uuid=UUID code=N` has a call fail for a
+   device (without uuid: for all), `hang call=NAME uuid=UUID` holds it until the line is gone, `absent call=NAME` has
+   it say that this driver lacks it. Where there is a file `calls`, every call is written to it. */
+
+#include "state.h"
+
+typedef int ret;
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, NO_DRIVER = 9, TIMEOUT = 10,
+       NO_FUNCTION = 13 };
+typedef struct { char uuid[128]; } *device;
+static struct { char uuid[128]; } known[DEVICES_MAX * 8];
+static int known_count;
+
+static device handle_of(const char *uuid) {
+    for (int n = 0; n < known_count; n++)
+        if (!strcmp(known[n].uuid, uuid)) return (device)&known[n];
+    if (known_count == DEVICES_MAX * 8) return NULL;
+    snprintf(known[known_count].uuid, sizeof known[0].uuid, "%s", uuid);
+    return (device)&known[known_count++];
+}
+
+static ret refused(const char *state, const char *call, const char *uuid) {
+    const char *at = state;
+    char *line, of[128];
+    ret code = OK;
+    while (!code && (line = stub_line(&at, "absent"))) {
+        if (stub_is(line, "call", call)) code = NO_FUNCTION;
+        free(line);
+    }
+    at = state;
+    while (!code && (line = stub_line(&at, "fail"))) {
+        if (stub_is(line, "call", call) && (!stub_word(line, "uuid", of, sizeof of) || !strcmp(of, uuid)))
+            code = stub_number(line, "code", 999);
+        free(line);
+    }
+    return code;
+}
+
+static int hangs(const char *state, const char *call, const char *uuid) {
+    const char *at = state;
+    char *line;
+    int found = 0;
+    while (!found && (line = stub_line(&at, "hang"))) {
+        found = stub_is(line, "call", call) && stub_is(line, "uuid", uuid);
+        free(line);
+    }
+    return found;
+}
+
+/* The state, to be freed, once the call may go on; or NULL, and why not in *code. */
+static char *enter(const char *call, const char *uuid, ret *code) {
+    char path[4096];
+    if (stub_folder()) {
+        snprintf(path, sizeof path, "%s/calls", stub_folder());
+        FILE *calls = access(path, W_OK) ? NULL : fopen(path, "a");
+        if (calls) { fprintf(calls, "%s %s\n", call, uuid); fclose(calls); }
+    }
+    char *state = stub_read("state");
+    while (state && hangs(state, call, uuid)) {
+        free(state);
+        usleep(5000);
+        state = stub_read("state");
+    }
+    *code = state ? refused(state, call, uuid) : NO_DRIVER;
+    if (*code) { free(state); return NULL; }
+    return state;
+}
+
+#define ENTER(uuid) ret code; char *state = enter(__func__, uuid, &code); if (!state) return code
+#define ENTER_DEVICE(handle) ENTER((handle)->uuid); char *line = stub_device(state, (handle)->uuid, 0); \
+    if (!line) { free(state); return INVALID; }
+#define LEAVE(value) do { ret given = (value); free(line); free(state); return given; } while (0)
+
+ret nvmlInitWithFlags(unsigned flags) { (void)flags; ENTER(""); free(state); return OK; }
+ret nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+ret nvmlShutdown(void) { ENTER(""); free(state); return OK; }
+
+const char *nvmlErrorString(ret code) {
+    static char text[64];
+    snprintf(text, sizeof text, "stub error %d", code);
+    return code == NO_DRIVER ? "Driver Not Loaded" : code == 999 ? "Unknown Error"
+        : code == 18 ? "RM has detected an NVML/RM version mismatch." : text;
+}
+
+ret nvmlDeviceGetCount_v2(unsigned *count) {
+    ENTER("");
+    const char *at = state;
+    char *line;
+    for (*count = 0; (line = stub_line(&at, "device")); free(line)) ++*count;
+    free(state);
+    return OK;
+}
+
+ret nvmlDeviceGetHandleByIndex_v2(unsigned index, device *found) {
+    char uuid[128] = "", *all = stub_read("state"), *line = all ? stub_device(all, NULL, index) : NULL;
+    if (line) stub_word(line, "uuid", uuid, sizeof uuid);
+    free(line);
+    free(all);
+    ENTER(uuid);
+    free(state);
+    *found = *uuid ? handle_of(uuid) : NULL;
+    return *found ? OK : INVALID;
+}
+
+ret nvmlDeviceGetUUID(device handle, char *text, unsigned size) {
+    ENTER_DEVICE(handle);
+    snprintf(text, size, "%s", handle->uuid);
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetMinorNumber(device handle, unsigned *minor) {
+    ENTER_DEVICE(handle);
+    *minor = stub_number(line, "minor", 0);
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetName(device handle, char *text, unsigned size) {
+    ENTER_DEVICE(handle);
+    char name[96] = "NVIDIA_H100_80GB_HBM3";
+    stub_word(line, "name", name, sizeof name);
+    for (char *at = name; *at; at++) if (*at == '_') *at = ' ';
+    snprintf(text, size, "%s", name);
+    LEAVE(OK);
+}
+
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
+
+ret nvmlDeviceGetPciInfo_v3(device handle, struct pci *pci) {
+    ENTER_DEVICE(handle);
+    memset(pci, 0, sizeof *pci);
+    if (!stub_word(line, "pci", pci->bus_id, sizeof pci->bus_id)) strcpy(pci->bus_id, "00000000:17:00.0");
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetCudaComputeCapability(device handle, int *major, int *minor) {
+    ENTER_DEVICE(handle);
+    *major = stub_number(line, "major", 9);
+    *minor = stub_number(line, "minor", 0);
+    LEAVE(OK);
+}
+
+struct memory { unsigned long long total, free, used; };
+struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+
+ret nvmlDeviceGetMemoryInfo(device handle, struct memory *memory) {
+    ENTER_DEVICE(handle);
+    memory->total = stub_number(line, "total", 81559) * MIB;
+    memory->used = stub_used(state, handle->uuid) + stub_number(line, "reserved", 600) * MIB;
+    memory->free = memory->total - memory->used;
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetMemoryInfo_v2(device handle, struct memory_v2 *memory) {
+    ENTER_DEVICE(handle);
+    memory->total = stub_number(line, "total", 81559) * MIB;
+    memory->reserved = stub_number(line, "reserved", 600) * MIB;
+    memory->used = stub_used(state, handle->uuid);
+    memory->free = memory->total - memory->used;
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetTemperature(device handle, int sensor, unsigned *celsius) {
+    (void)sensor;
+    ENTER_DEVICE(handle);
+    *celsius = stub_number(line, "temperature", 31);
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetTotalEccErrors(device handle, int kind, int counter, unsigned long long *count) {
+    ENTER_DEVICE(handle);
+    *count = stub_number(line, "uncorrected", 0);
+    LEAVE(kind == 1 && counter == 0 ? OK : INVALID); /* uncorrected, volatile */
+}
+
+ret nvmlDeviceGetUtilizationRates(device handle, unsigned rates[2]) {
+    ENTER_DEVICE(handle);
+    rates[0] = stub_number(line, "util", 0);
+    rates[1] = 0;
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetRemappedRows(device handle, unsigned *corrected, unsigned *not, unsigned *pending, unsigned *failed) {
+    ENTER_DEVICE(handle);
+    *corrected = *not = 0;
+    *pending = stub_number(line, "rows_pending", 0);
+    *failed = stub_number(line, "rows_failed", 0);
+    LEAVE(OK);
+}
+
+struct field { unsigned id, scope; long long time, latency; int kind; ret code; unsigned long long value; };
+
+ret nvmlDeviceGetFieldValues(device handle, int count, struct field *fields) {
+    ENTER_DEVICE(handle);
+    long long action = stub_number(line, "recovery", 0);
+    for (int n = 0; n < count; n++) {
+        fields[n].code = fields[n].id == 230 && action >= 0 ? OK : NOT_SUPPORTED;
+        fields[n].value = action < 0 ? 0 : action;
+    }
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetCurrentClocksThrottleReasons(device handle, unsigned long long *reasons) {
+    ENTER_DEVICE(handle);
+    *reasons = stub_number(line, "throttled", 0);
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetP2PStatus(device one, device other, int what, int *status) {
+    ENTER_DEVICE(one);
+    char *second = stub_device(state, other->uuid, 0);
+    *status = second && stub_number(line, "linked", 1) && stub_number(second, "linked", 1) ? 0 : 1;
+    free(second);
+    LEAVE(what == 2 ? OK : INVALID); /* over NVLink */
+}
+
+/* ---------------------------------------------------------------------------------------------------- processes */
+
+struct process { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; };
+
+/* `kind` is of lines `process uuid=UUID pid=N mib=N kind=C`; a negative size is one that the driver does not tell. */
+static ret processes(const char *call, device handle, unsigned *count, struct process *infos, char kind) {
+    ret code;
+    char *state = enter(call, handle->uuid, &code), *line;
+    if (!state) return code;
+    struct process found[HELD_MAX * 2];
+    unsigned n = 0;
+    const char *at = state;
+    while ((line = stub_line(&at, "process")) && n < HELD_MAX) {
+        char of[8] = "C";
+        stub_word(line, "kind", of, sizeof of);
+        long long mib = stub_number(line, "mib", -1);
+        if (of[0] == kind && stub_is(line, "uuid", handle->uuid))
+            found[n++] = (struct process){stub_number(line, "pid", 0), mib < 0 ? ~0ull : mib * MIB, ~0u, ~0u};
+        free(line);
+    }
+    struct held held[HELD_MAX];
+    int holders = stub_held(handle->uuid, held);
+    at = state;
+    line = stub_line(&at, "old_mps"); /* a server that owns what its clients hold */
+    int server = line ? stub_number(line, "pid", 0) : 0;
+    free(line);
+    unsigned long long owned = 0;
+    for (int h = 0; h < holders; h++) {
+        int is_client = held[h].is_mps;
+        if (is_client && server) owned += held[h].bytes;
+        if (is_client == (kind == 'M') && kind != 'G')
+            found[n++] = (struct process){held[h].pid, is_client && server ? ~0ull : held[h].bytes, ~0u, ~0u};
+    }
+    if (server && owned && kind == 'C') found[n++] = (struct process){server, owned, ~0u, ~0u};
+    free(state);
+    unsigned room = *count;
+    *count = n;
+    if (n > room || (n && !infos)) return SMALL;
+    memcpy(infos, found, n * sizeof *found);
+    return OK;
+}
+
+ret nvmlDeviceGetComputeRunningProcesses_v3(device handle, unsigned *count, struct process *infos) {
+    return processes(__func__, handle, count, infos, 'C');
+}
+
+ret nvmlDeviceGetMPSComputeRunningProcesses_v3(device handle, unsigned *count, struct process *infos) {
+    return processes(__func__, handle, count, infos, 'M');
+}
+
+ret nvmlDeviceGetGraphicsRunningProcesses_v3(device handle, unsigned *count, struct process *infos) {
+    return processes(__func__, handle, count, infos, 'G');
+}
+
+/* --------------------------------------------------------------------------------------------------------- MIG */
+
+ret nvmlDeviceGetMigMode(device handle, unsigned *current, unsigned *pending) {
+    ENTER_DEVICE(handle);
+    *current = *pending = stub_number(line, "mig", 0);
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetMaxMigDeviceCount(device handle, unsigned *count) {
+    ENTER_DEVICE(handle);
+    *count = 7;
+    LEAVE(OK);
+}
+
+ret nvmlDeviceGetMigDeviceHandleByIndex(device handle, unsigned index, device *slice) {
+    ENTER_DEVICE(handle);
+    const char *at = state;
+    char *each, uuid[128] = "";
+    while (!*uuid && (each = stub_line(&at, "slice"))) {
+        if (stub_is(each, "parent", handle->uuid) && stub_number(each, "index", 0) == (long long)index)
+            stub_word(each, "uuid", uuid, sizeof uuid);
+        free(each);
+    }
+    *slice = *uuid ? handle_of(uuid) : NULL;
+    LEAVE(*slice ? OK : NOT_FOUND);
+}
+
+/* ------------------------------------------------------------------------------------------------------ events */
+
+struct event { device device; unsigned long long type, data; unsigned gpu_instance, compute_instance; };
+struct set { long offset; unsigned long long types[DEVICES_MAX]; device devices[DEVICES_MAX]; int count; };
+
+ret nvmlEventSetCreate(struct set **set) {
+    ENTER("");
+    free(state);
+    *set = calloc(1, sizeof **set);
+    return OK;
+}
+
+ret nvmlEventSetFree(struct set *set) {
+    ENTER("");
+    free(state);
+    free(set);
+    return OK;
+}
+
+ret nvmlDeviceGetSupportedEventTypes(device handle, unsigned long long *types) {
+    ENTER_DEVICE(handle);
+    *types = stub_number(line, "events", 0xB);
+    LEAVE(OK);
+}
+
+ret nvmlDeviceRegisterEvents(device handle, unsigned long long types, struct set *set) {
+    ENTER_DEVICE(handle);
+    if (set->count < DEVICES_MAX) {
+        set->devices[set->count] = handle;
+        set->types[set->count++] = types;
+    }
+    LEAVE(types & ~(unsigned long long)stub_number(line, "events", 0xB) ? NOT_SUPPORTED : OK);
+}
+
+/* The next line of the file `events`: `UUID TYPE DATA`, or `error CODE`. */
+ret nvmlEventSetWait_v2(struct set *set, struct event *event, unsigned timeout_ms) {
+    ENTER("");
+    free(state);
+    for (unsigned waited_ms = 0;; waited_ms += 5) {
+        char *text = stub_read("events"), name[128];
+        unsigned long long type, data;
+        size_t length = text ? strlen(text) : 0;
+        char *next = text && set->offset < (long)length ? text + set->offset : NULL;
+        if (next && strchr(next, '\n')) {
+            set->offset += strcspn(next, "\n") + 1;
+            int words = sscanf(next, "%127s %lli %lli", name, (long long *)&type, (long long *)&data);
+            free(text);
+            if (words == 2) return (ret)type;
+            for (int n = 0; words == 3 && n < set->count; n++)
+                if (!strcmp(set->devices[n]->uuid, name) && set->types[n] & type) {
+                    *event = (struct event){set->devices[n], type, data, ~0u, ~0u};
+                    return OK;
+                }
+            continue;
+        }
+        free(text);
+        if (waited_ms >= timeout_ms) return TIMEOUT;
+        usleep(5000);
+    }
+}

@@ -1,0 +1,266 @@
+"""The guard of shared GPUs' memory: real processes, supervisor and pynvml, over NVML and CUDA as stubs in C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worker.scripted_leader import ScriptedLeader
+
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import Place
+from moorage.worker import member_processes, memory_guard
+from moorage.worker.agent import Agent
+from moorage.worker.member_messages import MemberName
+from moorage.worker.run import start
+from moorage.worker.settings import WorkerSettings
+from tests.nvidia.stub import Board, Stub
+from tests.waiting import until
+from tests.worker.test_agent_process import state_folder
+
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+OTHER = "GPU-22222222-2222-3333-4444-555555555555"
+CONTEXT_MIB = 300
+HOLD = str(Path(__file__).parents[1] / "gpu" / "hold_memory.py")
+
+
+#: looks are so short in these tests, and a few of them take so long
+LOOK_S = 0.1
+SOME_LOOKS_S = 0.5
+
+
+@pytest.fixture(autouse=True)
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_guard, "LOOK_S", LOOK_S)
+    monkeypatch.setattr(memory_guard, "WELL_MIN", 2)
+
+
+def name_of(job: str) -> MemberName:
+    return ("acme", job, 0, 1, 10)
+
+
+class Scene:
+    """A worker on the GPUs of a stub, and the leader that places jobs there."""
+
+    def __init__(self, stub: Stub, leader: ScriptedLeader, agent: Agent, folder: Path) -> None:
+        self.stub = stub
+        self.leader = leader
+        self.agent = agent
+        self.folder = folder
+
+    async def hold(
+        self, job: str, mib: int, share_mib: int | None, *argv: str, mode: str = "time-slice", slot: int = 0, **env: str
+    ) -> int:
+        """Run a job that holds so much beside its context; returns the pid of the process that holds it."""
+        gpu: dict[str, Any] = {"sharing": mode}
+        if mode == "mps":
+            for which in ("mps_pipe_dir", "mps_log_dir"):
+                (self.folder / which).mkdir()
+                gpu[which] = str(self.folder / which)
+        if share_mib is not None:
+            gpu["share"] = {"memory_mib": share_mib}
+        file = self.folder / job
+        command = [*argv, sys.executable, HOLD, "hold", str(file), str(mib)]
+        run = {"argv": command, "env": self.stub.environment | env, "grace_s": 20}
+        place = Place(*name_of(job), [slot], mode, False, encode({"gpu": gpu, "run": run}))
+        await self.leader.want("w1", place)
+        return int(await until(lambda: file.exists() and file.read_text(), what=f"{job} holds its memory"))
+
+    def level(self, mode: str = "time-slice") -> str:
+        """What the newest join told of the memory in a mode."""
+        hello = self.leader.seat("w1").joins[-1].hello
+        return hello.capabilities["process"].enforced[mode].memory
+
+    def exits(self) -> dict[str, str]:
+        return {fact.job: fact.detail for fact in self.leader.seat("w1").facts if fact.kind == "exited"}
+
+
+@contextlib.asynccontextmanager
+async def scene(url: str, prefix: str, folder: Path, *boards: Board, **more: Any) -> AsyncIterator[Scene]:
+    extra = more.pop("extra", ())
+    stub = Stub(folder / "stub", *(boards or (Board(GPU), Board(OTHER))), extra=extra)
+    async with ScriptedLeader(url, prefix) as leader, state_folder() as state:
+        with stub.load():
+            settings = WorkerSettings(
+                state, "w1", prefix, modes=("exclusive", "mps", "time-slice"), load_s=0.2, leases=False, **more
+            )
+            running = await start(settings, url)
+            try:
+                await leader.joined("w1")
+                yield Scene(stub, leader, running.agents[0], folder)
+                if running.host.failed.done():
+                    running.host.failed.result()
+            finally:
+                await running.stop()
+
+
+async def test_a_job_over_its_grant_ends_alone(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.4) as one:
+        assert one.level() == "guarded"
+        await one.hold("fits", 4000 - CONTEXT_MIB, 4000)
+        await asyncio.sleep(SOME_LOOKS_S)
+        await one.hold("greedy", 6000, 4000, "/bin/sh", "-c", "trap '' TERM; \"$@\" & wait; wait", "sh")
+        began_s = time.monotonic()
+        exited = await one.leader.heard("w1", "exited", name_of("greedy"))
+        took_s = time.monotonic() - began_s
+        assert exited.detail == f"over-memory: it holds {6000 + CONTEXT_MIB} MiB of GPU 0, 4000 are granted"
+        assert took_s >= 0.35, "it has its grace"
+        await one.leader.heard("w1", "freed", name_of("greedy"))
+        await asyncio.sleep(SOME_LOOKS_S)
+        assert one.exits() == {"greedy": exited.detail}
+        assert one.agent.members.held[name_of("fits")].phase == "running"
+
+
+async def test_the_context_counts_inside_the_grant(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
+        await one.hold("one-more", 4000 - CONTEXT_MIB + 1, 4000)
+        exited = await one.leader.heard("w1", "exited", name_of("one-more"))
+        assert exited.detail.startswith("over-memory: it holds 4001 MiB")
+
+
+async def test_what_a_job_holds_is_the_sum_of_its_processes(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
+        script = f'{sys.executable} {HOLD} hold {tmp_path}/first 1500 & exec "$@"'
+        await one.hold("two", 1500, 3000, "/bin/sh", "-c", script, "sh")
+        exited = await one.leader.heard("w1", "exited", name_of("two"))
+        assert exited.detail.startswith(f"over-memory: it holds {2 * (1500 + CONTEXT_MIB)} MiB")
+
+
+@pytest.mark.parametrize("groups", [True, False], ids=["cgroups", "no cgroups"])
+async def test_a_process_in_a_session_of_its_own_with_no_parent_is_its_jobs(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool
+) -> None:
+    if not groups:
+        monkeypatch.setattr(member_processes, "_group", lambda pid: "")
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
+        await one.hold("away", 5000, 3000, "/bin/sh", "-c", 'setsid "$@" & sleep 600', "sh")
+        exited = await one.leader.heard("w1", "exited", name_of("away"))
+        assert exited.detail.startswith("over-memory: ")
+
+
+@pytest.mark.parametrize("groups", [True, False], ids=["cgroups", "no cgroups"])
+async def test_a_process_that_hides_whose_it_is_is_found_by_its_cgroup_or_killed_alone(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool
+) -> None:
+    """A session of its own, no parent of the job, and none of the job's variables."""
+    if not groups:
+        monkeypatch.setattr(member_processes, "_group", lambda pid: "")
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.4) as one:
+        await one.hold("neighbour", 1000, 3000)
+        variables = " ".join(f"{key}={value}" for key, value in one.stub.environment.items())
+        script = f'(setsid env -i {variables} CUDA_VISIBLE_DEVICES=0 "$@" &) ; sleep 600'
+        pid = await one.hold("hides", 1000, 3000, "/bin/sh", "-c", script, "sh")
+        whose = one.agent.drivers["process"].members_of([pid]).get(pid)
+        await asyncio.sleep(0.4 + SOME_LOOKS_S)
+        assert os.path.exists(f"/proc/{pid}") == (whose is not None)
+        assert groups or whose is None
+        assert one.exits() == {}
+
+
+async def test_who_asks_for_no_memory_and_who_is_alone_is_left_alone(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
+        await one.hold("counted", 9000, None)
+        await one.hold("alone", 9000, None, mode="exclusive", slot=1)
+        await one.hold("granted", 1000, 2000)
+        await asyncio.sleep(SOME_LOOKS_S)
+        assert one.exits() == {}
+
+
+@pytest.mark.parametrize(
+    "code", [3, 4, 999], ids=["this driver cannot tell", "this worker may not ask", "NVML is broken"]
+)
+async def test_where_nvml_fails_the_level_falls_and_is_told_and_rises_again(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    async with scene(nats_url, unique, tmp_path) as one:
+        seat = one.leader.seat("w1")
+        await one.hold("shares", 1000, 2000)
+        joins = len(seat.joins)
+        one.stub.boards[0].set(errors={"processes": code})
+        await until(lambda: one.level() == "advisory", what="the level falls")
+        assert [held.job for held in seat.joins[-1].holding] == ["shares"], "what runs is taken over"
+        assert seat.joins[-1].hello.capabilities["process"].enforced["exclusive"].memory == "hard"
+        one.stub.boards[0].set(errors={})
+        await until(lambda: one.level() == "guarded", what="the level rises")
+        assert len(seat.joins) == joins + 2
+        assert one.exits() == {}
+
+
+async def test_a_look_that_breaks_lowers_the_level(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(nats_url, unique, tmp_path) as one:
+        await one.hold("shares", 1000, 2000)
+
+        def breaks(slot: int) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(one.agent.inventory, "held", breaks)
+        await until(lambda: one.level() == "advisory", what="the level falls")
+        assert "ZeroDivisionError" in one.agent.guard.why_not["time-slice"]
+
+
+async def test_a_device_that_hangs_lowers_the_level(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.inventory.nvml.SAMPLE_TIMEOUT_S", 0.2)
+    async with scene(nats_url, unique, tmp_path) as one:
+        await one.hold("shares", 1000, 2000)
+        one.stub.boards[0].set(hangs={"processes"})
+        await until(lambda: one.level() == "advisory", what="the level falls")
+        one.stub.boards[0].set(hangs=set())
+
+
+async def test_an_old_mps_server_owns_the_memory_and_the_level_of_mps_alone_says_so(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    board = Board(GPU, more={"major": 6, "minor": 1})
+    async with scene(nats_url, unique, tmp_path, board) as one:
+        assert (one.level("mps"), one.level("time-slice")) == ("advisory", "guarded")
+
+
+async def test_an_mps_server_that_owns_the_memory_against_all_promises_lowers_the_level(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(nats_url, unique, tmp_path, extra=("old_mps pid=1",)) as one:
+        assert one.level("mps") == "guarded"
+        await one.hold("client", 500, 2000, mode="mps")
+        await until(lambda: one.level("mps") == "advisory", what="the level falls")
+        assert one.level("time-slice") == "guarded"
+
+
+async def test_without_the_guard_the_share_is_counted(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with scene(nats_url, unique, tmp_path, guard=False, guard_grace_s=0.0) as one:
+        assert one.level() == "advisory"
+        await one.hold("greedy", 6000, 4000)
+        await asyncio.sleep(SOME_LOOKS_S)
+        assert one.exits() == {}
+
+
+async def test_a_foreign_process_is_seen_on_a_leased_device(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with scene(nats_url, unique, tmp_path) as one:
+        loads = one.leader.seat("w1").loads
+        await one.hold("shares", 1000, 2000)
+        await one.hold("alone", 1000, None, mode="exclusive", slot=1)
+        await asyncio.sleep(SOME_LOOKS_S)
+        assert [slot.foreign for slot in loads[-1].gpu_pool] == ["", ""], "a job's own processes are none"
+        file = tmp_path / "foreign"
+        environment = os.environ | one.stub.environment | {"CUDA_VISIBLE_DEVICES": "1"}
+        foreign = await asyncio.create_subprocess_exec(sys.executable, HOLD, "hold", str(file), "100", env=environment)
+        try:
+            await until(lambda: loads[-1].gpu_pool[1].foreign, what="the foreign process seen")
+            assert loads[-1].gpu_pool[1].foreign.startswith(f"pid {foreign.pid} python")
+            assert loads[-1].gpu_pool[0].foreign == ""
+        finally:
+            foreign.kill()
+            await foreign.wait()
+        await until(lambda: not loads[-1].gpu_pool[1].foreign, what="and gone")

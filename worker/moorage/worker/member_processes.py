@@ -1,0 +1,96 @@
+"""Which member a process of this host belongs to: by its cgroup, its session, its ancestors and its environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import Final
+
+from moorage.worker.cgroup import parse_own_path
+from moorage.worker.member_messages import MemberName
+from moorage.worker.proctree import MARK_NAMES, read_environ, read_process
+
+#: a chain of parents this long ends in a process that was started meanwhile under a used pid
+ANCESTORS_MAX: Final = 4096
+
+
+class MemberProcesses:
+    """The members of one driver by the processes that its supervisor has started for them."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, MemberName] = {}  # by the pid of the first process, which leads a session
+        self._groups: dict[str, MemberName] = {}  # by the path of a cgroup of version 2, as /proc shows it
+        self._pids: dict[MemberName, int] = {}
+
+    def started(self, name: MemberName, pid: int, supervisor: int) -> None:
+        """A member's first process runs. Its cgroup is the member's own if the supervisor is not in it as well."""
+        self._names[pid] = name
+        self._pids[name] = pid
+        group = _group(pid)
+        if group and group != _group(supervisor) and group != _group(os.getpid()):
+            self._groups[group] = name
+
+    def ended(self, name: MemberName) -> None:
+        """Nothing of it is left."""
+        pid = self._pids.pop(name, None)
+        if pid is not None:
+            del self._names[pid]
+            self._groups = {group: of for group, of in self._groups.items() if of != name}
+
+    def members_of(self, pids: Collection[int], supervisor: int) -> dict[int, MemberName | None]:
+        """Return the member of each of these processes; None for one of a member that cannot be told.
+
+        That is one which descends from the supervisor, and hides its session and its environment. Others are left out.
+        """
+        found: dict[int, MemberName | None] = {}
+        for pid in pids if self._names else ():
+            name = self._by_group(pid) or self._by_ancestors(pid) or self._by_marks(pid)
+            if name is not None:
+                found[pid] = name
+            elif supervisor in _ancestors(pid):
+                found[pid] = None
+        return found
+
+    def _by_group(self, pid: int) -> MemberName | None:
+        path = _group(pid) if self._groups else ""
+        while path.strip("/"):
+            if path in self._groups:
+                return self._groups[path]
+            path = path.rpartition("/")[0]
+        return None
+
+    def _by_ancestors(self, pid: int) -> MemberName | None:
+        process = read_process(pid)
+        if process is not None and process.session in self._names:
+            return self._names[process.session]
+        return next((self._names[above] for above in _ancestors(pid) if above in self._names), None)
+
+    def _by_marks(self, pid: int) -> MemberName | None:
+        try:
+            environ = dict(entry.split(b"=", 1) for entry in read_environ(pid) or () if b"=" in entry)
+            tenant, job, *numbers = (environ[os.fsencode(mark)].decode() for mark in MARK_NAMES)
+            replica, attempt, fence = map(int, numbers)
+        except (PermissionError, KeyError, ValueError):  # of another user, of no member, or forged
+            return None
+        name = (tenant, job, replica, attempt, fence)
+        return name if name in self._pids else None
+
+
+def _ancestors(pid: int) -> list[int]:
+    """The process and those above it, as far as this PID namespace shows them."""
+    found: list[int] = []
+    while pid > 1 and len(found) < ANCESTORS_MAX:
+        found.append(pid)
+        process = read_process(pid)
+        if process is None:
+            break
+        pid = process.parent
+    return found
+
+
+def _group(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cgroup") as file:
+            return parse_own_path(file.read().rstrip("\n")) or ""
+    except OSError:
+        return ""

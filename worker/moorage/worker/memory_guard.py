@@ -1,0 +1,245 @@
+"""The guard of shared GPUs' memory: who holds more than was granted is ended, and nobody else.
+
+Each second it reads what processes hold of each shared device, adds it up by member, and asks for the end of a member
+that is over its grant for longer than `guard_grace_s`. The grant holds for each device of the member, and everything
+that the driver counts for its processes counts: the CUDA context as well. Where that cannot be read, the guard says so
+at once: its level falls, and with it what the worker promises (see `levels`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from moorage.schemas.capabilities import ADVISORY, WHOLE, Enforced
+from moorage.schemas.frames import Device
+from moorage.worker.drivers.base import Driver
+from moorage.worker.inventory.base import HeldUnknown, Inventory
+from moorage.worker.member_messages import HelloChanged, Log, Member, MemberName, OverGrant
+from moorage.worker.member_table import OVER_GRANT
+from moorage.worker.proctree import Process, kill_process, read_process
+from moorage.worker.shell import Shell
+
+#: between two looks while somebody shares a device under a grant
+LOOK_S: Final = 1.0
+#: and while nobody does: the guard must know whether it could guard
+IDLE_LOOK_S: Final = 10.0
+#: looks in a row that fail before the level falls, and that succeed before it rises again
+FAILED_MAX: Final = 2
+WELL_MIN: Final = 10
+#: the compute capability from which MPS clients own their memory; below it one server owns all of theirs
+MPS_OWNS_BELOW: Final = (7, 0)
+SHARED: Final = ("time-slice", "mps")
+GUARDED: Final = Enforced("guarded", "advisory")
+
+#: a process on a shared device that belongs to a member, but not to a known one, by pid and start
+_Hidden = tuple[int, int]
+
+
+class MemoryGuard:
+    """One worker's. `held` are its members, `grace_s` None turns it off. `levels` says what it can do now."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        held: Mapping[MemberName, Member],
+        inventory: Inventory,
+        drivers: Mapping[str, Driver],
+        modes: tuple[str, ...],
+        grace_s: float | None,
+    ) -> None:
+        self._shell = shell
+        self._held = held
+        self._inventory = inventory
+        self._drivers = drivers
+        self._modes = modes
+        self._grace_s = grace_s or 0.0
+        #: by mode: why it cannot guard now; nothing where it can
+        self.why_not: dict[str, str] = {}
+        #: the same for good: what no look can change
+        self._never = self._never_guarded(inventory.devices(), grace_s)
+        self._failed: dict[str, int] = dict.fromkeys(SHARED, 0)
+        self._well: dict[str, int] = dict.fromkeys(SHARED, 0)
+        self._over: dict[MemberName, float] = {}
+        self._hidden: dict[_Hidden, float] = {}
+        self._asked: set[MemberName] = set()
+
+    @staticmethod
+    def _never_guarded(devices: list[Device], grace_s: float | None) -> dict[str, str]:
+        if grace_s is None:
+            return dict.fromkeys(SHARED, "the guard is turned off")
+        if any(_capability(device) < MPS_OWNS_BELOW for device in devices):
+            return {"mps": "on these GPUs one MPS server owns the memory of all its clients"}
+        return {}
+
+    def levels(self, driver: Driver) -> dict[str, Enforced]:
+        """Return how the driver's members are kept to their parts now, by each mode that the worker offers."""
+        levels = {}
+        for mode in self._modes:
+            can = driver.tells_processes and mode not in self._never and mode not in self.why_not
+            levels[mode] = WHOLE if mode == "exclusive" else GUARDED if can else ADVISORY
+        return levels
+
+    async def open(self) -> None:
+        """Look once, so that the first hello is true."""
+        if self._runs:
+            for mode, why in (await self._looked()).items():
+                self.why_not[mode] = why
+
+    @property
+    def _runs(self) -> bool:
+        guardable = [mode for mode in self._modes if mode in SHARED and mode not in self._never]
+        return bool(guardable and self._inventory.devices()) and any(d.tells_processes for d in self._drivers.values())
+
+    async def run(self) -> None:
+        """Look at the devices again and again; a look that fails ends nothing but the promise."""
+        looked_s = self._shell.now()
+        while self._runs:
+            await asyncio.sleep(self._pause_s())
+            now = self._shell.now()
+            if not self._must_look() and now < looked_s + IDLE_LOOK_S:
+                continue
+            looked_s = now
+            try:
+                failed = await self._looked()
+            except Exception as error:  # whatever it is: a guard that does not guard must not say that it does
+                failed = dict.fromkeys(SHARED, f"the guard failed: {error!r}"[:200])
+            self._judge(failed)
+
+    def _pause_s(self) -> float:
+        first = min([*self._over.values(), *self._hidden.values()], default=None)
+        if first is None:
+            return LOOK_S
+        return min(LOOK_S, max(0.0, first + self._grace_s - self._shell.now()) or LOOK_S)
+
+    def _must_look(self) -> bool:
+        return bool(self.why_not or any(self._failed.values()) or self._granted())
+
+    def _granted(self) -> dict[int, list[Member]]:
+        """The members with a grant on shared devices, by slot."""
+        found: dict[int, list[Member]] = {}
+        for member in self._held.values():
+            if _grant_mib(member) and member.phase not in ("claimed", "exited"):
+                for slot in member.slots:
+                    found.setdefault(slot, []).append(member)
+        return found
+
+    def explained(self, slot: int, pids: Collection[int]) -> set[int]:
+        """Return which processes on a leased device belong to its leases, or cannot be told of other ones."""
+        members = [member for member in self._held.values() if slot in member.slots]
+        drivers = {member.driver: self._drivers[member.driver] for member in members}
+        if not members or not all(driver.tells_processes for driver in drivers.values()):
+            return set(pids)
+        here = {member.name for member in members}
+        ours = {os.getpid()} | {pid for pid in pids if not os.path.exists(f"/proc/{pid}")}
+        for driver in drivers.values():
+            ours |= {pid for pid, name in driver.members_of(pids).items() if name is None or name in here}
+        return ours
+
+    # ------------------------------------------------------------------------------------------------------- a look
+
+    async def _looked(self) -> dict[str, str]:
+        """Look at every shared device, of none shared at all of them. Returns why it could not be, by mode."""
+        granted = self._granted()
+        failed: dict[str, str] = {}
+        over: dict[MemberName, str] = {}
+        hidden: set[_Hidden] = set()
+        for slot in granted or range(len(self._inventory.devices())):
+            modes = {member.place.mode for member in granted.get(slot, ())} or set(SHARED)
+            try:
+                held = await self._inventory.held(slot)
+                self._look_at(slot, held, granted.get(slot, []), over, hidden)
+            except HeldUnknown as unknown:
+                failed |= dict.fromkeys(modes, unknown.reason)
+        self._end(over, hidden)
+        return failed
+
+    def _look_at(
+        self,
+        slot: int,
+        held: Mapping[int, int],
+        members: list[Member],
+        over: dict[MemberName, str],
+        hidden: set[_Hidden],
+    ) -> None:
+        if not members:
+            return
+        sums: dict[MemberName, int] = {}
+        left = set(held)
+        for driver in {member.driver: self._drivers[member.driver] for member in members}.values():
+            for pid, name in driver.members_of(left).items():
+                left.discard(pid)
+                process = read_process(pid)
+                if name is not None:
+                    sums[name] = sums.get(name, 0) + held[pid]
+                elif process is not None:
+                    hidden.add((pid, process.start_ticks))
+        for pid in left:
+            if pid != os.getpid() and not os.path.exists(f"/proc/{pid}"):
+                raise HeldUnknown(f"NVML names pid {pid}, which is not in the worker's PID namespace")
+        for member in members:
+            holds_mib = sums.get(member.name, 0)
+            if holds_mib > _grant_mib(member):
+                over[member.name] = (
+                    f"{OVER_GRANT}it holds {holds_mib} MiB of GPU {slot}, {_grant_mib(member)} are granted"
+                )
+
+    def _end(self, over: dict[MemberName, str], hidden: set[_Hidden]) -> None:
+        now = self._shell.now()
+        self._over = {name: self._over.get(name, now) for name in over}
+        self._hidden = {each: self._hidden.get(each, now) for each in hidden}
+        self._asked &= over.keys()
+        ended = []
+        for name, since_s in self._over.items():
+            if since_s == now:
+                self._shell.say(Log("warning", "over-grant", f"{name}: {over[name]}"))
+            if now >= since_s + self._grace_s and name not in self._asked:
+                ended.append((name, over[name]))
+        if ended:
+            self._asked.update(name for name, _ in ended)
+            self._shell.enqueue(OverGrant(ended))
+        for (pid, ticks), since_s in self._hidden.items():
+            if now >= since_s + self._grace_s:
+                self._kill(pid, ticks)
+
+    def _kill(self, pid: int, ticks: int) -> None:
+        """A job's process that hides whose it is holds memory of a shared device under no grant: it alone ends."""
+        self._shell.say(Log("warning", "hidden-process", f"pid {pid} hides whose it is, on a shared GPU: killed"))
+        process = read_process(pid)
+        if process is not None:
+            kill_process(Process(pid, process.parent, process.session, process.state, ticks, False))
+
+    # ------------------------------------------------------------------------------------------------- its own health
+
+    def _judge(self, failed: dict[str, str]) -> None:
+        """Fall and rise: what is promised changes with looks in a row, and is told when it does."""
+        before = dict(self.why_not)
+        for mode in SHARED:
+            why = failed.get(mode, "")
+            self._failed[mode] = self._failed[mode] + 1 if why else 0
+            self._well[mode] = 0 if why else self._well[mode] + 1
+            if self._failed[mode] >= FAILED_MAX:
+                self.why_not.setdefault(mode, why)
+            elif self._well[mode] >= WELL_MIN:
+                self.why_not.pop(mode, None)
+        if self.why_not.keys() != before.keys():
+            said = "; ".join(f"{mode}: {why}" for mode, why in self.why_not.items()) or "again on shared GPUs"
+            level = "error" if len(self.why_not) > len(before) else "warning"
+            words = "memory is no longer guarded" if level == "error" else "memory is guarded"
+            self._shell.say(Log("error" if level == "error" else "warning", "guard", f"{words} ({said})"))
+            self._shell.enqueue(HelloChanged())
+
+
+def _grant_mib(member: Member) -> int:
+    """What it may hold of each of its devices; 0 where no part of a shared one was granted."""
+    gpu = member.request.effective_gpu
+    if gpu is None or gpu.share is None or member.place.mode not in SHARED:
+        return 0
+    return gpu.share.memory_mib
+
+
+def _capability(device: Device) -> tuple[int, int]:
+    major, _, minor = device.compute.partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
