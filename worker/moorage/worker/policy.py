@@ -69,6 +69,11 @@ class Policy:
         """Whether tenants are told apart in something here, and still each may have every secret."""
         return bool(self._drivers or self._programs or self._users) and not self._secrets
 
+    @property
+    def has_programs(self) -> bool:
+        """Whether tenants may start some programs alone."""
+        return bool(self._programs)
+
     def check_host(self) -> None:
         """Raise `Refused` where this host cannot do what the rules say: agents start with it."""
         if not self.changes_users:

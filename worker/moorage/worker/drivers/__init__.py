@@ -13,6 +13,7 @@ from moorage.schemas.capabilities import DRIVER_DEFAULT
 BUILT_IN: Final = {
     DRIVER_DEFAULT: "moorage.worker.drivers.process:ProcessDriver",
     "noop": "moorage.worker.drivers.noop:NoopDriver",
+    "docker": "moorage.worker.drivers.docker:DockerDriver",
 }
 #: what a worker offers whose settings name no driver, and a simulated one
 OFFERED: Final = (DRIVER_DEFAULT,)

@@ -160,7 +160,7 @@ class ProcessDriver(Driver):
         if self._folders is not None:
             self._folders.begin(_name_of(key) for key, _, _ in listed)
         for key, state, event in listed:
-            name = _name_of(key)
+            name = name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
                 if self._store(name, event):
                     living.append(Living(name, "running"))
@@ -249,29 +249,13 @@ class ProcessDriver(Driver):
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
-        # Looked at before the file: then the file is whole. Who is not over by the ledger may be about to start here.
         is_over = ask.ended_ms > 0 and name not in self._known
-        path = output_path(self._link.state, self._key(name), _STREAMS_KEPT[ask.stream])
-        try:
-            page = await asyncio.to_thread(read_page, path, ask, is_over)
-        except OSError as error:
-            raise refuse("not-kept", f"the output cannot be read: {error.strerror or error}", job=ask.job) from None
-        if page is None and is_over and self._link.keeper.is_cleared(ask.ended_ms):
-            bounds = self._link.keeper.bounds
-            raise refuse(
-                "not-kept",
-                f"nothing is kept of {'stdout' if ask.stream == 'out' else 'stderr'}: it was silent, or is cleared",
-                found=f"output_keep {bounds.keep_s:g} s, output_bytes {bounds.bytes_max}, "
-                f"output_members {bounds.members_max}",
-                job=ask.job,
-                next=f"raise them for later jobs, in [worker] of the settings of {self._worker}",
-            )
-        return page if page is not None else LogPage(ask.attempt, ask.stream, over=is_over)
+        return await read_output(self._link, self._key(name), ask, is_over, self._worker)
 
     # -- what the supervisor says (see `supervisor_link.Listener`)
 
     def on_event(self, key: str, event: Event) -> None:
-        name = _name_of(key)
+        name = name_of(key)
         if isinstance(event, Output):
             self._output.add(name, event)
         elif isinstance(event, ChildStarted):
@@ -319,7 +303,7 @@ class ProcessDriver(Driver):
     def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
         missing = set(self._known)
         for key, _, event in listed:
-            missing.discard(_name_of(key))
+            missing.discard(name_of(key))
             if event is not None:
                 self.on_event(key, event)
         for name in missing:  # its start never reached a supervisor, or not its journal: nothing of it ever ran
@@ -330,7 +314,7 @@ class ProcessDriver(Driver):
         self.on_events_over()
 
     def on_start_refused(self, keys: Sequence[str], why: str) -> None:
-        names = [_name_of(key) for key in keys]
+        names = [name_of(key) for key in keys]
         self._known.difference_update(names)
         self._over(names)
         self.report(NotStarted([(name, f"start-failed: {why}") for name in names]))
@@ -428,8 +412,7 @@ class ProcessDriver(Driver):
             self._processes.started(name, event.pid, self._link.pid)
 
     def _key(self, name: MemberName) -> str:
-        tenant, job, replica, attempt, fence = name
-        return f"{self._owner}|{tenant}/{job}/{replica}/{attempt}/{fence}"
+        return key_of(self._owner, name)
 
     def _start_member(self, assignment: Assignment) -> StartMember:
         """Raises SharingUnavailable, FolderUnavailable, SecretRefused, and Refused for what the policy forbids."""
@@ -466,8 +449,39 @@ class ProcessDriver(Driver):
         )
 
 
-def _name_of(key: str) -> MemberName:
-    tenant, job, replica, attempt, fence = key.split("/")
+async def read_output(link: SupervisorLink, key: str, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
+    """Return a page of the kept output of a member with this key. Raises Refused (`not-kept`).
+
+    `is_over` was looked at before this call: then the file is whole. What is not over by the ledger may be about to
+    start here.
+    """
+    path = output_path(link.state, key, _STREAMS_KEPT[ask.stream])
+    try:
+        page = await asyncio.to_thread(read_page, path, ask, is_over)
+    except OSError as error:
+        raise refuse("not-kept", f"the output cannot be read: {error.strerror or error}", job=ask.job) from None
+    if page is None and is_over and link.keeper.is_cleared(ask.ended_ms):
+        bounds = link.keeper.bounds
+        raise refuse(
+            "not-kept",
+            f"nothing is kept of {'stdout' if ask.stream == 'out' else 'stderr'}: it was silent, or is cleared",
+            found=f"output_keep {bounds.keep_s:g} s, output_bytes {bounds.bytes_max}, "
+            f"output_members {bounds.members_max}",
+            job=ask.job,
+            next=f"raise them for later jobs, in [worker] of the settings of {worker}",
+        )
+    return page if page is not None else LogPage(ask.attempt, ask.stream, over=is_over)
+
+
+def key_of(owner: str, name: MemberName) -> str:
+    """Return the key of a member at the supervisor; `owner` is a driver of a worker."""
+    tenant, job, replica, attempt, fence = name
+    return f"{owner}|{tenant}/{job}/{replica}/{attempt}/{fence}"
+
+
+def name_of(key: str) -> MemberName:
+    """Return the member of a key, which comes with or without its owner."""
+    tenant, job, replica, attempt, fence = key.rpartition("|")[2].split("/")
     return (tenant, job, int(replica), int(attempt), int(fence))
 
 

@@ -201,6 +201,17 @@ class SupervisorLink:
             except SupervisorGone:
                 pass  # the next one's list says what became of them
 
+    async def contain(self, member: StartMember, container: str) -> None:
+        """Have the supervisor take on a container, which may be started once this returns. Raises SupervisorError."""
+        if self._supervised is None:
+            raise SupervisorGone("the supervisor is away")
+        await self._supervised.contain(member, container)
+
+    def removed(self, key: str) -> None:
+        """The engine has the container of this member no more, so it cannot start."""
+        if self._supervised is not None:
+            self._begin(partial(self._supervised.begin_removed, [key]))
+
     def end(self, key: str, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         self._pending = [member for member in self._pending if member.key != key]
         if self._supervised is not None:
@@ -232,7 +243,7 @@ class SupervisorLink:
             if supervised.protocol < PROTOCOL:
                 log.warning(
                     "the supervisor is of an older release and keeps its jobs: until it is replaced (once the agent"
-                    " starts while none runs) they get no notice before an operator's end"
+                    " starts while none runs) it ends no containers, and one of 0.2 tells no job of an operator's end"
                 )
             return supervised
         except (SupervisorError, OSError) as error:  # no process or descriptor to be had, a disk that is full

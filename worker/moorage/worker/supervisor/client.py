@@ -23,6 +23,7 @@ from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.supervisor.protocol import (
     PROTOCOLS,
     SOCKET_NAME,
+    Contain,
     Done,
     End,
     EndMember,
@@ -37,6 +38,7 @@ from moorage.worker.supervisor.protocol import (
     Output,
     Ping,
     Refused,
+    Removed,
     Request,
     Shutdown,
     Start,
@@ -205,6 +207,19 @@ class Supervised(asyncio.Protocol):
             members = [_for_protocol_1(member) for member in members]
         parts = [tuple(members[at : at + START_MEMBERS_MAX]) for at in range(0, len(members), START_MEMBERS_MAX)]
         return [self._begin(Start(n=self._next(), members=part)) for part in parts]
+
+    async def contain(self, member: StartMember, container: str) -> None:
+        """Have it take on a container that is created and not started: once this returns, it may be started.
+
+        Raises as `start`, and `SupervisorRefused` of a supervisor that is too old for it.
+        """
+        if self.protocol < 3:
+            raise SupervisorRefused("protocol", "the supervisor is of an older release, and ends no containers")
+        await self._ask(Contain(n=self._next(), member=member, container=container))
+
+    def begin_removed(self, keys: Iterable[str]) -> "asyncio.Future[Answer]":
+        """Tell it that the engine has the containers of these members no more; on its way once this returns."""
+        return self._begin(Removed(n=self._next(), keys=tuple(keys)))
 
     async def end(self, members: Iterable[EndMember]) -> None:
         """Ask these to end; `Ended` follows as an event. Unknown keys are ignored. Raises as `start`."""

@@ -1,6 +1,7 @@
 """Members that a former supervisor left: end what is left of them, and prove that it is gone.
 
-The main processes died with that supervisor (parent-death signal); what they had started may live on.
+The main processes died with that supervisor (parent-death signal); what they had started may live on, and so do
+containers.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ from typing import Final
 
 from moorage.worker.cgroup import CgroupFolder
 from moorage.worker.proctree import TICKS_PER_S, Process, Scan, kill_process, scan_marks, state_mark_of
+from moorage.worker.supervisor.containers import kill, processes_of
 from moorage.worker.supervisor.journal import Left, Starting
 from moorage.worker.supervisor.protocol import Ended, Proof, Unproven
 
@@ -26,6 +28,10 @@ class FormerMembers:
     waiting: dict[str, Left]
     found: dict[str, Unproven] = field(default_factory=dict)
     """Why each of those waiting is not proven, as of the last pass."""
+    removed: set[str] = field(default_factory=set)
+    """Those whose container the engine has no more."""
+    _seen: set[str] = field(default_factory=set)
+    """Those of whose container a process was seen here."""
 
     def clear(self, now_boottime_s: float) -> list[Ended]:
         """One pass: kill what is left, and return the ends that are proven now. Does not block.
@@ -34,16 +40,25 @@ class FormerMembers:
         """
         ended: list[Ended] = []
         scan = self._scan()
+        lefts = self.waiting.values()
+        contained = processes_of(
+            {left.starting.container for left in lefts if left.starting and left.starting.container}
+        )
         for key, left in list(self.waiting.items()):
             starting = left.starting
             if starting is None:
                 self._not_proven(key, (), "the journal has no start of it")
                 continue
-            proof = self._prove(key, starting, left.pid, scan)
+            if starting.container and starting.boot_id == self.boot_id:
+                proof = self._clear_container(key, left.pid, contained.get(starting.container, []))
+            else:
+                proof = self._prove(key, starting, left.pid, scan)
             if proof is None:
                 continue
             del self.waiting[key]
             self.found.pop(key, None)
+            self.removed.discard(key)
+            self._seen.discard(key)
             ended.append(
                 Ended(
                     key=key,
@@ -62,7 +77,7 @@ class FormerMembers:
         marks = {
             key: starting.marks
             for key, starting in starts.items()
-            if starting is not None and starting.boot_id == self.boot_id and not starting.cgroup
+            if starting is not None and starting.boot_id == self.boot_id and not (starting.cgroup or starting.container)
         }
         return scan_marks(marks, os.geteuid()) if marks else _NO_SCAN
 
@@ -76,10 +91,25 @@ class FormerMembers:
     def drop(self, key: str) -> bool:
         """Give one up on an operator's word. False for a key that does not wait."""
         self.found.pop(key, None)
+        self.removed.discard(key)
+        self._seen.discard(key)
         return self.waiting.pop(key, None) is not None
 
     def _not_proven(self, key: str, pids: tuple[int, ...], message: str) -> None:
         self.found[key] = Unproven(key=key, pids=pids, message=message)
+
+    def _clear_container(self, key: str, init: int | None, processes: list[Process]) -> Proof | None:
+        if processes:
+            self._seen.add(key)
+            kill(processes)
+            self._not_proven(key, tuple(sorted(each.pid for each in processes)), "its container still runs")
+            return None
+        if init is not None or key in self._seen:
+            return "container"
+        if key in self.removed:
+            return "never-ran"
+        self._not_proven(key, (), "its container may still be started: the engine has not removed it")
+        return None
 
     def _clear_cgroup(self, key: str, path: str) -> Proof | None:
         folder = CgroupFolder(path)

@@ -19,6 +19,7 @@ from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import (
     STATE_MARK,
     TICKS_PER_S,
+    Process,
     boottime_s,
     children,
     descendants,
@@ -29,11 +30,12 @@ from moorage.worker.proctree import (
 )
 from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers
 from moorage.worker.supervisor.child import StartRefused, judge, signal_number
-from moorage.worker.supervisor.journal import Over, Record, Running
+from moorage.worker.supervisor.containers import Containers, kill
+from moorage.worker.supervisor.journal import Over, Record, Running, Starting
 from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone
 from moorage.worker.supervisor.launches import Launches
 from moorage.worker.supervisor.log import log
-from moorage.worker.supervisor.member import Member, State
+from moorage.worker.supervisor.member import Container, Member, State
 from moorage.worker.supervisor.output import DRAIN_BYTES_MAX, OutputPump
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
 
@@ -79,6 +81,9 @@ class Jobs:
         self._cgroups = cgroups
         self._emit = emit
         self._record = record
+        self._write_ahead = write_ahead
+        self._boot_id = boot_id
+        self._containers = Containers(self._container_runs, self._clear, self._container_over)
         self._loop = asyncio.get_running_loop()
         self._by_pid: dict[int, Member] = {}
         self._clearing: dict[str, Member] = {}
@@ -161,6 +166,9 @@ class Jobs:
         self._unresolved.add(member)
         self._loop.add_reader(member.confirm, self._hear, member)
         member.timers.append(self._loop.call_later(CONFIRM_S, self._resolve, member))
+        self._set_timers(member)
+
+    def _set_timers(self, member: Member) -> None:
         start = member.start
         if start.timeout_s is not None:
             member.timers.append(self._loop.call_later(start.timeout_s, self._timed_out, member))
@@ -197,6 +205,49 @@ class Jobs:
             key=member.key, pid=member.pid, started_boottime_s=member.started_boottime_s, ignored=member.ignored
         )
 
+    # -- containers
+
+    def contain(self, start: StartMember, container: str) -> None:
+        """Take on a container that its engine is about to start; a key that is known already stays as it is.
+
+        Raises `StartRefused` where nothing may start now, and `OSError` where the journal cannot be written.
+        """
+        if start.key in self.ended or start.key in self.members:
+            raise StartRefused(errno.EEXIST, "known", f"{start.key} is known already")
+        if self.fenced:
+            raise StartRefused(errno.EAGAIN, "fenced", "the fence deadline passed")
+        if len(self.members) >= RUNNING_MAX or len(self.members) + len(self.ended) >= HELD_MAX:
+            raise StartRefused(errno.EAGAIN, "full", f"the supervisor runs {RUNNING_MAX} members, or holds {HELD_MAX}")
+        starting = Starting(
+            key=start.key, boot_id=self._boot_id, boottime_s=boottime_s(), cgroup="", marks=(), container=container
+        )
+        self._write_ahead([starting])
+        member = Member(start=start, child=None, marks=(), container=Container(container))
+        self.members[start.key] = member
+        self._containers.add(member)
+
+    def removed(self, key: str) -> None:
+        """The engine has the container of this member no more: if it has not run yet, it never will."""
+        member = self.members.get(key)
+        if member is None or member.container is None:
+            return
+        member.container.is_removed = True
+        if member.state is State.WAITING:
+            self._clear(member)
+        self._containers.look_soon()
+
+    def _container_runs(self, member: Member, init: Process) -> None:
+        member.pid, member.started_boottime_s = init.pid, init.start_ticks / TICKS_PER_S
+        member.confirmed = True
+        member.go(State.RUNNING)
+        self._record(Running(key=member.key, pid=init.pid))
+        self._emit(self.started(member))
+        self._set_timers(member)
+
+    def _container_over(self, member: Member) -> None:
+        assert member.container is not None
+        self._finish(member, "container" if member.container.is_seen else "never-ran")
+
     # -- output
 
     def _pump(self, member: Member, pump: OutputPump) -> bytes | None:
@@ -218,6 +269,8 @@ class Jobs:
         member = self.members.get(key)
         if member is None or member.wait_status is not None:
             return
+        if member.container is not None and member.state is State.CLEARING:
+            return
         if member.cause is None:
             member.cause, member.why = reason, why
         if notice_s > 0 and member.state is State.RUNNING and member.start.checkpoint_signal is not None:
@@ -225,7 +278,9 @@ class Jobs:
             return
         if member.notice_timer is not None:
             member.notice_timer.cancel()
-        if member.state is State.WAITING:
+        if member.state is State.WAITING and member.container is not None:
+            self._clear(member)  # its engine may be about to start it
+        elif member.state is State.WAITING:
             self._waiting.remove(member)
             self._finish(member, "never-ran")
         elif member.state in (State.RUNNING, State.ENDING):
@@ -264,6 +319,9 @@ class Jobs:
         """To the main process's group; it is not reaped, so that the number is surely its own."""
         assert member.pid is not None
         try:
+            if member.container is not None:
+                self._containers.signal(member, number)
+                return
             os.killpg(member.pid, number)
         except ProcessLookupError:
             # Before its session.
@@ -280,6 +338,9 @@ class Jobs:
 
     def _kill_tree(self, member: Member, roots: list[int]) -> None:
         try:
+            if member.container is not None:
+                kill(self._containers.processes(member))
+                return
             if member.cgroup is not None:
                 member.cgroup.kill()
         except OSError as error:
@@ -344,6 +405,10 @@ class Jobs:
         member.go(State.CLEARING)
         if member.kill_timer is not None:
             member.kill_timer.cancel()
+        if member.container is not None:
+            self._watch(member)
+            self._containers.look_soon()
+            return
         if member.cgroup is not None:
             try:
                 if member.cgroup.remove():
@@ -441,7 +506,10 @@ class Jobs:
         pids: list[int] = []
         with contextlib.suppress(OSError):
             roots = [member.pid] if member.pid is not None else []
-            pids = member.cgroup.pids() if member.cgroup is not None else descendants(roots)
+            if member.container is not None:
+                pids = [process.pid for process in self._containers.processes(member)]
+            else:
+                pids = member.cgroup.pids() if member.cgroup is not None else descendants(roots)
         event = Unproven(
             key=member.key,
             pids=tuple(sorted(pids)),
@@ -462,11 +530,13 @@ class Jobs:
                 while self._pump(member, pump) and pump.seen_bytes < limit_bytes:
                     continue
         ended = member.ended(proof, boottime_s())
+        if member.container is not None:
+            self._containers.drop(member)
         member.release()
         del self.members[member.key]
         self._clearing.pop(member.key, None)
         self.unproven.pop(member.key, None)
         self.ended[member.key] = ended
-        if proof != "never-ran" or member.started_boottime_s is not None:
+        if proof != "never-ran" or member.started_boottime_s is not None or member.container is not None:
             self._record(Over(ended=ended))
         self._emit(ended)

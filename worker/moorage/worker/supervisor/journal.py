@@ -19,13 +19,18 @@ _HEADER_BYTES: Final = 4
 
 
 class Starting(msgspec.Struct, frozen=True, kw_only=True, tag="s"):
-    """Written before the member's first process. `cgroup` is its group's path, empty for none."""
+    """Written before the member's first process. `cgroup` is its group's path, empty for none.
+
+    `container` is the id of the container that it is; empty for a process. Older supervisors do not know it, and
+    cannot prove the end of such a member.
+    """
 
     key: str
     boot_id: str
     boottime_s: float
     cgroup: str
     marks: tuple[bytes, ...]
+    container: str = ""
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, tag="p"):

@@ -41,6 +41,19 @@ class IllegalTransition(Exception):
 
 
 @dataclass(slots=True, eq=False)
+class Container:
+    """The container that a member is: an engine starts it, the supervisor ends it."""
+
+    id: str
+    is_seen: bool = False
+    """Whether a process of it was seen: once none is left, none comes again."""
+    is_removed: bool = False
+    """Whether the engine has it no more, so that it cannot start any more."""
+    pidfd: int = -1
+    """Of its init, while that lives."""
+
+
+@dataclass(slots=True, eq=False)
 class Member:
     """What the supervisor keeps of one member until its end is told; argv and environment only until its exec."""
 
@@ -71,6 +84,7 @@ class Member:
     """Whether somebody in it has taken the checkpoint signal."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     unproven: bool = False
+    container: Container | None = None
 
     @property
     def key(self) -> str:
@@ -91,8 +105,9 @@ class Member:
             timer.cancel()
         for pump in self.pumps:
             pump.close()
-        if self.confirm >= 0:
-            os.close(self.confirm)
+        for descriptor in (self.confirm, self.container.pidfd if self.container is not None else -1):
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def ended(self, proof: Proof, now_boottime_s: float) -> Ended:
         """The end as it is told, once the tree is proven gone."""

@@ -12,12 +12,13 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """2: a checkpoint signal ahead of the deadline alone, a notice before an end, `idle_only`, a mark of the state folder.
+3: containers (`Contain`, `Removed`).
 
 A supervisor of the release before runs on under a newer agent, which leaves out what it does not know.
 """
-PROTOCOLS: Final = (1, 2)
+PROTOCOLS: Final = (1, 2, 3)
 """What this agent can speak to."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES: Final = 4
@@ -35,12 +36,13 @@ Stream: TypeAlias = Literal["stdout", "stderr"]
 SHUTS_DOWN: Final = "the supervisor shuts down"
 """Why a member was asked to end with its supervisor: nobody wanted an end of this one."""
 Reason: TypeAlias = Literal["exit", "timeout", "end", "fence", "start-failed", "supervisor-died"]
-Proof: TypeAlias = Literal["cgroup", "walk", "scan", "reboot", "never-ran"]
+Proof: TypeAlias = Literal["cgroup", "walk", "scan", "reboot", "never-ran", "container"]
 """What shows that no process of a member is left.
 
 `cgroup`: its cgroup v2 is empty. `walk`: the supervisor, its subreaper, has no descendant of it. `scan`: the former
 supervisor is dead and no process carries the member's marks in its environment. `reboot`: the machine has booted
-since. `never-ran`: no process of it was ever created.
+since. `never-ran`: no process of it was ever created. `container`: no process is left that has the container's id in
+its cgroup, and its init was seen.
 """
 
 
@@ -71,6 +73,26 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     stream_output: bool = False
     cpu_milli: int | None = None
     memory_bytes: int | None = None
+
+
+class Contain(msgspec.Struct, frozen=True, kw_only=True, tag="contain"):
+    """Take on a member that is a container, which an engine has created and not started: start it after the answer.
+
+    Of `member` the key, the times and `on_partition` count. Refused where nothing may start now (`fenced`, `full`,
+    `journal`): then do not start it. The container has a PID namespace of its own and no restart policy. `Started`
+    follows when its init is seen, and `Ended` when none of its processes is left and none can come.
+    """
+
+    n: int
+    member: StartMember
+    container: str
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True, tag="removed"):
+    """The engine has the containers of these members no more: none can start any more. Other keys are ignored."""
+
+    n: int
+    keys: tuple[str, ...]
 
 
 class EndMember(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +158,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     idle_only: bool = False
 
 
-Request: TypeAlias = Start | End | Fence | List | Forget | Ping | Shutdown
+Request: TypeAlias = Start | Contain | Removed | End | Fence | List | Forget | Ping | Shutdown
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):

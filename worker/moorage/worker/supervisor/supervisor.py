@@ -9,6 +9,8 @@ from typing import Final
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import boot_id, boottime_s, read_process
 from moorage.worker.supervisor.boottime_timer import BoottimeTimer
+from moorage.worker.supervisor.child import StartRefused
+from moorage.worker.supervisor.containers import ID
 from moorage.worker.supervisor.former_members import FormerMembers
 from moorage.worker.supervisor.jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
 from moorage.worker.supervisor.journal import Forgotten, Journal, Over, Record, read_journal, records_of
@@ -17,8 +19,10 @@ from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
+    KEY_CHARS_MAX,
     PROTOCOL,
     SHUTS_DOWN,
+    Contain,
     Done,
     End,
     Ended,
@@ -31,6 +35,7 @@ from moorage.worker.supervisor.protocol import (
     Message,
     Ping,
     Refused,
+    Removed,
     Request,
     Shutdown,
     Start,
@@ -189,6 +194,12 @@ class Supervisor:
         match request:
             case Start():
                 answer = self._start(request)
+            case Contain():
+                answer = self._contain(request)
+            case Removed():
+                for key in request.keys:
+                    self.jobs.removed(key)
+                self._former.removed.update(self._former.waiting.keys() & set(request.keys))
             case End():
                 for member in request.members:
                     grace_s, notice_s = max(0.0, member.grace_s), max(0.0, member.notice_s)
@@ -221,6 +232,24 @@ class Supervisor:
             return Refused(n=request.n, code="unproven", message=f"not proven over yet: {former[0]}")
         self.jobs.start(request.members)
         return Done(n=request.n)
+
+    def _contain(self, request: Contain) -> Message:
+        key, code, message = request.member.key, "", ""
+        if self._shutting_down:
+            code, message = "shutting-down", "the supervisor is shutting down"
+        elif key in self._former.waiting:
+            code, message = "unproven", f"not proven over yet: {key}"
+        elif not 0 < len(key) <= KEY_CHARS_MAX or not ID.fullmatch(request.container):
+            code, message = "invalid-argument", "no key, or no id of a container"
+        else:
+            try:
+                self.jobs.contain(request.member, request.container)
+                return Done(n=request.n)
+            except StartRefused as refused:
+                code, message = refused.stage, refused.message
+            except OSError as error:
+                code, message = "journal", error.strerror or str(error)
+        return Refused(n=request.n, code=code, message=message)
 
     def _fence(self, request: Fence) -> Message:
         deadline_s = request.deadline_boottime_s

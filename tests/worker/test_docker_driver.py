@@ -1,0 +1,380 @@
+"""The driver docker on a real engine: what it starts, what it tells of it, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Device, ReadLog
+from moorage.schemas.frames import Output as OutputFrame
+from moorage.schemas.job import Request, Resources, Run, Secret
+from moorage.worker.drivers.base import Assignment, DriverEvent, Living
+from moorage.worker.drivers.container_config import DockerSettings, config_of, devices_of
+from moorage.worker.drivers.container_engine import Engine, EngineDown
+from moorage.worker.drivers.container_output import FOLDER
+from moorage.worker.drivers.docker import DockerDriver
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.policy import Policy
+from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
+from tests.engines import DockerEngine, engine, why_no_dockerd
+from tests.waiting import until
+
+IMAGE: Final = "moorage-test:driver"
+NO_RULES: Final = Policy({}, {}, {}, None, {})
+
+
+@pytest.fixture(scope="module")
+def docker() -> Iterator[DockerEngine]:
+    if why := why_no_dockerd():
+        pytest.skip(why)
+    with engine() as made:
+        made.make_image(IMAGE)
+        yield made
+
+
+class Rig:
+    """A driver, and all that it reports."""
+
+    def __init__(self, state: Path, own: DockerSettings, policy: Policy = NO_RULES) -> None:
+        self.state = state
+        self.link = SupervisorLink(state)
+        self.driver = DockerDriver(
+            self.link, "w1", own, interface=None, simulated=True, stream_output=True, output_cap_bytes=1 << 20,
+            policy=policy,
+        )  # fmt: skip
+        self.events: list[DriverEvent] = []
+        self.frames: list[tuple[MemberName, OutputFrame]] = []
+        self.living: list[Living] = []
+        self.driver.attach(
+            self.events.append, lambda name, raw: self.frames.append((name, msgspec.json.decode(raw, type=OutputFrame)))
+        )
+
+    async def __aenter__(self) -> Rig:
+        self.living = await self.driver.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.driver.close()
+
+    def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
+        resources = run.pop("resources", None)
+        request = Request(run=Run(driver="docker", image=image, argv=list(argv), **run), resources=resources)
+        name = ("acme", job, 0, 1, 7)
+        self.driver.check(request)
+        self.driver.start([Assignment(name, request, [], "none")])
+        return name
+
+    def told(self, kind: type, name: MemberName) -> Any:
+        """What it reported of this member in an event of that kind; None so far."""
+        for event in self.events:
+            if isinstance(event, kind):
+                for each in getattr(event, "items", None) or [(one,) for one in getattr(event, "names", [])]:
+                    if each[0] == name:
+                        return each
+        return None
+
+    async def reported(self, kind: type, name: MemberName) -> Any:
+        return await until(lambda: self.told(kind, name), deadline_s=60, what=f"{kind.__name__} of {name[1]}")
+
+    async def output(self, name: MemberName, stream: Any = "out") -> str:
+        ask = ReadLog("s", *name, driver="docker", stream=stream, offset=0, limit=1 << 16, ended_ms=1)
+        return (await self.driver.read_log(ask)).text
+
+    def live_output(self, name: MemberName, stream: str = "out") -> str:
+        return "".join(frame.text for of, frame in self.frames if of == name and frame.stream == stream)
+
+
+@contextlib.asynccontextmanager
+async def state_of(tmp_path: Path) -> AsyncIterator[Path]:
+    state = tmp_path / "s"
+    try:
+        yield state
+    finally:
+        with contextlib.suppress(SupervisorUnavailable):
+            last = await Supervised.connect(state, spawn_if_absent=False)
+            await last.shutdown(0.0)
+
+
+def settings(docker: DockerEngine, **fields: Any) -> DockerSettings:
+    return DockerSettings(socket=docker.socket, pull=fields.pop("pull", "never"), **fields)
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        words = "echo out; echo err >&2; id -u; echo $GREETING $MOORAGE_JOB; exit 7"
+        name = rig.start("j1", "sh", "-c", words, env={"GREETING": "hi"})
+        assert await rig.reported(Started, name)
+        assert await rig.reported(Ended, name) == (name, 7, "exit")
+        assert await rig.output(name) == rig.live_output(name) == "out\n65534\nhi j1\n"
+        assert await rig.output(name, "err") == rig.live_output(name, "err") == "err\n"
+        assert [frame.end for of, frame in rig.frames if of == name][-2:] == [True, True]
+        assert docker.containers() == []
+        assert list((state / FOLDER).iterdir()) == []
+        rig.driver.forget([name])
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+async def test_it_is_shut_in_and_has_its_limits(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pids_max=99)) as rig:
+        limits = Resources(cpu_milli=500, memory_mib=64)
+        name = rig.start("j1", "sh", "-c", "cat /proc/self/status; sleep 600", resources=limits)
+        await rig.reported(Started, name)
+        (container,) = docker.containers()
+        host = docker.inspect(container)["HostConfig"]
+        assert (host["NanoCpus"], host["Memory"], host["PidsLimit"]) == (500_000_000, 64 << 20, 99)
+        assert (host["Privileged"], host["PidMode"], host["NetworkMode"]) == (False, "", "none")
+        assert (host["RestartPolicy"]["Name"], host["Binds"], host["PortBindings"]) == ("no", [], None)
+        told = await until(lambda: (text := rig.live_output(name)) and "NoNewPrivs:\t1" in text and text)
+        assert "CapEff:\t0000000000000000" in told
+        rig.driver.end(name, 0.0, "test")
+        assert await rig.reported(Ended, name) == (name, -9, "end")
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+async def test_an_end_gives_the_grace_and_a_timeout_ends_it(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        saves = "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.1; done"
+        asked = rig.start("asked", "sh", "-c", saves)
+        late = rig.start("late", "sleep", "600", timeout_s=5.0, grace_s=1.0)
+        await until(lambda: "up" in rig.live_output(asked))
+        rig.driver.end(asked, 60.0, "cancelled")
+        assert await rig.reported(Ended, asked) == (asked, 3, "end")
+        assert await rig.output(asked) == "up\nsaved\n"
+        assert await rig.reported(Ended, late) == (late, -9, "timeout")
+        assert docker.containers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    words = 'for i in 1 2 3; do echo "a$i"; echo "e$i" >&2; done; while ! [ -e /tmp/go ]; do sleep 0.1; done; echo b'
+    async with state_of(tmp_path) as state:
+        async with Rig(state, settings(docker)) as first:
+            name = first.start("j1", "sh", "-c", words)
+            await until(lambda: "a3" in first.live_output(name) and "e3" in first.live_output(name, "err"))
+            over = first.start("over", "sh", "-c", "sleep 1.5; echo late; exit 4")
+            await first.reported(Started, over)
+        (running, _) = sorted(docker.containers(), key=lambda each: "over" in str(docker.inspect(each)["Config"]))
+        await until(lambda: sum(docker.inspect(each)["State"]["Running"] for each in docker.containers()) == 1)
+        async with Rig(state, settings(docker)) as second:
+            assert {(each.name, each.phase) for each in second.living} <= {
+                (each, phase) for each in (name, over) for phase in ("running", "starting")
+            }
+            assert await second.reported(Ended, over) == (over, 4, "exit"), "it ended while there was no agent"
+            assert await second.output(over) == "late\n"
+            docker.docker("exec", running, "sh", "-c", ": > /tmp/go")
+            assert await second.reported(Ended, name) == (name, 0, "exit")
+            assert await second.output(name) == "a1\na2\na3\nb\n"
+            assert await second.output(name, "err") == "e1\ne2\ne3\n"
+            assert second.live_output(name) == "b\n", "what the first agent told is not told again"
+        assert docker.containers() == []
+
+
+class Dying(Engine):
+    """An engine's API at which an agent dies: it comes to a step, and never past it."""
+
+    step = ""
+
+    async def create(self, *words: Any) -> str:
+        made = await super().create(*words)
+        await self._reach("created")
+        return made
+
+    async def start(self, container: str) -> None:
+        await self._reach("told")
+        await super().start(container)
+        await self._reach("started")
+
+    async def remove(self, container: str) -> None:
+        await self._reach("ended")
+        await super().remove(container)
+
+    async def _reach(self, step: str) -> None:
+        if step == self.step:
+            await asyncio.Event().wait()
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+@pytest.mark.parametrize("step", ["created", "told", "started", "ended"])
+async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngine, tmp_path: Path, step: str) -> None:
+    async with state_of(tmp_path) as state:
+        async with Rig(state, settings(docker)) as first:
+            dying = Dying(docker.socket)
+            dying.step = step
+            await first.driver._engine.close()
+            first.driver._engine = dying
+            name = first.start("j1", "sh", "-c", "sleep 1; exit 5")
+            await until(lambda: docker.containers())
+            if step in ("started", "ended"):
+                await until(lambda: docker.inspect(docker.containers()[0])["State"]["Status"] == "exited")
+            await asyncio.sleep(0.5)
+        assert len(docker.containers()) == 1
+        async with Rig(state, settings(docker)) as second:
+            if step == "created":
+                assert second.living == [], "nothing of it ever ran, and no driver knows it"
+                await until(lambda: docker.containers() == [])
+                return
+            (living,) = second.living
+            assert living.name == name
+            if step == "told":
+                assert (await second.reported(NotStarted, name))[1].endswith("its agent ended before its start")
+            else:
+                assert await second.reported(Ended, name) == (name, 5, "exit")
+            assert docker.containers() == []
+            assert second.told(Stuck, name) is None
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+async def test_an_engine_that_dies_and_comes_back(tmp_path: Path) -> None:
+    if why := why_no_dockerd():
+        pytest.skip(why)
+    with engine() as docker:
+        docker.make_image(IMAGE)
+        async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+            name, ended = rig.start("j1", "sleep", "600"), rig.start("j2", "sleep", "600")
+            await rig.reported(Started, name)
+            await rig.reported(Started, ended)
+            docker.kill()
+            refused = rig.start("j3", "true")
+            assert "engine" in (await rig.reported(NotStarted, refused))[1]
+            rig.driver.end(ended, 0.0, "x")
+            assert await rig.reported(Ended, ended) == (ended, -9, "end"), "its end needs no engine"
+            assert rig.told(Ended, name) is None
+            docker.start()  # an engine ends what it finds running when it starts
+            await rig.reported(Ended, name)
+            await until(lambda: docker.containers() == [], deadline_s=60)
+            again = rig.start("j4", "sh", "-c", "exit 2")
+            assert await rig.reported(Ended, again) == (again, 2, "exit")
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
+        absent = rig.start("absent", "no-such-program")
+        assert (await rig.reported(StartFailed, absent))[1] == 127
+        folder = rig.start("folder", "/tmp")
+        assert (await rig.reported(StartFailed, folder))[1] == 126
+        away = rig.start("away", "true", image="127.0.0.1:9/none:1")
+        assert "cannot be pulled" in (await rig.reported(NotStarted, away))[1]
+        assert docker.containers() == []
+    async with state_of(tmp_path / "never"), Rig(tmp_path / "n", settings(docker)) as rig:
+        missing = rig.start("missing", "true", image="nowhere/none:1")
+        told = await rig.reported(StartFailed, missing)
+        assert told[1] == 126
+        assert "not pulled here" in told[2]
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        dying = Dying(docker.socket)
+        dying.step = "created"
+        await rig.driver._engine.close()
+        rig.driver._engine = dying
+        name = rig.start("j1", "sleep", "600")
+        await until(lambda: docker.containers())
+        rig.driver.end(name, 10.0, "cancelled")
+        assert await rig.reported(Ended, name) == (name, -9, "end")
+
+
+# -- without an engine
+
+
+def request(**run: Any) -> Request:
+    return Request(run=Run(driver="docker", **run))
+
+
+def driver_of(tmp_path: Path, own: DockerSettings | None = None) -> Any:
+    own = own or DockerSettings(socket=tmp_path / "none.sock")
+    return Rig(tmp_path, own).driver
+
+
+async def test_what_no_container_can_have_is_refused_with_a_word(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    for wrong, word in (
+        (request(argv=["x"]), "needs an image"),
+        (request(image="../containers/x"), "no name of an image"),
+        (request(image="a?b=c"), "no name of an image"),
+        (request(image="a", env={"TOKEN": Secret("t")}), "gives no secrets"),
+    ):
+        with pytest.raises(Refused, match=word) as refused:
+            driver.check(wrong)
+        assert refused.value.code == "invalid-argument"
+    for image in ("a", "a/b:1", "r.example:5000/a/b@sha256:" + "0" * 64):
+        driver.check(request(image=image))
+    await driver._engine.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "run", "word"),
+    [
+        ({"images": ("ours/*",)}, {}, "image theirs/a may not run"),
+        ({"digests_only": True}, {}, "not named by its digest"),
+        ({}, {"user": "0"}, "may not name its user"),
+    ],
+)
+async def test_what_the_operator_does_not_allow_fails_the_attempt(
+    tmp_path: Path, own: dict[str, Any], run: dict[str, Any], word: str
+) -> None:
+    from moorage.worker.drivers.container_config import check_policy
+
+    with pytest.raises(Refused, match=word) as refused:
+        check_policy("acme", request(image="theirs/a", **run), DockerSettings(**own), NO_RULES)
+    assert refused.value.code == "not-permitted"
+
+
+def made(own: DockerSettings, devices: list[Device], **run: Any) -> dict[str, Any]:
+    asked = Assignment(("acme", "j", 0, 1, 7), request(image="a", **run), devices, "exclusive")
+    return config_of(asked, own, NO_RULES, {}, labels={}, log_bytes=1 << 20)
+
+
+def test_a_job_is_not_root_and_sees_no_gpu_unless_it_is_given_one() -> None:
+    config = made(DockerSettings(), [], argv=["x"], env={"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert config["User"] == "65534:65534"
+    assert "NVIDIA_VISIBLE_DEVICES=void" in config["Env"], "an image may say all by itself"
+    assert "DeviceRequests" not in config["HostConfig"]
+    assert made(DockerSettings(user="image"), [])["User"] == ""
+    for wrong in ({"network": "host"}, {"network": "container:x"}, {"user": "root"}, {"mounts": ("/etc",)}):
+        with pytest.raises(ValueError, match="must be"):
+            DockerSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -> None:
+    own = DockerSettings(nvidia_capabilities="compute,utility,video")
+    cards = [Device(0, "nvidia", "H100", "GPU-a"), Device(1, "nvidia", "H100", "GPU-b", cdi=["nvidia.com/gpu=1"])]
+    asked, env = devices_of(cards, own, {"CDISpecDirs": ["/etc/cdi"]})
+    assert asked == {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-a", "nvidia.com/gpu=1"]}]}
+    assert env == {"NVIDIA_VISIBLE_DEVICES": "void", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility,video"}
+    for info in ({}, {"CDISpecDirs": []}):
+        asked, env = devices_of(cards, own, info)
+        (one,) = asked["DeviceRequests"]
+        assert (one["Driver"], one["DeviceIDs"]) == ("nvidia", ["GPU-a", "GPU-b"])
+        assert one["Capabilities"] == [["gpu", "compute", "utility", "video"]]
+        assert "NVIDIA_VISIBLE_DEVICES" not in env, "those of the lease stand"
+    with pytest.raises(Refused, match="is no CDI name"):
+        devices_of([Device(0, "nvidia", "x", "u", cdi=["t.test/c=0"])], own, {"CDISpecDirs": ["/etc/cdi"]})
+
+
+async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:
+    away = Engine(tmp_path / "none.sock")
+    with pytest.raises(EngineDown):
+        await away.info()
+    await away.close()

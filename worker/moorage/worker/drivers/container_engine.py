@@ -1,0 +1,186 @@
+"""A container engine's API, as far as the driver docker needs it. `aiodocker` is imported when an engine is opened.
+
+What an engine answers is sorted here: it does not answer (`EngineDown`), or it answers with an error (`EngineError`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from moorage.schemas.errors import refuse
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+
+#: for what takes an engine a moment; a start on a busy host takes longer
+ASK_S: Final = 30.0
+START_S: Final = 120.0
+_CANNOT_CONNECT: Final = 900  # aiodocker's own
+_HEADER_BYTES: Final = 8
+_PIECE_BYTES_MAX: Final = 1 << 20
+
+
+class EngineDown(Exception):
+    """The engine does not answer, or went away while it did: what was asked may be done or not."""
+
+
+class EngineError(Exception):
+    """The engine answered that it cannot; `status` is that of HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Piece(NamedTuple):
+    """A piece of output as the engine has it: a line or a part of one, with the time at which it came."""
+
+    is_error: bool
+    stamp: str
+    data: bytes
+
+
+class Engine:
+    """One engine, by its socket. Its methods raise `EngineDown` and `EngineError`."""
+
+    def __init__(self, socket: Path) -> None:
+        """Raises Refused where `aiodocker` is not installed."""
+        try:
+            import aiodocker
+            import aiohttp
+        except ImportError as error:
+            raise refuse(
+                "failed-precondition",
+                f"the driver docker needs aiodocker: {error}",
+                next="pip install 'moorage[containers]'",
+            ) from None
+        # each container holds two connections: by default aiohttp would have all others wait beyond 100
+        self._connector = aiohttp.UnixConnector(str(socket), limit=0)
+        self._docker: Docker = aiodocker.Docker(url="http://localhost", connector=self._connector)
+        self._no_timeout = aiohttp.ClientTimeout()
+        self._errors = (aiohttp.ClientError, OSError, asyncio.IncompleteReadError)
+        self._docker_error = aiodocker.DockerError
+
+    async def close(self) -> None:
+        await self._docker.close()
+        await self._connector.close()
+
+    @contextlib.contextmanager
+    def _sorted(self) -> Iterator[None]:
+        try:
+            yield
+        except self._docker_error as error:
+            if error.status == _CANNOT_CONNECT:
+                raise EngineDown(error.message) from None
+            raise EngineError(error.status, str(error.message)) from None
+        except TimeoutError:
+            raise EngineDown("the engine does not answer") from None
+        except self._errors as error:
+            raise EngineDown(f"lost the engine: {error}") from None
+
+    async def info(self) -> dict[str, Any]:
+        """What the engine tells of itself."""
+        with self._sorted():
+            async with asyncio.timeout(ASK_S):
+                return await self._docker.system.info()
+
+    async def has_image(self, image: str) -> bool:
+        with self._sorted():
+            async with asyncio.timeout(ASK_S):
+                try:
+                    await self._docker.images.inspect(image)
+                except self._docker_error as error:
+                    if error.status == 404:
+                        return False
+                    raise
+        return True
+
+    async def pull(self, image: str) -> AsyncIterator[str]:
+        """Pull an image; yields what the engine tells of its progress."""
+        with self._sorted():
+            async for told in self._docker.images.pull(image, stream=True):
+                if "error" in told:
+                    raise EngineError(500, str(told["error"]))
+                yield str(told.get("status", ""))
+
+    async def create(self, config: Mapping[str, Any], name: str) -> str:
+        """Create a container and return its id."""
+        with self._sorted():
+            async with asyncio.timeout(ASK_S):
+                return (await self._docker.containers.create(dict(config), name=name)).id
+
+    async def start(self, container: str) -> None:
+        with self._sorted():
+            async with asyncio.timeout(START_S):
+                await self._docker.containers.container(container).start()
+
+    async def state(self, container: str) -> dict[str, Any] | None:
+        """The container's state: Status, ExitCode, OOMKilled and more. None where the engine has no such container."""
+        with self._sorted():
+            async with asyncio.timeout(ASK_S):
+                try:
+                    shown = await self._docker.containers.container(container).show()
+                except self._docker_error as error:
+                    if error.status == 404:
+                        return None
+                    raise
+        return cast(dict[str, Any], shown["State"])
+
+    async def wait(self, container: str) -> None:
+        """Return when the container does not run (any more), or is gone."""
+        with self._sorted():
+            try:
+                await self._docker.containers.container(container).wait()
+            except self._docker_error as error:
+                if error.status != 404:
+                    raise
+
+    async def remove(self, container: str) -> None:
+        """Remove a container, also if it runs; returns when the engine has it no more."""
+        with self._sorted():
+            async with asyncio.timeout(ASK_S):
+                try:
+                    await self._docker.containers.container(container).delete(force=True, v=True)
+                except self._docker_error as error:
+                    if error.status != 404:
+                        raise
+
+    async def labelled(self, label: str) -> list[tuple[str, Mapping[str, str]]]:
+        """(id, labels) of all containers that have this label, running or not."""
+        with self._sorted():
+            async with asyncio.timeout(ASK_S):
+                filters = '{"label": ["%s"]}' % label  # noqa: UP031
+                found = await self._docker.containers.list(all="true", filters=filters)
+        return [(each.id, each["Labels"]) for each in found]
+
+    async def output(self, container: str, since: str, follow: bool) -> AsyncIterator[Piece]:
+        """The kept output from a time on (seconds of the epoch), oldest first; with `follow` until the container ends.
+
+        None of it where the engine has no such container.
+        """
+        params = {"stdout": "1", "stderr": "1", "timestamps": "1", "since": since, "follow": "1" if follow else "0"}
+        version = "" if self._docker.api_version == "auto" else f"/{self._docker.api_version}"
+        url = f"http://localhost{version}/containers/{container}/logs"
+        with self._sorted():
+            async with self._docker.session.get(url, params=params, timeout=self._no_timeout) as response:
+                if response.status == 404:
+                    return
+                if response.status != 200:
+                    raise EngineError(response.status, (await response.text())[:500])
+                while True:
+                    try:
+                        header = await response.content.readexactly(_HEADER_BYTES)
+                    except asyncio.IncompleteReadError as error:
+                        if error.partial:
+                            raise
+                        return
+                    length = int.from_bytes(header[4:], "big")
+                    if length > _PIECE_BYTES_MAX:
+                        raise EngineError(500, f"a piece of output of {length} bytes")
+                    stamp, _, data = (await response.content.readexactly(length)).partition(b" ")
+                    yield Piece(header[0] == 2, stamp.decode("ascii", "replace"), data)

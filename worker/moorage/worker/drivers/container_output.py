@@ -1,0 +1,147 @@
+"""The output of a container, from the engine's log into the files where a worker keeps all output.
+
+The engine keeps it, too, so an agent that starts again reads on where the last one ended. A small file beside says how
+far that was: for each stream the time of the last piece, how many pieces of that time were read, and how much is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moorage.schemas.unreadable import UNREADABLE
+from moorage.worker.disk_room import DiskRoom
+from moorage.worker.drivers.container_engine import Piece
+from moorage.worker.supervisor.output import OutputPump, member_digest, output_path
+from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Output, Stream
+
+#: beside the supervisor's own files
+FOLDER: Final = "containers"
+#: streams write their times each by itself: what was written a little earlier may come a little later
+MARGIN_S: Final = 10
+_READ_BYTES: Final = 512
+
+
+class _Mark(msgspec.Struct):
+    """How far a stream was read: the time of the last piece, and how many pieces of that very time."""
+
+    stamp: str = ""
+    count: int = 0
+    seen_bytes: int = 0
+    written_bytes: int = 0
+    dropped_bytes: int = 0
+
+
+_marks: Final = msgspec.json.Decoder(tuple[_Mark, _Mark])
+
+
+class _Stream(OutputPump):
+    """One stream, and the file behind it; what it has no room for is counted, as for processes."""
+
+    __slots__ = ("_to_skip", "mark")
+
+    def __init__(self, path: Path, cap_bytes: int, stream: Stream, room: DiskRoom, mark: _Mark) -> None:
+        super().__init__(-1, path, cap_bytes, stream, room)
+        self.mark = mark
+        self._to_skip = mark.count
+        self.seen_bytes, self.written_bytes, self.dropped_bytes = (
+            mark.seen_bytes, mark.written_bytes, mark.dropped_bytes,
+        )  # fmt: skip
+        if mark.written_bytes and not mark.dropped_bytes:
+            with contextlib.suppress(OSError):  # cleared meanwhile: the next piece makes the file anew
+                self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                os.ftruncate(self._file, mark.written_bytes)  # what was written and not marked comes again
+                os.lseek(self._file, 0, os.SEEK_END)
+
+    def again(self) -> None:
+        """The log is read again from a time before the mark."""
+        self._to_skip = self.mark.count
+
+    def add(self, piece: Piece) -> bool:
+        """Keep a piece; False for one that was read before."""
+        mark = self.mark
+        if piece.stamp < mark.stamp:
+            return False
+        if piece.stamp == mark.stamp and self._to_skip:
+            self._to_skip -= 1
+            return False
+        mark.count = mark.count + 1 if piece.stamp == mark.stamp else 1
+        mark.stamp = piece.stamp
+        self._to_skip = 0
+        self.seen_bytes += len(piece.data)
+        self._keep(piece.data)
+        mark.seen_bytes, mark.written_bytes, mark.dropped_bytes = (
+            self.seen_bytes, self.written_bytes, self.dropped_bytes,
+        )  # fmt: skip
+        return True
+
+
+class ContainerOutput:
+    """Both streams of one container. Its methods block for what writing to a file takes."""
+
+    def __init__(self, state: Path, key: str, cap_bytes: int) -> None:
+        """Raises OSError."""
+        self._key = key
+        (state / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        (state / OUTPUT_FOLDER).mkdir(mode=0o700, exist_ok=True)
+        self._path = mark_path(state, key)
+        out, err = _Mark(), _Mark()
+        with contextlib.suppress(FileNotFoundError, *UNREADABLE):
+            out, err = _marks.decode(self._path.read_bytes())
+        room = DiskRoom(state)
+        self._out = _Stream(output_path(state, key, "stdout"), cap_bytes, "stdout", room, out)
+        self._err = _Stream(output_path(state, key, "stderr"), cap_bytes, "stderr", room, err)
+        self._marked = -1
+
+    @property
+    def since(self) -> str:
+        """From when on the log must be read, in seconds of the epoch; nothing is left out, and pieces come again."""
+        self._out.again()
+        self._err.again()
+        last = max(self._out.mark.stamp, self._err.mark.stamp)
+        if not last:
+            return "0"
+        with contextlib.suppress(ValueError):
+            return str(max(0, int(datetime.fromisoformat(last).timestamp()) - MARGIN_S))
+        return "0"
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes that stdout and stderr had so far."""
+        return self._out.seen_bytes, self._err.seen_bytes
+
+    def add(self, piece: Piece) -> Output | None:
+        """Keep a piece, and return it as it is told; None for one that was read before."""
+        stream = self._err if piece.is_error else self._out
+        if not stream.add(piece):
+            return None
+        offset = stream.seen_bytes - len(piece.data)
+        return Output(key=self._key, stream=stream.stream, offset=offset, data=piece.data)
+
+    def mark(self) -> None:
+        """Note how far it was read; once after some pieces, since a lost note only means to read them again."""
+        text = msgspec.json.encode((self._out.mark, self._err.mark)).ljust(_READ_BYTES)
+        with contextlib.suppress(OSError):
+            if self._marked < 0:
+                self._marked = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.pwrite(self._marked, text, 0)
+
+    def close(self, is_over: bool) -> None:
+        """Close the files; once the container is over nothing need be known of how far it was read."""
+        self._out.close()
+        self._err.close()
+        if self._marked >= 0:
+            os.close(self._marked)
+            self._marked = -1
+        if is_over:
+            self._path.unlink(missing_ok=True)
+
+
+def mark_path(state: Path, key: str) -> Path:
+    """Return where it stands how far the output of a member was read."""
+    return state / FOLDER / member_digest(key)

@@ -1,0 +1,183 @@
+"""The processes of containers: the agent starts containers through an engine, and the supervisor ends them without it.
+
+A container is known by its id, which an engine writes into the path of the container's cgroup. So the host's processes
+of a container are those with the id in /proc/PID/cgroup, under cgroup v1 and v2 alike. Its init is the process that is
+number 1 in its PID namespace: when it dies, the kernel kills all others of that namespace (pid_namespaces(7)). A
+container has such a namespace of its own and no restart policy, so it is over when its init has died.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable, Collection
+from typing import Final
+
+from moorage.worker.proctree import Process, kill_process, read_process
+from moorage.worker.supervisor.checkpoint import takes
+from moorage.worker.supervisor.log import log
+from moorage.worker.supervisor.member import Member, State
+
+LOOK_S_MIN: Final = 0.02
+#: a look reads one file of each process of the host
+LOOK_S_MAX: Final = 1.0
+_ID: Final = re.compile(rb"[0-9a-f]{64}")
+ID: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def processes_of(ids: Collection[str]) -> dict[str, list[Process]]:
+    """Return the living processes of these containers, by container; one without a process is left out."""
+    wanted = {each.encode() for each in ids}
+    found: dict[str, list[Process]] = {}
+    for name in os.listdir("/proc") if wanted else ():
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/cgroup", "rb", buffering=0) as file:
+                here = wanted.intersection(_ID.findall(file.read(1 << 16)))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        process = read_process(int(name)) if here else None
+        if process is not None and not process.dead:
+            for each in here:
+                found.setdefault(each.decode(), []).append(process)
+    return found
+
+
+def init_of(processes: Collection[Process]) -> Process | None:
+    """Return the process that is number 1 in the container's own PID namespace; None where it is not there yet."""
+    depths = {process: depth for process in processes if (depth := _depth_of_init(process.pid))}
+    return min(depths, key=lambda process: depths[process]) if depths else None
+
+
+def _depth_of_init(pid: int) -> int:
+    """How many PID namespaces below ours a process is number 1; 0 for one that is not number 1 in its own."""
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            numbers = next((line.split()[1:] for line in file.read().splitlines() if line.startswith(b"NSpid:")), [])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return len(numbers) - 1 if len(numbers) > 1 and numbers[-1] == b"1" else 0
+
+
+def kill(processes: Collection[Process]) -> None:
+    """SIGKILL to the init, and to all others as well: what is still being set up has no init yet."""
+    init = init_of(processes)
+    for process in sorted(processes, key=lambda each: each is not init):
+        with contextlib.suppress(OSError):  # the next look finds it again
+            kill_process(process)
+
+
+class Containers:
+    """The members that are containers: looks for their processes until each has its init, and until none is left.
+
+    `seen` gets a member and its init; `init_died` a member whose init is dead; `none_left` one that is proven over.
+    """
+
+    def __init__(
+        self,
+        seen: Callable[[Member, Process], None],
+        init_died: Callable[[Member], None],
+        none_left: Callable[[Member], None],
+    ) -> None:
+        self._seen = seen
+        self._init_died = init_died
+        self._none_left = none_left
+        self._members: dict[str, Member] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._delay_s = LOOK_S_MIN
+
+    def add(self, member: Member) -> None:
+        """Look for the processes of a container that is about to start."""
+        assert member.container is not None
+        self._members[member.container.id] = member
+        self.look_soon()
+
+    def drop(self, member: Member) -> None:
+        """Forget a member that is over."""
+        assert member.container is not None
+        self._members.pop(member.container.id, None)
+        if member.container.pidfd >= 0:
+            self._loop.remove_reader(member.container.pidfd)
+
+    def look_soon(self) -> None:
+        """Something has changed: look now, and then ever more rarely."""
+        self._delay_s = LOOK_S_MIN
+        self._look_after(0)
+
+    def _look_after(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        sought = {
+            each: member
+            for each, member in self._members.items()
+            if member.state in (State.WAITING, State.ENDING, State.CLEARING)
+        }
+        try:
+            found = processes_of(sought)
+            for each, member in sought.items():
+                self._judge(member, found.get(each, []))
+        except OSError as error:  # no descriptor to look with: look again
+            log(f"cannot look for the processes of containers: {error}")
+        if sought:
+            self._look_after(self._delay_s)
+            self._delay_s = min(LOOK_S_MAX, 2 * self._delay_s)
+
+    def _judge(self, member: Member, processes: list[Process]) -> None:
+        container = member.container
+        assert container is not None
+        if member.state is State.CLEARING:
+            if processes:
+                container.is_seen = True
+                kill(processes)
+            elif container.is_seen or container.is_removed:
+                self._none_left(member)
+        elif (init := init_of(processes)) is not None:
+            if member.state is State.WAITING:
+                self._watch(member, init)
+            elif len(processes) == 1 and takes(init.pid, signal.SIGTERM) is False:
+                # The kernel keeps from an init what it does not handle; any other process would have ended by it.
+                kill(processes)
+
+    def _watch(self, member: Member, init: Process) -> None:
+        container = member.container
+        assert container is not None
+        try:
+            container.pidfd = os.pidfd_open(init.pid)
+        except ProcessLookupError:
+            return  # the next look finds out
+        now = read_process(init.pid)
+        if now is None or now.start_ticks != init.start_ticks:
+            os.close(container.pidfd)
+            container.pidfd = -1
+            return
+        container.is_seen = True
+        self._loop.add_reader(container.pidfd, self._died, member)
+        self._seen(member, init)
+
+    def _died(self, member: Member) -> None:
+        assert member.container is not None
+        self._loop.remove_reader(member.container.pidfd)
+        os.close(member.container.pidfd)
+        member.container.pidfd = -1
+        self._init_died(member)
+
+    def signal(self, member: Member, number: signal.Signals) -> None:
+        """Signal the init and the processes of its session, as a shell's group of processes gets it outside."""
+        processes = self.processes(member)
+        for process in processes:
+            if process.pid == member.pid or process.session == member.pid:
+                with contextlib.suppress(PermissionError):
+                    kill_process(process, number)
+        self.look_soon()
+
+    def processes(self, member: Member) -> list[Process]:
+        """Return the living processes of a member's container. Raises `OSError` where nothing can be seen."""
+        assert member.container is not None
+        return processes_of((member.container.id,)).get(member.container.id, [])
