@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ class Clock:
     def wake(self) -> None: ...
     def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
     def say(self, line: Log) -> None: ...
+    def call_driver(self, driver: Driver, step: Callable[[], object]) -> str:
+        step()
+        return ""
 
 
 def documented() -> dict[str, list[str]]:

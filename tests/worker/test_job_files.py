@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.worker.scripted_leader import ScriptedLeader
 
 from moorage.bus.connection import connect
 from moorage.bus.errors import JetStreamRefused, StreamGap
@@ -24,6 +23,7 @@ from moorage.bus.object_store import CHUNK_BYTES, ObjectStore
 from moorage.schemas.subjects import Subjects
 from moorage.worker import job_files
 from moorage.worker.attempt_folders import FOLDERS
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.job_files import CACHE, FilesRefused, FilesUnavailable, JobFiles
 from tests.waiting import until
 from tests.worker.test_agent_process import name_of, worker

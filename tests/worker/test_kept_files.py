@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.worker.scripted_leader import ScriptedLeader
 
 from moorage.bus.archives import Inflating, unpack
 from moorage.bus.object_store import ObjectStore
 from moorage.schemas.frames import End
 from moorage.worker.attempt_folders import FOLDERS
 from moorage.worker.drivers import process
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.job_files import JobFiles, NotKept
 from tests.waiting import until
 from tests.worker.test_agent_process import agent_process, name_of, state_folder, worker

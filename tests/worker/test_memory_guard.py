@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worker.scripted_leader import ScriptedLeader
 
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Place
 from moorage.worker import member_processes, memory_guard
 from moorage.worker.agent import Agent
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.member_messages import MemberName
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings

@@ -158,7 +158,7 @@ class ProcessDriver(Driver):
         self.boot = self._link.boot
         living: list[Living] = []
         if self._folders is not None:
-            self._folders.begin(_name_of(key) for key, _, _ in listed)
+            self._folders.begin(name_of(key) for key, _, _ in listed)
         for key, state, event in listed:
             name = name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):

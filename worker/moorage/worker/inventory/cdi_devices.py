@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import Device
-from moorage.worker.inventory.base import DeviceProcess, ReportFault, SlotReading, bounded, user_of
+from moorage.worker.inventory.base import DeviceProcess, HeldUnknown, ReportFault, SlotReading, bounded, user_of
 from moorage.worker.inventory.cdi import ALL, KINDS, Registry
 from moorage.worker.inventory.threads import Question
 
@@ -95,6 +95,9 @@ class CdiInventory:
         """Return 0: no memory is counted."""
         self._nodes[slot]
         return 0
+
+    async def held(self, slot: int) -> dict[int, int]:
+        raise HeldUnknown("only NVIDIA's driver tells what processes hold of a GPU")
 
     def watch(self, report: ReportFault) -> None:
         """A spec says nothing by itself."""
