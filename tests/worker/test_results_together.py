@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
 from moorage.schemas.frames import RESULT_LEVEL, Fact, Results, result_of
+from moorage.worker.drivers import handler
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.handler_context import HandlerContext
@@ -176,6 +178,24 @@ async def test_results_for_which_there_is_no_room_fail_their_jobs_and_no_others(
         assert {job: fact.code for job, fact in ends.items()} == {"a": 1, "b": 1, "none": 0}
         assert "maximum bytes exceeded" in ends["a"].detail
         assert (await it.finish(c="small"))["c"].code == 0
+
+
+async def test_a_store_that_does_not_answer_holds_up_no_end_for_long(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of those that wait for the message before theirs."""
+    monkeypatch.setattr(handler, "STORE_S_MAX", 0.5)
+    async with world(nats_url, unique, tmp_path) as it:
+        silent = await it.leader.nc.subscribe(f"$O.{it.bucket}.>")
+        values = {f"j{number}": bytes([number]) * TOGETHER_BYTES_MAX for number in range(GPUS)}
+        began = asyncio.get_running_loop().time()
+        ends = await it.finish(**values)
+        assert {(fact.code, fact.detail) for fact in ends.values()} == {
+            (1, "the result could not be kept: not within 0.5 s")
+        }
+        assert asyncio.get_running_loop().time() - began < 5
+        await silent.unsubscribe()
+        assert (await it.finish(later=1))["later"].code == 0
 
 
 async def test_a_ledger_of_the_level_before_gets_objects(nats_url: str, unique: str, tmp_path: Path) -> None:

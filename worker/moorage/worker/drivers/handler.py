@@ -108,6 +108,7 @@ class _Running:
         self.reason = ""  # why it was asked to stop: end, fence or timeout
         self.overdue = False
         self.storing = False  # it returned, and its result is being stored
+        self.store_by_s = 0.0  # by the loop's clock
         self.grace: asyncio.TimerHandle | None = None
         self.timeout: asyncio.TimerHandle | None = None
         self.checkpoint: asyncio.TimerHandle | None = None
@@ -345,7 +346,7 @@ class HandlerDriver(Driver):
         elif (value := work.result()) is None:
             self._over(running, 0, f"{RESULT}0" if self._level() >= RESULT_LEVEL else "exit")
         else:
-            running.storing = True
+            running.storing, running.store_by_s = True, asyncio.get_running_loop().time() + STORE_S_MAX
             self._keep(running, value)
 
     def _keep(self, running: _Running, value: object) -> None:
@@ -386,7 +387,7 @@ class HandlerDriver(Driver):
         The report names the sequence, unless it gives another reason.
         """
         try:
-            async with asyncio.timeout(STORE_S_MAX):
+            async with asyncio.timeout_at(kept[0][0].store_by_s):  # the first of them has waited longest
                 seq = await storing
         except Exception as error:
             self._not_kept([running for running, _ in kept], error)
