@@ -92,8 +92,6 @@ async def test_a_cancelled_job_keeps_what_there_is(nats_url: str, unique: str, t
 async def test_a_job_whose_files_cannot_be_stored_has_not_succeeded(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "STORE_S_MAX", 0.3)
-
     async def slow(*_: object) -> None:
         await asyncio.sleep(60)
 
@@ -104,6 +102,7 @@ async def test_a_job_whose_files_cannot_be_stored_has_not_succeeded(
         assert exited.code == 1
         assert exited.detail.startswith("not-kept: files: more than")
         monkeypatch.setattr(JobFiles, "keep", slow)
+        monkeypatch.setattr(process, "STORE_S_MAX", 0.3)
         await leader.want("w1", msgspec.structs.replace(placed(late, "touch x", keep=["x"]), slots=[1]))
         exited = await leader.heard("w1", "exited", late)
         assert (exited.code, exited.detail) == (1, "not-kept: files: not stored within 0.3 s")

@@ -12,7 +12,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, Final
+from typing import IO, BinaryIO, Final
 
 #: files, folders and links of one archive
 MEMBERS_MAX: Final = 100_000
@@ -22,7 +22,6 @@ FILES_BYTES_MAX: Final = 1 << 30
 _READ_BYTES: Final = 1 << 20
 #: a file whose first piece does not become smaller than this part is sent as it is: its data is compressed already
 _WORTH: Final = 0.95
-_TRUSTED: Final[dict[str, Any]] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 
 
 class BadArchive(ValueError):
@@ -48,7 +47,7 @@ def check_members(archive: tarfile.TarFile, bytes_max: int) -> Iterator[tarfile.
             if not link_stays_below(path, member.linkname):
                 raise BadArchive(f"{shown} is a link that leaves the folder")
             links.add(path)
-        elif not (member.isreg() or member.isdir()):
+        elif not (member.isdir() or (member.isreg() and not member.issparse())):
             raise BadArchive(f"{shown} is neither a file nor a folder nor a symbolic link")
         yield member
 
@@ -86,17 +85,47 @@ def unpack(
     try:
         with tarfile.open(fileobj=source, mode="r:") as archive:
             for member in check_members(archive, bytes_max):
-                if only and not PurePosixPath(member.name).is_relative_to(only):
-                    continue
-                mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-                uid, gid = ids or (os.geteuid(), os.getegid())
-                plain = member.replace(uid=uid, gid=gid, uname="", gname="", mode=mode, deep=False)
-                # checked here, and stricter than by tarfile's `data` filter, which Python 3.11.3 and older do not have
-                archive.extract(plain, into, numeric_owner=True, **_TRUSTED)
-                count += 1
+                if not only or PurePosixPath(member.name).is_relative_to(only):
+                    _make(member, source, into, ids)
+                    count += 1
     except (tarfile.TarError, EOFError) as error:
         raise BadArchive(f"it is no tar file: {error}") from None
     return count
+
+
+def _make(member: tarfile.TarInfo, source: IO[bytes], into: str | Path, ids: tuple[int, int] | None) -> None:
+    """Make one member that was checked; `TarFile.extract` takes three times as long over it."""
+    path = os.path.join(into, member.name)
+    if member.isdir():
+        _make_folders(path, ids)
+        return
+    _make_folders(os.path.dirname(path), ids)
+    if member.issym():
+        os.symlink(member.linkname, path)
+    else:
+        mode = 0o755 if member.mode & 0o100 else 0o644
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        with open(descriptor, "wb", buffering=0) as file:
+            os.fchmod(descriptor, mode)  # whatever the umask is
+            source.seek(member.offset_data)
+            left = member.size
+            while left:
+                piece = source.read(min(left, _READ_BYTES))
+                if not piece:
+                    raise BadArchive("it is no tar file: its end is missing")
+                left -= file.write(piece)
+            os.utime(descriptor, (member.mtime, member.mtime))
+    if ids is not None:
+        os.chown(path, *ids, follow_symlinks=False)
+
+
+def _make_folders(path: str, ids: tuple[int, int] | None) -> None:
+    if os.path.isdir(path):
+        return
+    _make_folders(os.path.dirname(path), ids)
+    os.mkdir(path, 0o755)
+    if ids is not None:
+        os.chown(path, *ids)
 
 
 def compressed(tar: IO[bytes]) -> Iterator[bytes]:
