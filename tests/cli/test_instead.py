@@ -93,6 +93,7 @@ async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: st
     waiting: dict[str, dict[str, Any]] = {
         "model": {"gpu": {"count": 1, "model": "T4"}},
         "vendor": {"gpu": {"vendor": "amd"}},
+        "compute": {"gpu": {"min_compute_capability": "12.0"}},
         "memory": {"gpu": {"min_memory_mib": 900_000}},
         "slot": {"gpu": {"sharing": "time-slice", "time_slice_index": 60}},
         "count": {"gpu": {"count": 6, "model": "H100"}},

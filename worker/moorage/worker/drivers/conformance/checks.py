@@ -386,14 +386,16 @@ class DriverChecks:
     def _on_bench(self, check: Check) -> None:
         """Run a check in a loop of its own, on a bench without a worker."""
 
+        most_s = CHECK_TIMES * self.slack_s
+
         async def whole() -> None:
-            async with (
-                asyncio.timeout(CHECK_TIMES * self.slack_s),
-                open_bench(self._server.url, self.driver, self.slack_s) as bench,
-            ):
+            async with asyncio.timeout(most_s), open_bench(self._server.url, self.driver, self.slack_s) as bench:
                 await check(bench)
 
-        asyncio.run(whole())
+        try:
+            asyncio.run(whole())
+        except TimeoutError:
+            raise TimeoutError(f"the check, its worker and its driver were not over within {most_s:g} s") from None
 
     def _run(self, check: Check) -> None:
         """Run a check on a bench whose worker has joined."""
