@@ -25,6 +25,7 @@ from moorage.scheduler.question_queue import QuestionQueue, RoundRobin, overload
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
+from moorage.schemas.memo import Memo
 from moorage.schemas.names import JOB, JOB_ID_DIGITS, TENANT, WORKER, is_job, is_tenant, is_worker
 from moorage.schemas.roles import may_answer
 from moorage.schemas.subjects import API_VERBS, Subjects
@@ -86,7 +87,8 @@ class Intake:
         self._array: _Array | None = None  # the batch of requests that is being read
         self._skip = len(subjects.prefix) + 1
         self._questions = QuestionQueue(self._skip)
-        self._submitters: dict[str, str] = {}  # the tenant by the subject of its submits, where it was looked at before
+        #: the tenant by the subject of its submits
+        self._submitters: Memo[str, str] = Memo(SUBMITTERS_MAX)
         self.counters: Counter[str] = Counter()
 
     def put(self, delivery: Delivery) -> None:
@@ -209,9 +211,7 @@ class Intake:
         if not is_tenant(tenant):
             raise refuse("invalid-argument", f"a tenant must match {TENANT.pattern}", found=tenant)
         if verb == "submit":
-            if len(self._submitters) >= SUBMITTERS_MAX:
-                self._submitters.clear()
-            self._submitters[delivery.subject] = tenant
+            self._submitters.put(delivery.subject, tenant)
             self._submit(tenant, delivery)
         elif verb in API_VERBS:
             self.counters[f"api.{verb}"] += 1

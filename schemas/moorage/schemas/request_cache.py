@@ -13,6 +13,7 @@ import msgspec
 
 from moorage.schemas.codec import decode_request, identity
 from moorage.schemas.job import Request
+from moorage.schemas.memo import Memo
 
 #: bodies that the cache holds at most, then it is emptied; and the bytes of one body
 KNOWN_MAX: Final = 1024
@@ -52,7 +53,7 @@ class RequestCache:
     """Decodes request bodies, and remembers them."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, CachedRequest | None] = {}
+        self._known: Memo[bytes, CachedRequest | None] = Memo(KNOWN_MAX)
 
     def read(self, body: bytes) -> tuple[str | None, CachedRequest]:
         """The job's name, if the body has one, and the request. Raises `Refused` as `decode_request` does."""
@@ -68,9 +69,7 @@ class RequestCache:
         request = decode_request(body)
         if len(rest) <= BYTES_MAX and request.job == named[1].decode():
             if rest not in known:  # decoded once more, without the name, only when it comes a second time
-                if len(known) >= KNOWN_MAX:
-                    known.clear()
-                known[rest] = None
+                known.put(rest, None)
             elif b'"job"' not in rest and b"\\" not in rest:  # no second `job` key, nor an escaped one
                 known[rest] = asked = CachedRequest(decode_request(b"{" + rest))
                 return request.job, asked

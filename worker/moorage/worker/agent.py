@@ -88,8 +88,6 @@ from moorage.worker.throttled_log import ThrottledLog
 
 #: with more events than this in the queue, frames of the leader are dropped and counted (it sends them again)
 QUEUE_MAX: Final = 65_536
-#: subjects of output that are kept ready; beyond it all are made anew
-LOG_SUBJECTS_MAX: Final = 4096
 _TICK: Final = Tick()
 
 log = logging.getLogger("moorage.worker")
@@ -199,7 +197,6 @@ class Agent:
         self._strays: dict[MemberName, Driver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
-        self._log_subjects: dict[tuple[str, str, int], str] = {}
         self._handlers = self._command_handlers()
 
     def _command_handlers(self) -> dict[type, Callable[[Any], None]]:
@@ -583,10 +580,5 @@ class Agent:
         return broke
 
     def _publish(self, name: MemberName, payload: bytes) -> None:
-        base = name[:3]
-        subject = self._log_subjects.get(base)
-        if subject is None:
-            if len(self._log_subjects) > LOG_SUBJECTS_MAX:
-                self._log_subjects.clear()
-            subject = self._log_subjects[base] = self.subjects.log(*base)
-        self.host.post(subject, payload)
+        tenant, job, replica = name[:3]
+        self.host.post(self.subjects.log(tenant, job, replica), payload)

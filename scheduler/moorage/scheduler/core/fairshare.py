@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from moorage.scheduler.core.records import Mode
 from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.memo import Memo
 
 if TYPE_CHECKING:
     from moorage.scheduler.core.fleet import Fleet
@@ -70,10 +71,9 @@ class Rates:
 
     def __init__(self, fleet: Fleet, known_max: int = RATES_MAX) -> None:
         self._fleet = fleet
-        self._known_max = known_max
         self._inventory = -1
         self._total = (0, 0, 0)  # devices, cpu_milli, memory_mib
-        self._known: dict[int, int] = {}
+        self._known: Memo[int, int] = Memo(known_max)
 
     def of(self, shape: Shape) -> int:
         if self._inventory != self._fleet.inventory:
@@ -87,9 +87,7 @@ class Rates:
             self._known.clear()
         rate = self._known.get(shape.index)
         if rate is None:
-            if len(self._known) >= self._known_max:
-                self._known.clear()
-            rate = self._known[shape.index] = self._of(shape)
+            rate = self._known.put(shape.index, self._of(shape))
         return rate
 
     def _of(self, shape: Shape) -> int:

@@ -9,13 +9,13 @@ from typing import Any, Final, Literal
 from moorage.scheduler.core.filters import FILTERS, MODE_WORDS, Device, failed, has_labels
 from moorage.scheduler.core.records import Mode
 from moorage.scheduler.core.shape import DeviceAsked, Shape
-from moorage.scheduler.core.shared_values import SharedDict
 from moorage.scheduler.core.state import Worker
 from moorage.schemas import reasons
 from moorage.schemas.capabilities import level_number, mode_enforced
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import slots_named
 from moorage.schemas.gpu import SHARERS_MAX, SHARING_MODES, capability_of
+from moorage.schemas.memo import Memo
 
 NO_GPU: Final = int(Mode.NONE)
 EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
@@ -56,8 +56,12 @@ class Fit:
         self.reason = reason  # empty where the class could run it
 
 
-#: what shapes, by index, find on hosts that are alike but for labels: of many labels there are many classes
-Fits = SharedDict[int, Fit]
+class Fits(Memo[int, Fit]):
+    """What shapes, by index, find on hosts that are alike but for labels: of many labels there are many classes."""
+
+    def __init__(self) -> None:
+        super().__init__(FITS_MAX)
+
 
 _OTHER_LABEL: Final = Fit(0, 0, reasons.LABEL.name)
 _OTHER_DEVICE: Final = Fit(0, 0, reasons.DEVICE.name)
@@ -168,14 +172,12 @@ class HostClass:
         self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
         self.fits = fits
-        self._ranks: dict[DeviceAsked, tuple[int, int, int, str]] = {}
+        self._ranks: Memo[DeviceAsked, tuple[int, int, int, str]] = Memo(RANKS_MAX)
 
     def fit(self, shape: Shape) -> Fit:
         found = self.fits.get(shape.index)
         if found is None:
-            if len(self.fits) >= FITS_MAX:
-                self.fits.clear()
-            found = self.fits[shape.index] = self._fit(shape)
+            found = self.fits.put(shape.index, self._fit(shape))
         if shape.requires and not has_labels(self, shape):
             return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
         return found if not shape.device_ids or found.reason else self._exact(shape, found)
@@ -215,15 +217,13 @@ class HostClass:
         """
         found = self._ranks.get(shape.device_asked)
         if found is None:
-            if len(self._ranks) >= RANKS_MAX:
-                self._ranks.clear()
             ranks = [shape.device_rank(*device[1:], device[0]) for device in self.devices]
             best = max(ranks)
             mask, best_mask = (
                 sum(1 << slot for slot, rank in enumerate(ranks) if rank >= least) for least in (1, max(1, best))
             )
             reason = "" if best else failed(self, shape, "one device")
-            found = self._ranks[shape.device_asked] = (mask, best, best_mask, reason)
+            found = self._ranks.put(shape.device_asked, (mask, best, best_mask, reason))
         return found
 
     def permitted(self, tenant: str) -> frozenset[str]:

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-class SharedDict(dict[Key, Value]):
-    """A dict, and nothing beyond one."""
-
 
 class SharedCount:
     """A number that those who keep it see grow."""

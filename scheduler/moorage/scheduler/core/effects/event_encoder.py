@@ -30,6 +30,7 @@ from moorage.scheduler.core.state import (
 )
 from moorage.schemas.codec import encode
 from moorage.schemas.job import STATES
+from moorage.schemas.memo import Memo
 
 #: remembered texts of slot masks; beyond it they are made anew
 TEXTS_MAX: Final = 100_000
@@ -45,7 +46,7 @@ class EventEncoder:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._gpus: dict[tuple[int, int], str] = {}
+        self._gpus: Memo[tuple[int, int], str] = Memo(TEXTS_MAX)
         self._workers: dict[int, tuple[str, bool]] = {}
         self._seq = -1
         #: of the record `_seq`: what events have in common that tell of a first placement, and of a whole run
@@ -175,11 +176,8 @@ class EventEncoder:
         return found
 
     def _devices(self, num: int, mask: int) -> str:
-        if len(self._gpus) >= TEXTS_MAX:
-            self._gpus.clear()
         names = gpu_names(self._state.worker_by_num[num], mask)
-        found = self._gpus[(num, mask)] = f',"gpus":{_text(names).decode()}' if names else ""
-        return found
+        return self._gpus.put((num, mask), f',"gpus":{_text(names).decode()}' if names else "")
 
 
 def _is_one_run(rows: list[Transition]) -> bool:

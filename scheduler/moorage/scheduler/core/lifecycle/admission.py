@@ -36,6 +36,7 @@ from moorage.schemas.codec import (
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.job import STATES, Request
+from moorage.schemas.memo import Memo
 
 RETRY_AFTER_S: Final = 1.0
 #: pairs of shape and priority whose soonest start is remembered
@@ -146,13 +147,13 @@ class Admission:
         self.lifecycle = lifecycle
         self.config = config
         self._close = config.jobs_max - config.jobs_max // LAST_PART
-        self._capable: dict[int, tuple[int, bool]] = {}
+        self._capable: Memo[int, tuple[int, bool]] = Memo(MATCHED_MAX)
         #: by shape, of those that the fleet could ever run, which has this number: what `Unmatched.part_of` says
-        self._matched: dict[int, str] = {}
+        self._matched: Memo[int, str] = Memo(MATCHED_MAX)
         self._matched_at = -1
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # of the last record that was not a bare heartbeat
-        self._soonest: dict[tuple[int, int], tuple[int, int]] = {}
+        self._soonest: Memo[tuple[int, int], tuple[int, int]] = Memo(SOONEST_MAX)
         #: how soon a shape of a priority could start at all, in ms; 0 where nobody can say
         self.soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0
         self._heard_at = -1  # the number of the fleet's inventory when all of it was heard
@@ -210,9 +211,7 @@ class Admission:
         if part is None:
             if not self.could_ever(shape):
                 return self._without_match(draft, event, warnings)
-            if len(self._matched) >= MATCHED_MAX:
-                self._matched.clear()
-            part = self._matched[shape.index] = self._unmatched.part_of(shape) if shape.models else ""
+            part = self._matched.put(shape.index, self._unmatched.part_of(shape) if shape.models else "")
         if request.start_within_s is not None:
             late = self._too_late(draft, event, int(request.start_within_s * 1000))
             if late is not None:
@@ -321,9 +320,7 @@ class Admission:
         key = (event.shape.index, priority)
         known = self._soonest.get(key)
         if known is None or draft.time_ms - known[0] > SOONEST_KEPT_MS:
-            if len(self._soonest) >= SOONEST_MAX:
-                self._soonest.clear()
-            known = self._soonest[key] = (draft.time_ms, self.soonest_ms(event.shape, priority))
+            known = self._soonest.put(key, (draft.time_ms, self.soonest_ms(event.shape, priority)))
         soonest_ms = known[0] + known[1] - draft.time_ms
         if soonest_ms <= within_ms + SOONEST_KEPT_MS:
             return None
@@ -418,11 +415,7 @@ class Admission:
         known = self._capable.get(shape.index)
         if known is not None and known[0] == self.fleet.inventory:
             return known[1]
-        able = self._could_ever(shape)
-        if len(self._capable) > MATCHED_MAX:
-            self._capable.clear()
-        self._capable[shape.index] = (self.fleet.inventory, able)
-        return able
+        return self._capable.put(shape.index, (self.fleet.inventory, self._could_ever(shape)))[1]
 
     def _could_ever(self, shape: Shape) -> bool:
         missing = shape.together

@@ -12,6 +12,7 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import HostClass, size_of_largest
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas.gpu import WHOLE_WORDS, model_matches
+from moorage.schemas.memo import Memo
 
 #: texts that are kept until the fleet changes, and so are names that were compared with the fleet's
 KEPT_MAX: Final = 1_000
@@ -23,10 +24,11 @@ class Unmatched:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._inventory = -1
-        self._texts: dict[int, str] = {}
-        self._parts: dict[int, str] = {}
+        self._texts: Memo[int, str] = Memo(KEPT_MAX)
+        self._parts: Memo[int, str] = Memo(KEPT_MAX)
         self._names: list[str] = []  # of all devices of the fleet
-        self._close: dict[str, list[str]] = {}  # model as asked for, in lower case -> the fleet's names nearest to it
+        #: the fleet's names nearest to a model as it is asked for, in lower case
+        self._close: Memo[str, list[str]] = Memo(KEPT_MAX)
 
     def why(self, shape: Shape) -> str:
         """Why no known worker could ever run this shape, were it empty. Only of shapes of which that is known."""
@@ -36,14 +38,12 @@ class Unmatched:
         """What a model that it names is only a part of: no name in the fleet has it as a word. Empty: nothing."""
         return self._kept(self._parts, shape, self._parts_of)
 
-    def _kept(self, texts: dict[int, str], shape: Shape, make: Callable[[Shape], str]) -> str:
+    def _kept(self, texts: Memo[int, str], shape: Shape, make: Callable[[Shape], str]) -> str:
         """The text of a shape, made once for each fleet."""
         self._look()
         text = texts.get(shape.index)
         if text is None:
-            if len(texts) >= KEPT_MAX:
-                texts.clear()
-            text = texts[shape.index] = make(shape)
+            text = texts.put(shape.index, make(shape))
         return text
 
     def _parts_of(self, shape: Shape) -> str:
@@ -91,11 +91,9 @@ class Unmatched:
     def _near(self, model: str) -> list[str]:
         found = self._close.get(model)
         if found is None:
-            if len(self._close) >= KEPT_MAX:
-                self._close.clear()
             lower = {name.lower(): name for name in self._names}
             hits = difflib.get_close_matches(model, lower, n=NAMES_SHOWN_MAX, cutoff=0.3)
-            found = self._close[model] = [lower[hit] for hit in hits]
+            found = self._close.put(model, [lower[hit] for hit in hits])
         return found
 
     def _of_hosts(self, shape: Shape, classes: list[HostClass]) -> str:

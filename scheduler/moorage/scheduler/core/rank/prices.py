@@ -23,6 +23,7 @@ import numpy as np
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.rank.table import RANKS_MAX, TYPE, HostTable, HostType, Ints
 from moorage.scheduler.core.shape import DeviceAsked, Shape
+from moorage.schemas.memo import Memo
 
 #: the value of one idle GPU
 ONE: Final = 1 << 16
@@ -90,7 +91,7 @@ class Prices:
         total = int(self.gpus.sum())
         # GPUs for each unit of a host's resource, in 2^-32
         self.worth = np.where(self.stock > 0, (self.gpus << 32) // np.maximum(self.stock, 1), 0)
-        self._runs_on: dict[tuple[bool, DeviceAsked, int], Ints] = {}
+        self._runs_on: Memo[tuple[bool, DeviceAsked, int], Ints] = Memo(RANKS_MAX)
         self.priced = 0 < count <= MARKETS_MAX and total > 0
         self._unit: Ints = self.worth >> 8
         self._over: Ints = np.zeros((3, count), np.int64)  # GPUs', processors' and memory's prices
@@ -224,9 +225,7 @@ class Prices:
         key = shape.mode == NO_GPU, shape.device_asked, shape.count
         found = self._runs_on.get(key)
         if found is None:
-            if len(self._runs_on) >= RANKS_MAX:
-                self._runs_on.clear()
-            found = self._runs_on[key] = self.allowed(table, shape).take(self.types).nonzero()[0]
+            found = self._runs_on.put(key, self.allowed(table, shape).take(self.types).nonzero()[0])
         return found
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, MEMBERS_MAX, NO_GPU, Fit, Host, HostClass
 from moorage.scheduler.core.shape import DeviceAsked, Shape
+from moorage.schemas.memo import Memo
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -48,7 +49,7 @@ class Kind:
     __slots__ = ("_ranks", "compute", "index", "memory_mib", "name", "sharers", "slot", "vendor")
 
     def __init__(self, key: tuple[Any, ...], index: int) -> None:
-        self._ranks: dict[DeviceAsked, int] = {}
+        self._ranks: Memo[DeviceAsked, int] = Memo(RANKS_MAX)
         self.index = index
         self.vendor, self.name, self.memory_mib, self.compute = str(key[0]), str(key[1]), int(key[2]), int(key[3])
         self.sharers = {2: int(key[4]), 3: int(key[5])}
@@ -57,11 +58,10 @@ class Kind:
         """Whether such a device answers a shape, as `Shape.device_rank`; its place in the host is not looked at."""
         rank = self._ranks.get(shape.device_asked)
         if rank is None:
-            if len(self._ranks) >= RANKS_MAX:
-                self._ranks.clear()
             slot = shape.slot_index if shape.slot_index is not None else 0
-            rank = shape.device_rank(self.vendor, self.name, self.memory_mib, self.compute, slot)
-            self._ranks[shape.device_asked] = rank
+            rank = self._ranks.put(
+                shape.device_asked, shape.device_rank(self.vendor, self.name, self.memory_mib, self.compute, slot)
+            )
         return rank
 
     def need(self, shape: Shape) -> int:
@@ -99,9 +99,9 @@ class HostTable:
         self._kind_of: dict[tuple[Any, ...], int] = {}
         self._type_of: dict[tuple[Any, ...], int] = {}
         self._class_of: dict[int, int] = {}
-        self._answers: dict[DeviceAsked, Bools] = {}
-        self._needs: dict[tuple[int, int, int], Ints] = {}
-        self._holds: dict[tuple[DeviceAsked, int], Bools] = {}
+        self._answers: Memo[DeviceAsked, Bools] = Memo(RANKS_MAX)
+        self._needs: Memo[tuple[int, int, int], Ints] = Memo(RANKS_MAX)
+        self._holds: Memo[tuple[DeviceAsked, int], Bools] = Memo(RANKS_MAX)
         self.generation = 0  # grows when rows, classes, types or kinds were renumbered: forget all about them
         self.changes = 0  # rows that were written so far, each as often as it was
         self._written: Ints = np.zeros(WRITTEN_KEPT, np.int64)  # the last of them, as a ring
@@ -242,10 +242,8 @@ class HostTable:
         """By kind, whether such a device answers; as `Kind.rank`."""
         found = self._answers.get(shape.device_asked)
         if found is None or len(found) != len(self.kinds):
-            if len(self._answers) >= RANKS_MAX:
-                self._answers.clear()
-            found = np.array([kind.rank(shape) > 0 for kind in self.kinds], np.bool_)
-            self._answers[shape.device_asked] = found
+            row = np.array([kind.rank(shape) > 0 for kind in self.kinds], np.bool_)
+            found = self._answers.put(shape.device_asked, row)
         return found
 
     def needs(self, shape: Shape) -> Ints:
@@ -253,9 +251,7 @@ class HostTable:
         key = (shape.mode, shape.compute_percent, shape.share_mib)
         found = self._needs.get(key)
         if found is None or len(found) != len(self.kinds):
-            if len(self._needs) >= RANKS_MAX:
-                self._needs.clear()
-            found = self._needs[key] = np.array([kind.need(shape) for kind in self.kinds], np.int64)
+            found = self._needs.put(key, np.array([kind.need(shape) for kind in self.kinds], np.int64))
         return found
 
     def answers_of(self, shapes: Sequence[Shape]) -> Bools:
@@ -291,13 +287,11 @@ class HostTable:
         key = (shape.device_asked, shape.count)
         found = self._holds.get(key)
         if found is None or len(found) != len(self.types):
-            if len(self._holds) >= RANKS_MAX:
-                self._holds.clear()
             answers = self.answers(shape)
-            found = self._holds[key] = np.array(
-                [bool(kind.kinds) and kind.gpus >= shape.count and bool(answers[kind.kinds[0]]) for kind in self.types],
-                np.bool_,
-            )
+            row = [
+                bool(kind.kinds) and kind.gpus >= shape.count and bool(answers[kind.kinds[0]]) for kind in self.types
+            ]
+            found = self._holds.put(key, np.array(row, np.bool_))
         return found
 
     # ------------------------------------------------------------------------------------ keeping up
