@@ -101,8 +101,10 @@ class NvmlEvents:
             self._stopped.wait(AGAIN_S)  # the readings tell which device it is
             return
         fault = _fault_of(int(event.eventType), int(event.eventData))
+        if fault is None:
+            return
         try:
-            for slot in self._slots.get(self._name_of(event.device), ()) if fault is not None else ():
+            for slot in self._slots.get(self._name_of(event.device), ()):
                 loop.call_soon_threadsafe(report, slot, fault)
         except RuntimeError:
             self._stopped.set()  # the loop is closed: nobody listens any more
