@@ -43,7 +43,7 @@ async def fleet(server: EmbeddedServer, prefix: str) -> AsyncIterator[tuple[Stac
     async with stack(server, prefix) as made, caller(made) as acme:
         await made.scheduler()
         await acme.leader()
-        await made.agent("state", None, worker="here")  # type: ignore[arg-type]  # no simulate: this host itself
+        await made.agent("state", None, worker="here")
         await acme.workers_up("here")
         yield made, acme
         await acme.all_free()

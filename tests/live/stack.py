@@ -164,19 +164,21 @@ class Stack:
             arguments += [f"--{key.replace('_', '-')}", f"{value:g}"]
         return self._keep(await _spawn(arguments, log, MOORAGE_LEDGER_URL=ledger_url))
 
-    async def agent(self, state: str, simulate: str, **settings: Any) -> RealProcess:
+    async def agent(self, state: str, simulate: str | None, **settings: Any) -> RealProcess:
         """Start an agent on the state folder `state`; again after a kill to take up what lives.
 
-        `url` among the settings is where it reaches the server, in place of the stack's own.
+        `url` among the settings is where it reaches the server, in place of the stack's own; `environment` are further
+        variables. Without `simulate` it offers this host's own devices.
         """
         url = str(settings.pop("url", self.url))
+        environment: dict[str, str] = settings.pop("environment", {})
         folder = self.folder / state
         if folder not in self.states:
             self.states.append(folder)
         name = {"id": settings.pop("worker")} if "worker" in settings else {}
         table = {"state_dir": str(folder), "prefix": self.subjects.prefix, "simulate": simulate, **name, **settings}
         log = self.folder / f"agent-{len(self.processes)}.log"
-        return self._keep(await _spawn(["-c", _AGENT, msgspec.json.encode(table).decode(), url], log))
+        return self._keep(await _spawn(["-c", _AGENT, msgspec.json.encode(table).decode(), url], log, **environment))
 
     def _keep(self, process: RealProcess) -> RealProcess:
         self.processes.append(process)

@@ -140,7 +140,7 @@ async def test_a_process_in_a_session_of_its_own_with_no_parent_is_its_jobs(
     if not groups:
         monkeypatch.setattr(member_processes, "_group", lambda pid: "")
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
-        await one.hold("away", 5000, 3000, "/bin/sh", "-c", 'setsid "$@" & sleep 600', "sh")
+        await one.hold("away", 5000, 3000, "/bin/sh", "-c", '(setsid "$@" &); sleep 600', "sh")
         exited = await one.leader.heard("w1", "exited", name_of("away"))
         assert exited.detail.startswith("over-memory: ")
 
@@ -264,3 +264,16 @@ async def test_a_foreign_process_is_seen_on_a_leased_device(nats_url: str, uniqu
             foreign.kill()
             await foreign.wait()
         await until(lambda: not loads[-1].gpu_pool[1].foreign, what="and gone")
+
+
+async def test_processes_of_another_pid_namespace_lower_the_level_and_no_job_is_spared(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
+        await one.hold("shares", 1000, 2000)
+        one.stub.boards[0].set(pids={2**22 + 1: 500})  # above the kernel's greatest pid
+        await until(lambda: one.level() == "advisory", what="the level falls")
+        assert "PID namespace" in one.agent.guard.why_not["time-slice"]
+        await one.hold("greedy", 5000, 2000)
+        exited = await one.leader.heard("w1", "exited", name_of("greedy"))
+        assert exited.detail.startswith("over-memory: "), "what can be told is ended all the same"

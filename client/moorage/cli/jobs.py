@@ -34,6 +34,8 @@ def show(
         if watch:
             async for event in client.job(await one_id(client, ",".join(jobs), "show --watch")).events():
                 if not options.shown(event, [event]):
+                    if event.enforced is not None and not event.changes:
+                        tell(f"from now on {enforced_words(_as_dict(event.enforced))}")
                     for change in event.changes:
                         tell("\t".join(map(str, _change_row(_as_dict(change), None))))
             return None
@@ -77,6 +79,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("priority", data.get("priority")),
                 ("age", age(data["age_ms"]) if "age_ms" in data else ""),
                 ("worker", data.get("worker")),
+                ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
                 ("code", _code(data.get("code"))),
                 ("why", data.get("why")),
                 ("kept", _kept(data)),
@@ -95,6 +98,17 @@ def _show(data: dict[str, Any]) -> None:
                 wraps=True,
             )
         )
+
+
+def _levels(data: dict[str, Any]) -> list[dict[str, str]]:
+    """How its replicas on shared GPUs are kept to their parts; one that has its GPUs alone needs no word."""
+    rows = data.get("replica_states", [])
+    return [row["enforced"] for row in rows if "enforced" in row and row.get("mode") != "exclusive"]
+
+
+def enforced_words(enforced: dict[str, str]) -> str:
+    """How a job is kept to its part of a shared GPU, in words."""
+    return f"memory {enforced['memory']}, compute {enforced['compute']}"
 
 
 def _kept(data: dict[str, Any]) -> str:

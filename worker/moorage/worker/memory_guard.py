@@ -27,7 +27,7 @@ LOOK_S: Final = 1.0
 #: and while nobody does: the guard must know whether it could guard
 IDLE_LOOK_S: Final = 10.0
 #: looks in a row that fail before the level falls, and that succeed before it rises again
-FAILED_MAX: Final = 2
+FAILED_MAX: Final = 3
 WELL_MIN: Final = 10
 #: the compute capability from which MPS clients own their memory; below it one server owns all of theirs
 MPS_OWNS_BELOW: Final = (7, 0)
@@ -146,15 +146,20 @@ class MemoryGuard:
         failed: dict[str, str] = {}
         over: dict[MemberName, str] = {}
         hidden: set[_Hidden] = set()
-        for slot in granted or range(len(self._inventory.devices())):
+        slots = list(granted or range(len(self._inventory.devices())))
+        for slot, held in zip(slots, await asyncio.gather(*map(self._held_of, slots)), strict=True):
             modes = {member.place.mode for member in granted.get(slot, ())} or set(SHARED)
-            try:
-                held = await self._inventory.held(slot)
-                self._look_at(slot, held, granted.get(slot, []), over, hidden)
-            except HeldUnknown as unknown:
-                failed |= dict.fromkeys(modes, unknown.reason)
+            why = held if isinstance(held, str) else self._look_at(slot, held, granted.get(slot, []), over, hidden)
+            if why:
+                failed |= dict.fromkeys(modes, why)
         self._end(over, hidden)
         return failed
+
+    async def _held_of(self, slot: int) -> dict[int, int] | str:
+        try:
+            return await self._inventory.held(slot)
+        except HeldUnknown as unknown:
+            return unknown.reason
 
     def _look_at(
         self,
@@ -163,9 +168,8 @@ class MemoryGuard:
         members: list[Member],
         over: dict[MemberName, str],
         hidden: set[_Hidden],
-    ) -> None:
-        if not members:
-            return
+    ) -> str:
+        """Add what is found of one device to `over` and `hidden`; returns why whose a process is could not be told."""
         sums: dict[MemberName, int] = {}
         left = set(held)
         for driver in {member.driver: self._drivers[member.driver] for member in members}.values():
@@ -176,15 +180,14 @@ class MemoryGuard:
                     sums[name] = sums.get(name, 0) + held[pid]
                 elif process is not None:
                     hidden.add((pid, process.start_ticks))
-        for pid in left:
-            if pid != os.getpid() and not os.path.exists(f"/proc/{pid}"):
-                raise HeldUnknown(f"NVML names pid {pid}, which is not in the worker's PID namespace")
         for member in members:
             holds_mib = sums.get(member.name, 0)
             if holds_mib > _grant_mib(member):
                 over[member.name] = (
                     f"{OVER_GRANT}it holds {holds_mib} MiB of GPU {slot}, {_grant_mib(member)} are granted"
                 )
+        absent = next((pid for pid in left if members and not os.path.exists(f"/proc/{pid}")), None)
+        return "" if absent is None else f"NVML names pid {absent}, which is not in the worker's PID namespace"
 
     def _end(self, over: dict[MemberName, str], hidden: set[_Hidden]) -> None:
         now = self._shell.now()
