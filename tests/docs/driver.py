@@ -19,6 +19,7 @@ from moorage.cli.settings import the_file
 from moorage.schemas import frames
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.errors import Refused
+from tests.containers import why_no_docker
 from tests.docs.markdown import Block, Page, first_missing, lines_of
 from tests.docs.terminal import Terminal
 
@@ -48,7 +49,9 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')  # a link would leave the virtual environment
         python.chmod(0o755)
     path = [str(commands), str(Path(sys.executable).parent), *os.environ["PATH"].split(os.pathsep)]
-    keep = {name: os.environ[name] for name in ("LANG", "PYTHONPATH", "SSL_CERT_FILE") if name in os.environ}
+    keep = {
+        name: os.environ[name] for name in ("LANG", "PYTHONPATH", "SSL_CERT_FILE", "DOCKER_HOST") if name in os.environ
+    }
     return {
         **keep,
         "PATH": os.pathsep.join(path),
@@ -67,6 +70,8 @@ def has(tool: str) -> bool:
     """Whether a command, or one of `GO_PACKAGES`, is here."""
     if tool in GO_PACKAGES:
         return (Path(GOPATH) / "src" / GO_PACKAGES[tool]).is_dir()
+    if tool == "docker" and why_no_docker():
+        return False
     return shutil.which(tool) is not None
 
 

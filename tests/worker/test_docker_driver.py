@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +26,7 @@ from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
-from tests.engines import DockerEngine, engine, why_no_dockerd
+from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
 from tests.waiting import until
 
 IMAGE: Final = "moorage-test:driver"
@@ -43,11 +45,14 @@ def docker() -> Iterator[DockerEngine]:
 class Rig:
     """A driver, and all that it reports."""
 
-    def __init__(self, state: Path, own: DockerSettings, policy: Policy = NO_RULES) -> None:
+    def __init__(
+        self, state: Path, own: DockerSettings, policy: Policy = NO_RULES, devices: Sequence[Device] = ()
+    ) -> None:
         self.state = state
+        self.devices = devices
         self.link = SupervisorLink(state)
         self.driver = DockerDriver(
-            self.link, "w1", own, interface=None, simulated=True, stream_output=True, output_cap_bytes=1 << 20,
+            self.link, "w1", own, interface=None, simulated=not devices, stream_output=True, output_cap_bytes=1 << 20,
             policy=policy,
         )  # fmt: skip
         self.events: list[DriverEvent] = []
@@ -69,7 +74,7 @@ class Rig:
         request = Request(run=Run(driver="docker", image=image, argv=list(argv), **run), resources=resources)
         name = ("acme", job, 0, 1, 7)
         self.driver.check(request)
-        self.driver.start([Assignment(name, request, [], "none")])
+        self.driver.start([Assignment(name, request, list(self.devices), "exclusive")])
         return name
 
     def told(self, kind: type, name: MemberName) -> Any:
@@ -295,7 +300,45 @@ async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path:
         assert await rig.reported(Ended, name) == (name, -9, "end")
 
 
+HOOK: Final = """#!/bin/sh
+cat > {folder}/state
+echo "$@" > {folder}/words
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+async def test_nvidias_hook_gets_the_leased_gpus_and_without_it_the_job_goes_elsewhere(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    """The script stands where the hook of NVIDIA's toolkit would; no GPU is needed to see what is asked of it."""
+    cards = [Device(0, "nvidia", "H100", "GPU-11111111-1111-1111-1111-111111111111")]
+    async with state_of(tmp_path) as state, Rig(state, settings(docker), devices=cards) as rig:
+        name = rig.start("j1", "true")
+        assert 'could not select device driver "nvidia"' in (await rig.reported(NotStarted, name))[1]
+        assert docker.containers() == []
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for hook in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
+        (commands / hook).write_text(HOOK.format(folder=tmp_path))
+        (commands / hook).chmod(0o755)
+    with engine(path=f"{commands}:{PATH}") as made:
+        made.make_image(IMAGE)
+        async with state_of(tmp_path / "2"), Rig(tmp_path / "2" / "s", settings(made), devices=cards) as rig:
+            name = rig.start("j1", "env", env={"NVIDIA_VISIBLE_DEVICES": "all"})
+            assert await rig.reported(Ended, name) == (name, 0, "exit")
+            told = (await rig.output(name)).splitlines()
+            assert f"NVIDIA_VISIBLE_DEVICES={cards[0].uuid}" in told
+            assert any(line.startswith("NVIDIA_DRIVER_CAPABILITIES=") and "compute" in line for line in told)
+            assert (tmp_path / "words").read_text() == "prestart\n"
+
+
 # -- without an engine
+
+
+def test_importing_it_does_not_import_the_client_of_the_engine() -> None:
+    words = "import sys; import moorage.worker.drivers.docker; sys.exit('aiodocker' in sys.modules)"
+    subprocess.run([sys.executable, "-c", words], check=True)
 
 
 def request(**run: Any) -> Request:

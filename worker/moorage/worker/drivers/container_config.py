@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import pwd
 import re
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,9 @@ class DockerSettings(msgspec.Struct, frozen=True):
     """Settings of the driver `docker`. A job can neither widen nor change what stands here, but for `request_user`."""
 
     gpu_enabled: Annotated[bool, setting("Whether its jobs may have GPUs.")] = True
-    socket: Annotated[Path, setting("UNIX socket of the engine on this host.")] = Path("/var/run/docker.sock")
+    socket: Annotated[
+        Path | None, setting("UNIX socket of the engine on this host; else DOCKER_HOST's, else /var/run/docker.sock.")
+    ] = None
     user: Annotated[
         str, setting("User of the processes in a container, as UID or UID:GID; image is the image's own, maybe root.")
     ] = "65534:65534"
@@ -55,6 +58,12 @@ class DockerSettings(msgspec.Struct, frozen=True):
     nvidia_capabilities: Annotated[
         str, setting("NVIDIA_DRIVER_CAPABILITIES of containers with NVIDIA GPUs, commas between.")
     ] = "compute,utility"
+
+    @property
+    def engine(self) -> Path:
+        """The socket of the engine. A container is ended by this host's kernel, so no other host's engine will do."""
+        scheme, _, path = os.environ.get("DOCKER_HOST", "").partition("://")
+        return self.socket or Path(path if scheme == "unix" else "/var/run/docker.sock")
 
     def __post_init__(self) -> None:
         if self.network.startswith(_SHARED_NETWORKS):

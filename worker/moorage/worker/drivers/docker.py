@@ -34,7 +34,7 @@ from moorage.worker.environment import START_FAILED, SharingUnavailable
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Replaced, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.supervisor.client import SupervisorError
+from moorage.worker.supervisor.client import SupervisorError, SupervisorGone
 from moorage.worker.supervisor.output import member_digest
 from moorage.worker.supervisor.protocol import MARK_NAME, SHUTS_DOWN, Event, StartMember, Unproven
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
@@ -48,6 +48,8 @@ RETRY_S: Final = 0.5
 STARTS_MAX: Final = 16
 #: pieces of output that are kept before other work has its turn
 TURN_PIECES_MAX: Final = 64
+#: how long pieces wait for others, to be told in one frame
+FLUSH_S: Final = 0.02
 LABEL: Final = "moorage.member"
 LABEL_STATE: Final = "moorage.state"
 #: what an engine says where the job itself names what is not there
@@ -125,13 +127,15 @@ class DockerDriver(Driver):
         self._stream_output = stream_output
         self._output_cap_bytes = output_cap_bytes
         self._policy = policy
-        self._engine = Engine(own.socket)
+        self._engine = Engine(own.engine)
         self._state_mark = ""
         self._info: dict[str, Any] | None = None
         self._members: dict[MemberName, _Member] = {}
         self._starts = asyncio.Semaphore(STARTS_MAX)
         self._cleaning: set[asyncio.Task[None]] = set()
         self._output = OutputFrames()
+        self._fresh: set[ContainerOutput] = set()
+        self._flush: asyncio.TimerHandle | None = None
 
     async def open(self) -> list[Living]:
         listed = await self._link.open(self._owner, self)
@@ -261,7 +265,7 @@ class DockerDriver(Driver):
         try:
             self._info = await self._engine.info()
         except (EngineDown, EngineError) as error:
-            log.warning("the container engine on %s: %s", self._own.socket, error)
+            log.warning("the container engine on %s: %s", self._own.engine, error)
             return None
         return self._info
 
@@ -280,8 +284,7 @@ class DockerDriver(Driver):
         except asyncio.CancelledError:
             if not member.is_ending:
                 raise  # the agent goes: the next one finds what is left
-            self._drop(member)
-            self.report(Ended([(name, CODE_LOST, "end")]))
+            await self._refuse(member, _CannotStart(None, "it was asked to end before its start"))
         except _CannotStart as refused:
             await self._refuse(member, refused)
         except EngineError as error:
@@ -302,7 +305,7 @@ class DockerDriver(Driver):
         request, own = assignment.request, self._own
         try:
             check_policy(member.name[0], request, own, self._policy)
-            info = self._info or await self._ask_info()
+            info = await self._ask_info() if assignment.devices or self._info is None else self._info
             if info is None:
                 raise _CannotStart(None, "the container engine does not answer")
             config = config_of(
@@ -358,28 +361,25 @@ class DockerDriver(Driver):
         try:
             await self._link.contain(start, member.container)
         except SupervisorError as error:
-            # a supervisor that died may have written it down: only that its engine has removed it is sure
+            # a supervisor that died may have written it down, and the next one says what became of it
+            member.is_told = isinstance(error, SupervisorGone)
             raise _CannotStart(None, str(error)) from None
 
     async def _refuse(self, member: _Member, refused: _CannotStart) -> None:
         """A start that did not happen: nothing of it is left in the engine, then it is told."""
-        if member.container:
+        code, why, reason = refused.code, f"{START_FAILED}: {refused}", "exit"
+        if member.is_told:
             await self._remove(member)
-        code, why = refused.code, f"{START_FAILED}: {refused}"
-        if member.over.done():
-            reason = member.over.result().reason
-            if reason in ("end", "timeout", "fence"):
-                self._drop(member)
-                self.report(Ended([(member.name, CODE_LOST, reason)]))
-                return
-        self._drop(member)
-        self.report(NotStarted([(member.name, why)]) if code is None else StartFailed([(member.name, code, why)]))
-
-    def _drop(self, member: _Member) -> None:
-        """Nothing more is to be done for it here."""
+            reason = (await member.over).reason
+        elif member.container:
+            self._clean(self._remove(member))  # what nobody starts is not waited for
+        elif code is None:
+            self._clean(self._remove_unknown(member.name))
         self._members.pop(member.name, None)
-        if member.container and not member.over.done():
-            self._clean(self._remove(member))
+        if member.is_ending or reason in ("timeout", "fence"):
+            self.report(Ended([(member.name, CODE_LOST, "end" if reason == "exit" else reason)]))
+            return
+        self.report(NotStarted([(member.name, why)]) if code is None else StartFailed([(member.name, code, why)]))
 
     async def _adopt(self, member: _Member) -> None:
         """Go on with a container of the agent before; what was created and never started is removed."""
@@ -421,7 +421,7 @@ class DockerDriver(Driver):
                 state = outcome.result()
                 await asyncio.wait((reading,), timeout=ENGINE_S)
         except asyncio.CancelledError:
-            output.mark()
+            self._publish_output()
             output.close(is_over=False)
             raise
         finally:
@@ -431,25 +431,26 @@ class DockerDriver(Driver):
         await self._remove(member)
         ended = await member.over
         stdout_bytes, stderr_bytes = output.sizes
-        output.close(is_over=True)
         self._output.end(name, _with_sizes(ended, stdout_bytes, stderr_bytes))
         self._publish_output()
+        output.close(is_over=True)
         self._members.pop(name, None)
         self.report(Ended([(name, *_verdict(ended, state))]))
 
     async def _outcome(self, member: _Member) -> dict[str, Any] | None:
         """Its last state, once it is over; None where the engine has it no more."""
-        while True:
+        while member.container:
             with contextlib.suppress(EngineDown, EngineError):
                 await self._engine.wait(member.container)
                 state = await self._engine.state(member.container)
                 if state is None or state["Status"] in ("exited", "dead"):
                     return state
             await asyncio.sleep(RETRY_S)
+        return None
 
     async def _read(self, member: _Member, output: ContainerOutput) -> None:
         """Keep its output as it comes, to the end; from where it was before whenever the engine comes back."""
-        while True:
+        while member.container:
             try:
                 await self._read_on(member, output, follow=True)
                 state = await self._engine.state(member.container)
@@ -469,10 +470,17 @@ class DockerDriver(Driver):
             pieces += 1
             if pieces % TURN_PIECES_MAX == 0:
                 await asyncio.sleep(0)
-            output.mark()
-            self._publish_output()
+            self._fresh.add(output)
+            if self._flush is None:
+                self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self._publish_output)
 
     def _publish_output(self) -> None:
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        fresh, self._fresh = self._fresh, set()
+        for output in fresh:
+            output.mark()
         for name, payload in self._output.take():
             self.publish(name, payload)
 
@@ -492,6 +500,15 @@ class DockerDriver(Driver):
                 delay_s = min(2 * delay_s, ENGINE_S)
         self._link.removed(key)
 
+    async def _remove_unknown(self, name: MemberName) -> None:
+        """The engine may have created a container of which nothing was heard: remove it."""
+        while True:
+            await asyncio.sleep(ENGINE_S)
+            with contextlib.suppress(EngineDown, EngineError):
+                if container := await self._container_of(name):
+                    await self._engine.remove(container)
+                return
+
     async def _remove_later(self, container: str) -> None:
         """Nothing of it runs; the engine is to drop what it knows of it, once it answers."""
         while True:
@@ -507,7 +524,6 @@ class DockerDriver(Driver):
             for path in (self._link.state / FOLDER).iterdir():
                 if path.name not in digests:
                     path.unlink()
-        keys = {self._key(name) for name in known}
         while True:
             try:
                 found = await self._engine.labelled(f"{LABEL_STATE}={self._state_mark}")
@@ -516,13 +532,10 @@ class DockerDriver(Driver):
                 await asyncio.sleep(ENGINE_S)
         for container, labels in found:
             key = labels.get(LABEL, "")
-            is_here = key in keys or any(container == each.container for each in self._members.values())
-            if key.partition("|")[0] == self._owner and not is_here and not self._may_be_new(key):
+            is_here = any(self._key(name) == key for name in self._members)  # it sees to its container itself
+            if key.partition("|")[0] == self._owner and not is_here:
                 log.info("removing the container %s, which an agent before this one left", container[:12])
                 await self._remove_now_or_later(container)
-
-    def _may_be_new(self, key: str) -> bool:
-        return any(self._key(name) == key for name in self._members)
 
     async def _remove_now_or_later(self, container: str) -> None:
         try:
