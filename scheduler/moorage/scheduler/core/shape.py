@@ -38,6 +38,7 @@ class Shape:
         "device_asked",
         "device_ids",
         "driver",
+        "gpu_kind",
         "gpus",
         "index",
         "key",
@@ -80,6 +81,8 @@ class Shape:
         self.slot_index = gpu.time_slice_index if gpu else None
         self.not_apple = gpu is not None and gpu.mode is not None  # a mode is Apple's, and no driver has one
         self.device_ids = request.device_ids if gpu else ()  # it takes these and no others; empty: any that answer
+        #: ranking takes for one class what asks for as many GPUs of a kind
+        self.gpu_kind = (self.vendor, self.models, self.min_memory_mib)
         self.device_asked: DeviceAsked = (
             self.vendor, self.models, self.min_memory_mib, self.share_mib, self.slot_index, self.not_apple,
         )  # fmt: skip

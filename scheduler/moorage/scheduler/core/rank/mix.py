@@ -38,7 +38,7 @@ TOP_PERCENT: Final = 95
 
 
 #: what requests of one class have in common: mode, devices, vendor, models, memory of a device
-_Class = tuple[int, int, str, tuple[str, ...], int]
+_Class = tuple[int, int, tuple[str, tuple[str, ...], int]]
 
 
 class Mix:
@@ -150,7 +150,7 @@ class Mix:
 
 
 def _class_of(shape: Shape) -> _Class:
-    return (shape.mode, shape.count, shape.vendor, shape.models, shape.min_memory_mib)
+    return (shape.mode, shape.count, shape.gpu_kind)
 
 
 def _by_class(counted: dict[Shape, int]) -> dict[_Class, int]:
