@@ -33,7 +33,6 @@ from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.snapshot_follower import Command, take_snapshot
 from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
 from moorage.scheduler.write_stall import NOT_CONNECTED, stall_problem
-from moorage.schemas.codec import decode_request
 from moorage.schemas.subjects import Subjects
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import QUICK, caller, request, stack
@@ -92,14 +91,14 @@ class Leader:
         assert engine is not None
         for job in jobs:
             body = msgspec.json.encode(request(job))
-            made = decode_request(body)
-            engine.offer(Submit("acme", job, body, made, engine.shapes.of(made)))
+            _, made, shape = engine.read(body)
+            engine.offer(Submit("acme", job, body, made, shape))
         if snapshot is not None:
             engine.offer(SnapshotTaken(*snapshot))
         payload = engine.build(self.state.time_ms + 1, 0)
         names = engine.names_snapshot
         seq = await self.ledger.append_record(self.state, engine.rid, payload, names_snapshot=names)
-        engine.commit(seq, 0)
+        engine.complete(engine.commit(seq, 0))
         return seq
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -71,6 +71,8 @@ class Driving:
         self.checks = True
         self.json_workers = False  # whether workers send JSON, else msgpack
         self.keeps_history = True  # what ended counts as written to the history at once
+        #: why a new job waits, for the answer to its submit
+        self.explain_waiting: Callable[[Job], dict[str, Any] | None] | None = None
         self.state = State()
         self.shadow = State()
         self.engine: Engine
@@ -101,7 +103,10 @@ class Driving:
         self.engine = self.make_engine(state)
 
     def make_engine(self, state: State) -> Engine:
-        return Engine(state, self.config, SUBJECTS, 7 + state.epoch, self.now)
+        return Engine(state, self.config, SUBJECTS, 7 + state.epoch, self.now, self._explain)
+
+    def _explain(self, job: Job) -> dict[str, Any] | None:
+        return self.explain_waiting(job) if self.explain_waiting is not None else None
 
     def take_snapshot(self) -> None:
         """The state as bytes; the next leader begins there."""
@@ -125,6 +130,7 @@ class Driving:
         seq = self.store(payload)
         early = self.engine.early(seq)
         out = self.engine.commit(seq, self.now)
+        self.engine.complete(out)
         assert early in ([], out.messages), "what left with the acknowledgement is what follows from the record"
         self.foreseen += len(early)
         if self.keeps_history:

@@ -307,8 +307,8 @@ GOOD_BODY: Final = b'{"job": "queued", "run": {"driver": "noop"}, "gpu": {}}'
 
 
 def _asked(drive: Contained, body: bytes) -> tuple[Any, Any]:
-    asked = drive.engine.requests.read(body)[1]
-    return asked.request, drive.engine.shape_of_asked(asked)
+    _, request, shape = drive.engine.read(body)
+    return request, shape
 
 
 def test_a_tenant_on_whose_requests_it_fails_pays_for_it_alone(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core import queue_view
+from moorage.scheduler.core.queries import view as view_module
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
@@ -188,13 +188,13 @@ def test_position_and_what_else_is_told() -> None:
 
 
 def test_in_a_very_long_queue_the_place_is_of_replicas_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_view, "COUNTED_MAX", 3)
+    monkeypatch.setattr(view_module, "COUNTED_MAX", 3)
     drive = Driving()
     for index in range(3):
         drive.submit(f"j{index}", gpu={"count": 2}, replicas=2)
     told = why(drive, "j1")
     assert (told["position"], told["queued"], told["queued_of"]) == (2, 3, "jobs")
-    monkeypatch.setattr(queue_view, "GLANCED_MAX", 5)
+    monkeypatch.setattr(view_module, "GLANCED_MAX", 5)
     told = why(drive, "j1")
     assert (told["position"], told["queued"], told["queued_of"]) == (3, 6, "replicas")
 

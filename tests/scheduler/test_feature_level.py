@@ -81,8 +81,8 @@ def test_what_is_new_waits_for_the_level_and_says_so() -> None:
     assert drive.operate("drain", "w0")["changed"], "as 0.2 drains"
     assert drive.operate("uncordon", "w0")["changed"]
     check(drive)
-    drive.engine.orders.announced = {"me": FORMAT}
-    drive.engine.offer(Order("feature-level", act_of("feature-level", {"level": FORMAT, "by": "ana"}), "raise", True))
+    act, announced = act_of("feature-level", {"level": FORMAT, "by": "ana"}), {"me": FORMAT}
+    drive.engine.offer(Order("feature-level", act, "raise", True, announced))
     drive.tick()
     assert drive.answers["raise"]["level"] == FORMAT
     assert drive.order("share", tenant="t", weight=3, gpus=None)["changed"]

@@ -511,6 +511,7 @@ async def test_a_defect_in_what_nobody_asked_for_ends_no_reign(monkeypatch: pyte
     drive.submit("hog", gpu={})
     said = list[object]()
     foresight = Foresight(drive.engine, lambda: drive.now, nothing, said.append, nothing, forks=False)
+    drive.explain_waiting = foresight.at_submit
     monkeypatch.setattr(foresight_module, "explain_job", _Fails())
     answer = drive.submit("waits", gpu={})
     assert answer["kind"] == "accepted"

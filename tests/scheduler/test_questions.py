@@ -124,6 +124,7 @@ class Asked:
         self.foresight = Foresight(
             self.drive.engine, lambda: self.drive.now, self._answered, self._send, _fails, forks=True
         )
+        self.drive.explain_waiting = self.foresight.at_submit
         self.accepted = self.drive.submit("waits", gpu={"count": 2})
 
     def _answered(self, answer: Callable[[], Any], reply: str, json: bool) -> None:

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.records import FORMAT
 from moorage.scheduler.recording import CannotReplay, RecordedEngine, Recorder, replay
+from moorage.schemas.operate import act_of
 from tests.scheduler.driving import SUBJECTS, Driving
 
 
@@ -54,6 +57,18 @@ def test_every_decision_comes_out_byte_for_byte(tmp_path: Path) -> None:
     assert [one.seq for one in found] == [seq for seq in range(2, len(drive.records) + 1) if seq != _epoch(drive)]
     assert found[-1].state.digest == drive.state.digest
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_order_to_raise_the_level_is_decided_by_the_levels_that_were_announced_then(tmp_path: Path) -> None:
+    drive, recorder = Driving(level=1), Recorder(tmp_path / "leader.rec")
+    drive.engine = RecordedEngine(drive.state, drive.config, SUBJECTS, drive.engine.leader, drive.now, recorder)
+    act = act_of("feature-level", {"level": FORMAT, "by": "ana"})
+    drive.engine.offer(Order("feature-level", act, "raise", True, {"me": FORMAT}))
+    drive.tick()
+    recorder.close()
+    assert drive.answers["raise"]["changed"]
+    [one] = replay(tmp_path / "leader.rec")
+    assert (one.same, one.state.level) == (True, FORMAT)
 
 
 def _epoch(drive: Driving) -> int:

@@ -44,7 +44,6 @@ CORE_UP = (
     "decide",
     "effects",
     "operate",
-    "queue_view",
     "engine",
     "contained_engine",
     "queries",
@@ -97,7 +96,7 @@ def test_the_core_knows_no_socket_no_loop_and_no_clock() -> None:
 
 def test_a_package_of_the_core_imports_only_those_below_it() -> None:
     packages = {path.name for path in CORE.iterdir() if (path / "__init__.py").exists()}
-    assert packages == set(CORE_UP) - {"draft", "queue_view", "engine", "contained_engine"}
+    assert packages == set(CORE_UP) - {"draft", "engine", "contained_engine"}
     for file in sorted(CORE.rglob("*.py")):
         own = file.relative_to(CORE).parts[0].removesuffix(".py")
         level = CORE_UP.index(own) if own in CORE_UP else -1
@@ -105,6 +104,45 @@ def test_a_package_of_the_core_imports_only_those_below_it() -> None:
             other = name.removeprefix("moorage.scheduler.core.").split(".")[0]
             if name.startswith("moorage.scheduler.core.") and other in CORE_UP and other != own:
                 assert CORE_UP.index(other) < level, f"{file.relative_to(ROOT)} imports {name}"
+
+
+#: what the shell and questions may read of the engine, beside its own methods
+VIEWS = {"state", "fleet", "config", "subjects"}
+#: names of the engine that they use, those four with them: this number only goes down
+DOOR_MAX = 43
+
+
+def outside_the_engine() -> Iterator[tuple[Path, ast.AST]]:
+    """The nodes of all files of the scheduler but those that the engine is made of; questions count as outside."""
+    for file in sources("scheduler"):
+        if (CORE not in file.parents or CORE / "queries" in file.parents) and file != CORE / "queries" / "view.py":
+            yield from ((file, node) for node in ast.walk(parsed(file)))
+
+
+def of_engine(node: ast.AST) -> str:
+    """The name that is read or set of an engine: `offer` of `self._engine.offer`; empty for anything else."""
+    if not isinstance(node, ast.Attribute):
+        return ""
+    owner = node.value
+    name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+    return node.attr if name in ("engine", "_engine") else ""
+
+
+def test_the_engine_has_one_door() -> None:
+    """The shell and questions use its methods and views, reach into none of its parts, and set nothing in it."""
+    used, reached = set(), []
+    for file, node in outside_the_engine():
+        name = of_engine(node)
+        used.add(name)
+        where = f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Attribute):
+            if (part := of_engine(node.value)) and part not in VIEWS:
+                reached.append(f"{where} reads {part}.{node.attr}")
+            if isinstance(node.ctx, ast.Store) and (name or of_engine(node.value)):
+                reached.append(f"{where} sets {node.attr}")
+    assert reached == []
+    assert used >= VIEWS | {"offer", "build", "commit", "complete"}
+    assert len(used - {""}) <= DOOR_MAX, sorted(used)
 
 
 def test_schemas_import_msgspec_and_nothing_of_ours() -> None:

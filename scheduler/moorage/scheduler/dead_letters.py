@@ -206,10 +206,9 @@ class DeadLetters:
         if verb == "cancel":
             self._engine.offer(cancel_of(tenant, _decode_cancel(body), reply=mark))
         else:
-            name, asked = self._engine.requests.read(body)
-            shape = asked.shape or self._engine.shape_of_asked(asked)
+            name, request, shape = self._engine.read(body)
             name = name or _job_of(letter) or f"q{letter.sequence}"
-            self._engine.offer(Submit(tenant, name, body, asked.request, shape, mark, True, 0, letter.trace))
+            self._engine.offer(Submit(tenant, name, body, request, shape, mark, True, 0, letter.trace))
         waiting: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[mark] = waiting
         self._wake()

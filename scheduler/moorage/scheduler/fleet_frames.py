@@ -10,6 +10,7 @@ import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.state import Worker
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import FleetFrame
@@ -25,7 +26,7 @@ class FleetFrames:
         self._engine = engine
         self._rows: list[msgspec.Raw] = []  # by worker number
         self._order: list[tuple[str, int]] = []  # names and worker numbers
-        engine.fleet.redrawn = set()
+        engine.fleet.redrawn.clear()
 
     def catch_up(self) -> Iterator[None]:
         """Write the rows of workers that came or changed; yields where others should have a turn of the loop."""
@@ -51,7 +52,9 @@ class FleetFrames:
         state = engine.state
         workers: list[Any] = [rows[num] for _, num in self._order]
         running = sum(len(worker.members) for worker in state.worker_by_num)
-        return encode(FleetFrame(state.epoch, state.seq, workers=workers, queued=len(engine.queue), running=running))
+        return encode(
+            FleetFrame(state.epoch, state.seq, workers=workers, queued=View(engine).queued(), running=running)
+        )
 
     def _row(self, worker: Worker) -> msgspec.Raw:
         host = self._engine.fleet.hosts.get(worker.num)

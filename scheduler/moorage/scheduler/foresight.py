@@ -93,7 +93,6 @@ class Foresight:
         self._answering: set[asyncio.Task[None]] = set()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
         self._submits_from_s = 0.0
-        engine.output_writer.explain_waiting = self.at_submit
 
     # ------------------------------------------------------------------------------------------- asked
 

@@ -20,6 +20,7 @@ from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.effects.story import Packing
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import PartKept
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.state import STORY_PART, STORY_PART_REPLICA, Job
 from moorage.schemas.subjects import Subjects
 
@@ -92,7 +93,7 @@ class History:
             "frames": self.frames,
             "stories": self.stories,
             "refused": self.refused,
-            "dropped": self._engine.retention.dropped,
+            "dropped": View(self._engine).stories_dropped,
         }
 
     def take(self, outputs: Outputs) -> None:

@@ -233,16 +233,15 @@ class Intake:
             if is_array(data):
                 self._array = _Array(tenant, delivery, trace)
                 return
-        name, asked = engine.requests.read(data)
+        name, request, shape = engine.read(data)
         if name is None:
             name = named_by_header(headers) or fresh_job_id()
-        shape = asked.shape or engine.shape_of_asked(asked)
-        engine.offer(Submit(tenant, name, data, asked.request, shape, delivery.reply, json, 0, trace))
+        engine.offer(Submit(tenant, name, data, request, shape, delivery.reply, json, 0, trace))
 
     def _read(self, array: _Array, at_most: int) -> int:
         """Offer up to `at_most` more requests of an array, each of which is accepted or refused by itself. How many."""
         batch, engine, tenant, trace = array.batch, self._engine, array.tenant, array.trace
-        read, offer, json, first = engine.requests.read, engine.offer, batch.json, array.read
+        read, offer, json, first = engine.read, engine.offer, batch.json, array.read
         bodies = array.bodies[first : first + at_most]
         failed: Problem | None = None
         array.read += len(bodies)
@@ -250,10 +249,8 @@ class Intake:
             self._array = None
         for position, body in enumerate(map(bytes, bodies), first):
             try:
-                name, asked = read(body)
-                shape = asked.shape or engine.shape_of_asked(asked)
-                name = name or fresh_job_id()
-                offer(Submit(tenant, name, body, asked.request, shape, "", json, 0, trace, batch, position))
+                name, request, shape = read(body)
+                offer(Submit(tenant, name or fresh_job_id(), body, request, shape, "", json, 0, trace, batch, position))
                 continue
             except Refused as refused:
                 answer = refused.problem

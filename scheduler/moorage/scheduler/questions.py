@@ -184,10 +184,10 @@ class Questions:
         self._ask("fleet", lambda: views.fleet(self._engine, self._leader.mono_ms(), after, only) | more, reply, json)
 
     def _order(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order:
-        act = act_of(verb, arguments)
+        act, announced = act_of(verb, arguments), None
         if isinstance(act, FeatureLevelAct):
-            self._engine.orders.announced = {said.scheduler: said.level for said in self._standings.lately()}
-        return Order(verb, act, reply, json)
+            announced = {said.scheduler: said.level for said in self._standings.lately()}
+        return Order(verb, act, reply, json, announced)
 
     def _to_inspect(self) -> set[str]:
         """The workers that can be asked to inspect their devices."""

@@ -391,12 +391,9 @@ class QueueReader:
         self._some.set()
 
     def _submit(self, tenant: str, message: StoredMessage, reply: str) -> Submit:
-        engine = self._engine
-        name, asked = engine.requests.read(message.data)
+        name, request, shape = self._engine.read(message.data)
         trace = (message.headers or {}).get("traceparent", "")
-        shape = asked.shape or engine.shape_of_asked(asked)
-        name = name or f"q{message.seq}"
-        return Submit(tenant, name, message.data, asked.request, shape, reply, True, message.seq, trace)
+        return Submit(tenant, name or f"q{message.seq}", message.data, request, shape, reply, True, message.seq, trace)
 
     async def _purge(self) -> None:
         """Delete behind the folded cursors; a purge that is repeated or lost does no harm."""

@@ -20,6 +20,7 @@ import msgspec
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.contained_engine import ContainedEngine
+from moorage.scheduler.core.effects.output_writer import ExplainWaiting
 from moorage.scheduler.core.effects.outputs import Outputs, slots_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import (
@@ -108,12 +109,19 @@ class RecordedEngine(ContainedEngine):
     """An engine whose inputs and records are written to a `Recorder`."""
 
     def __init__(
-        self, state: State, config: Config, subjects: Subjects, leader: int, mono_ms: int, recorder: Recorder
+        self,
+        state: State,
+        config: Config,
+        subjects: Subjects,
+        leader: int,
+        mono_ms: int,
+        recorder: Recorder,
+        explain_waiting: ExplainWaiting | None = None,
     ) -> None:
         self._recorder = recorder
         said = {name: getattr(config, name) for name in Config.__struct_fields__}
         recorder.put("reign", FORMAT, snapshot.dump(state), said, subjects.prefix, leader, mono_ms)
-        super().__init__(state, config, subjects, leader, mono_ms)
+        super().__init__(state, config, subjects, leader, mono_ms, explain_waiting)
 
     def offer(self, event: Event) -> None:
         if not isinstance(event, Ask):  # a question is in no record
@@ -152,9 +160,9 @@ class RecordedEngine(ContainedEngine):
         self._recorder.put("safe")
         super().begin_safe_mode()
 
-    def acknowledged(self, seq: int, mono_ms: int) -> Outputs:
+    def commit(self, seq: int, mono_ms: int) -> Outputs:
         self._recorder.put("commit", seq, mono_ms)
-        return super().acknowledged(seq, mono_ms)
+        return super().commit(seq, mono_ms)
 
 
 def _written(event: Event) -> tuple[Any, ...]:
@@ -168,7 +176,7 @@ def _written(event: Event) -> tuple[Any, ...]:
         case FromWorker():
             return "worker", event.worker, encode(event.frame, json=event.json), event.fresh
         case Order():
-            return "order", event.verb, msgspec.to_builtins(event.act)
+            return "order", event.verb, msgspec.to_builtins(event.act), event.announced
         case SnapshotTaken():
             return "snapshot", event.name, event.seq, event.digest
         case PartKept():
@@ -181,8 +189,8 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
     match kind:
         case "submit":
             tenant, name, body, sequence, trace = rest
-            asked = engine.requests.read(body)[1]
-            return Submit(tenant, name, body, asked.request, engine.shape_of_asked(asked), "", True, sequence, trace)
+            _, request, shape = engine.read(body)
+            return Submit(tenant, name, body, request, shape, "", True, sequence, trace)
         case "read":
             return QueueRead(*rest)
         case "cancel":
@@ -192,8 +200,8 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
             worker, frame, fresh = rest
             return FromWorker(worker, _frame(frame), "", is_json(frame), fresh)
         case "order":
-            verb, arguments = rest
-            return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True)
+            verb, arguments, *announced = rest  # before 0.3.0 without
+            return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True, *announced)
         case "snapshot":
             return SnapshotTaken(*rest)
         case "part":
@@ -339,7 +347,7 @@ class _ReplayedReign:
             case "kept":
                 engine.kept(engine.state.jobs[rest[0]], rest[1])
             case "ranker":
-                engine.ranker.fails_at.update(rest[0])
+                engine.fail_ranking_at(rest[0])
             case "aside":
                 engine.set_aside(*rest)
             case "mend":
@@ -353,7 +361,7 @@ class _ReplayedReign:
             case "commit":
                 same = self._built == self._recorded
                 if same:
-                    engine.commit(rest[0], rest[1])
+                    engine.complete(engine.commit(rest[0], rest[1]))
                 return Replayed(rest[0], decode_record(self._recorded), same, engine.state)
         return None
 

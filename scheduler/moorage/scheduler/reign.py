@@ -17,7 +17,8 @@ from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.effects.outputs import Message, Outputs
 from moorage.scheduler.core.events import Resign, SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.queries.view import View
+from moorage.scheduler.core.state import Job, State
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.fleet_frames import FleetFrames
 from moorage.scheduler.gc_schedule import GcSchedule
@@ -64,8 +65,10 @@ class Reign:
         self._began_ms = began_ms
         self._began_time_ms = state.time_ms
         given = (state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
-        recorder = scheduler.recorder
-        self.engine = ContainedEngine(*given) if recorder is None else RecordedEngine(*given, recorder)
+        recorder, explain = scheduler.recorder, self._explain_waiting
+        self.engine = (
+            ContainedEngine(*given, explain) if recorder is None else RecordedEngine(*given, recorder, explain)
+        )
         self.queue_reader = QueueReader(
             scheduler.world_js,
             scheduler.subjects,
@@ -107,6 +110,10 @@ class Reign:
         self.resigned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
+    def _explain_waiting(self, job: Job) -> dict[str, Any] | None:
+        """Say why a job waits, in the answer to its submit."""
+        return self.questions.foresight.at_submit(job)
+
     # ---------------------------------------------------------------------------------------- in and out
 
     async def open(self) -> None:
@@ -124,7 +131,7 @@ class Reign:
         self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
         self._subscriptions.append(await self._scheduler.standings.listen())
-        for row in self.engine.sessions.lending.lent_twice():
+        for row in View(self.engine).lent_twice():
             log.warning("%(worker)s and %(other)s lend one GPU, %(uuid)s: restart the one that is not to have it", row)
         await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
@@ -181,7 +188,7 @@ class Reign:
             "leader": state.leader,
             "epoch": state.epoch,
             "ledger": state.seq,
-            "queued": len(engine.queue),
+            "queued": View(engine).queued(),
             "live_jobs": state.live,
             "records": self.records,
             "history": self.history.figures(),
@@ -215,8 +222,8 @@ class Reign:
                 self._submits_delayed = self._submits_delayed + 1 if engine.submitted else 0
             if early := engine.early(seq):
                 await self._world.send(early)
-            outputs = engine.acknowledged(seq, monotonic_ms())
-            if engine.sessions.ahead and (why := engine.behind(monotonic_ms())):
+            outputs = engine.commit(seq, monotonic_ms())
+            if why := engine.behind(monotonic_ms()):
                 await ledger.mark_behind(engine.state, engine.rid + 1, why)
                 raise LedgerOlder(why)
             await self._send_outputs(outputs, seq, early)
@@ -232,13 +239,9 @@ class Reign:
         payload = self.engine.build(self._time_ms(now), now)
         self._built_ms = now
         self.engine.built_in((time.thread_time_ns() - began_ns) // 1_000_000)
-        if self.engine.containment.unlogged:
-            self._log_failures()
-        return payload
-
-    def _log_failures(self) -> None:
-        for told in self.engine.containment.take_unlogged():
+        for told in self.engine.take_unlogged():
             log.error("the scheduler failed, and goes on without it: %s %s\n%s", told.where, told.what, told.trace)
+        return payload
 
     async def _send_outputs(self, outputs: Outputs, seq: int, sent: list[Message]) -> None:
         """Send what record `seq` lets out: first the frames that GPUs wait for, unless just those were `sent` early."""
@@ -253,7 +256,7 @@ class Reign:
         self.gc_schedule.count_events(len(outputs.events))
 
     def count_failed_task(self, name: str, raised: Exception) -> None:
-        self.engine.containment.note_task(name, raised, self.time_ms())
+        self.engine.task_failed(name, raised, self.time_ms())
 
     def resign(self) -> None:
         self.engine.offer(Resign())
@@ -339,7 +342,7 @@ class Reign:
             "history": self.history.figures(),
             "feature_level": self.engine.state.level,
             "schedulers": self._scheduler.standings.rows(),
-            "contained": self.engine.containment.figures(self.time_ms()),
+            "contained": self.engine.failures(self.time_ms()),
             **self._scheduler.copies.figures(),
             **self.queue_reader.figures(),
         }

@@ -9,12 +9,13 @@ and replays. What was raised after the acknowledgement costs answers that are as
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.containment import PLACING, REBUILT_A_MS, STEPS, TIMERS, Containment
+from moorage.scheduler.core.containment import PLACING, REBUILT_A_MS, STEPS, TIMERS, Containment, Failure
 from moorage.scheduler.core.effects.in_flight import InFlight
+from moorage.scheduler.core.effects.output_writer import ExplainWaiting
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Order, QueueRead, Submit
@@ -41,7 +42,15 @@ CORDON: Final = "cordon"
 class ContainedEngine(Engine):
     """`containment` says what has failed, for the log, the metrics and `doctor`."""
 
-    def __init__(self, state: State, config: Config, subjects: Subjects, leader: int, mono_ms: int) -> None:
+    def __init__(
+        self,
+        state: State,
+        config: Config,
+        subjects: Subjects,
+        leader: int,
+        mono_ms: int,
+        explain_waiting: ExplainWaiting | None = None,
+    ) -> None:
         self.containment = Containment()
         self._now_ms = state.time_ms
         self._owed: list[tuple[Any, str, bool]] = []  # answers to what was set aside, to be sent with the next record
@@ -49,7 +58,7 @@ class ContainedEngine(Engine):
         self._ranker: FallingBack | None = None
         self.failed_builds = 0  # of the last record: how often it was built anew
         self.cost_ms = 0  # what that took each time, as whoever calls `build` has measured it
-        super().__init__(state, config, subjects, leader, mono_ms)
+        super().__init__(state, config, subjects, leader, mono_ms, explain_waiting)
 
     # ------------------------------------------------------------------------------------------------ ranking
 
@@ -273,18 +282,13 @@ class ContainedEngine(Engine):
     def _rebuild(self, mono_ms: int, soft: dict[str, Any]) -> None:
         """Make all tables anew: from the state, and what workers have said in this reign."""
         contained, now_ms = self.containment, self._now_ms
-        explain, announced, dropped = self.output_writer.explain_waiting, self.orders.announced, self.retention.dropped
-        moved_seq, looked_ms, built_ms, ranking = (
-            self.admission.moved_seq,
-            self._looked_ms,
-            self._built_ms,
-            soft["ranking"],
-        )
+        moved_seq, dropped, ranking = self.admission.moved_seq, self.retention.dropped, soft["ranking"]
+        looked_ms, built_ms = self._looked_ms, self._built_ms
         if ranking[0]:
             contained.set_ranking(ranking[0], ranking[1])
         self._make_parts(mono_ms)
-        self.output_writer.explain_waiting, self.orders.announced, self.retention.dropped = explain, announced, dropped
-        self.admission.moved_seq, self._looked_ms, self._built_ms = moved_seq, looked_ms, built_ms
+        self.admission.moved_seq, self.retention.dropped = moved_seq, dropped
+        self._looked_ms, self._built_ms = looked_ms, built_ms
         self.sessions.ahead.update((num, knows) for num, knows in soft["ahead"])
         self.timers.put_off = contained.put_off_timers(now_ms)
         self._indexing.put_off.update(contained.paused("job", now_ms))
@@ -310,8 +314,7 @@ class ContainedEngine(Engine):
         self._replan = True
 
     def _read_again(self, event: Submit) -> None:
-        asked = self.requests.read(event.body)[1]
-        event.request, event.shape = asked.request, self.shape_of_asked(asked)
+        _, event.request, event.shape = self.read(event.body)
 
     # ------------------------------------------------------------------------------------- tenants and workers
 
@@ -334,6 +337,22 @@ class ContainedEngine(Engine):
                 wait_s = contained.wait_ms(event.tenant, now_ms) / 1000
                 self._answer_submit(event, _in_debt(event, wait_s))
         pending.submits = left
+
+    def task_failed(self, name: str, raised: Exception, now_ms: int) -> None:
+        """Count a task of the shell that has raised."""
+        self.containment.note_task(name, raised, now_ms)
+
+    def take_unlogged(self) -> list[Failure]:
+        """Return what has failed since it was asked last, for the log."""
+        return self.containment.take_unlogged() if self.containment.unlogged else []
+
+    def failures(self, now_ms: int) -> dict[str, Any]:
+        """Return what has failed, for `doctor` and the metrics."""
+        return self.containment.figures(now_ms)
+
+    def fail_ranking_at(self, calls: Iterable[int]) -> None:
+        """Have the ranker fail at these of its calls in the next record, as it did when that was recorded."""
+        self.ranker.fails_at.update(calls)
 
     def evidence_of(self, reply: str) -> str:
         """The traceback of what was answered there, where it was set aside; told once."""

@@ -1,8 +1,10 @@
 """The core's only entry point: events go in, one record comes out, and once that is acknowledged the outputs follow.
 
-`offer` takes an event, `build` makes the record of this tick, and `commit` folds it and returns the outputs. Between
-`build` and `commit` exactly one record is in flight (ledger-rules H1). If nobody can say what became of it, the engine
-is thrown away and rebuilt from the ledger (H4): it never rolls back.
+`offer` takes an event, `build` makes the record of this tick, `commit` folds it and returns the frames for workers, and
+`complete` adds the answers and events. Between `build` and `commit` exactly one record is in flight (ledger-rules H1).
+If it is not known what became of it, the engine is thrown away and rebuilt from the ledger (H4): it never rolls back.
+
+The shell and questions use its methods, `state`, `fleet`, `config` and `subjects`, and the `View` in `core/queries`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import FULL_BYTES, Draft
 from moorage.scheduler.core.effects.early import early_frames
 from moorage.scheduler.core.effects.in_flight import InFlight
-from moorage.scheduler.core.effects.output_writer import OutputWriter
+from moorage.scheduler.core.effects.output_writer import ExplainWaiting, OutputWriter
 from moorage.scheduler.core.effects.outputs import Message, Outputs, WantedFrames
 from moorage.scheduler.core.events import (
     Ask,
@@ -49,7 +51,6 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import Windows
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
-from moorage.scheduler.core.queue_view import QueueView
 from moorage.scheduler.core.queueing.backfill import Estimates
 from moorage.scheduler.core.queueing.durations import LEARNED_MAX, Durations
 from moorage.scheduler.core.queueing.preemption import Preemption
@@ -82,7 +83,16 @@ class Engine:
     reign's epoch record already.
     """
 
-    def __init__(self, state: State, config: Config, subjects: Subjects, leader: int, mono_ms: int) -> None:
+    def __init__(
+        self,
+        state: State,
+        config: Config,
+        subjects: Subjects,
+        leader: int,
+        mono_ms: int,
+        explain_waiting: ExplainWaiting | None = None,
+    ) -> None:
+        self._explain_waiting = explain_waiting
         self.state = state
         self.config = config
         self.subjects = subjects
@@ -106,37 +116,32 @@ class Engine:
         self.fleet = Fleet()
         self.queue = Queue()
         reader = RequestReader(self.fleet)
-        self.requests, self.shapes = reader.requests, reader.shapes
-        self.request_of, self.priority_of, self.workload_of = (
-            reader.request_of, reader.priority_of, reader.workload_of,
-        )  # fmt: skip
-        self.shape_of, self.shape_for, self.shape_of_asked = (
-            reader.shape_of, reader.shape_for, reader.shape_of_asked,
-        )  # fmt: skip
+        self.requests, self.shapes, self.read = reader.requests, reader.shapes, reader.read
+        self.request_of, self.priority_of, self.workload_of = reader.request_of, reader.priority_of, reader.workload_of
+        self.shape_of, self.shape_asked_by = reader.shape_of, reader.shape_asked_by
         self.durations = Durations()
         self.timers = Timers(state, self.request_of)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self.timers.requeue)
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
-        self.admission = Admission(state, self.fleet, self.lifecycle, config)
+        self._soonest = Soonest(state, self.fleet, self.estimates)
+        self.admission = Admission(state, self.fleet, self.lifecycle, config, self._soonest_ms)
         self.planner = Planner(
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), config.order,
             self.admission.could_ever, config.ages, int(config.reserve_after * 1000),
         )  # fmt: skip
-        #: what questions may ask of the queue
-        self.queue_view = QueueView(state, self.queue, self.planner, self.priority_of, self.standing_draft)
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
         )
         self.windows = Windows(state, self.fleet, self.lifecycle)
+        self.look_for_victims = self.planner.preempting.seek_at_once
         self.planner.lines.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, self.requests, config)
         self._indexing = Indexing(state, reader, self.planner, self.timers, self.admission, self.durations)
         self.put_off_jobs = self._indexing.put_off  # on which this scheduler failed: until which ledger ms
-        self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm)
+        explain = self._explain_waiting
+        self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm, explain)
         self.own_subject = self.output_writer.own_subject
-        self._soonest = Soonest(state, self.fleet, self.estimates)
-        self.admission.soonest_ms = self._soonest_ms
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
         guard = self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
         self.may_place, self.behind, self.waits_for = guard.may_place, guard.behind, guard.waits_for
@@ -361,7 +366,7 @@ class Engine:
             flight.early = self.state.seq + 1, early_frames(self.state, flight, self.subjects)
 
     def early(self, seq: int) -> list[Message]:
-        """The frames to send first, as soon as the record in flight is acknowledged at `seq`; then `acknowledged`."""
+        """The frames to send first, as soon as the record in flight is acknowledged at `seq`; then `commit`."""
         assert self._in_flight is not None
         at, frames = self._in_flight.early
         return frames if at == seq and not self.sessions.ahead else []
@@ -512,13 +517,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------ commit
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
-        """Fold the record in flight, which was acknowledged at `seq`; returns all its outputs."""
-        out = self.acknowledged(seq, mono_ms)
-        self.complete(out)
-        return out
-
-    def acknowledged(self, seq: int, mono_ms: int) -> Outputs:
-        """The first half of `commit`: the frames that workers wait for. Call `complete` next, before anything else."""
+        """Fold the record in flight, acknowledged at `seq`; returns the frames for workers. Then call `complete`."""
         flight = self._in_flight
         assert flight is not None
         assert flight.record is not None
@@ -563,7 +562,7 @@ class Engine:
         out.messages += wanted.messages()
 
     def complete(self, out: Outputs) -> None:
-        """The second half of `commit`: the remaining answers, and the events."""
+        """Add to the outputs of `commit` what can be sent after them: the remaining answers, and the events."""
         assert self._untold is not None
         (flight, folded), self._untold = self._untold, None
         for answer, reply, json in flight.replies:

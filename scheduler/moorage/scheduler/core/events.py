@@ -96,9 +96,11 @@ class FromWorker:
 class Order:
     """An operator's order about a job, a tenant, a worker or the ledger's feature level."""
 
-    __slots__ = ("act", "json", "reply", "verb")
+    __slots__ = ("act", "announced", "json", "reply", "verb")
 
-    def __init__(self, verb: str, act: Act, reply: str, json: bool) -> None:
+    def __init__(self, verb: str, act: Act, reply: str, json: bool, announced: dict[str, int] | None = None) -> None:
+        """`announced` is by scheduler heard lately the newest feature level that it knows: for `feature-level`."""
+        self.announced = announced or {}
         self.verb = verb
         self.act = act
         self.reply = reply

@@ -24,6 +24,7 @@ ShapeKey = tuple[object, ...]
 #: worker number and slot mask, as `state.Job.avoid` has them
 Avoid = tuple[tuple[int, int], ...]
 #: what `Shape.device_rank` goes by
+GpuKind = tuple[str, tuple[str, ...], int, int, str | None]
 DeviceAsked = tuple[str, tuple[str, ...], int, int, int, int | None, bool, str | None]
 
 
@@ -38,6 +39,7 @@ class Shape:
         "device_asked",
         "device_ids",
         "driver",
+        "gpu_kind",
         "gpus",
         "index",
         "key",
@@ -93,6 +95,10 @@ class Shape:
             self.slice_profile = gpu.profile
         elif self.count == 1 and self.mode == Mode.EXCLUSIVE and self.min_memory_mib and not self.models:
             self.slice_profile = ""
+        #: ranking takes for one class what asks for as many GPUs of a kind
+        self.gpu_kind: GpuKind = (
+            self.vendor, self.models, self.min_memory_mib, self.min_compute, self.slice_profile
+        )  # fmt: skip
         self.device_asked: DeviceAsked = (
             self.vendor, self.models, self.min_memory_mib, self.share_mib, self.min_compute, self.slot_index,
             self.not_apple, self.slice_profile,

@@ -14,6 +14,7 @@ from moorage.scheduler.core.events import FromWorker, Order, Submit
 from moorage.scheduler.core.ledger.acts import Epoch
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import FORMAT
 from moorage.scheduler.core.state import State
@@ -123,13 +124,12 @@ class World(Play):
             at = comes if at is None else min(at, comes)
         if at is None:
             return None  # what waits still can never start
-        return at if self.engine.queue.is_empty else min(at, self.time_ms + LOOK_MS)
+        return at if View(self.engine).is_idle else min(at, self.time_ms + LOOK_MS)
 
     def _submit(self, job: TraceJob) -> None:
         body = _encode(job.request)
-        _, asked = self.engine.requests.read(body)
-        shape = self.engine.shape_of_asked(asked)
-        self.engine.offer(Submit(job.tenant, _name(job), body, asked.request, shape))
+        _, request, shape = self.engine.read(body)
+        self.engine.offer(Submit(job.tenant, _name(job), body, request, shape))
         self._waiting += 1
 
     # ------------------------------------------------------------------------------------- what the trace says

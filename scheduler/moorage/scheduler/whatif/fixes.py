@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.queries.waiting import explain_job, may_be_cured
-from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.whatif.changes import Change, pairs, singles
 from moorage.scheduler.whatif.child import ask_all
@@ -51,7 +51,7 @@ def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, li
         found += tried.first_of(kind)
     if job.hold is None and engine.state.tenants[tenant].hold is None:
         request = engine.request_of(job)
-        needed_in_ms = engine.queue_view.needed_in_ms(job) if Cure.TIME_LIMIT in reason.cures else []
+        needed_in_ms = View(engine).needed_in_ms(job) if Cure.TIME_LIMIT in reason.cures else []
         for changes in (singles, pairs):
             before = len(found)
             for each in changes(engine.fleet, request, needed_in_ms):
@@ -67,7 +67,7 @@ def _has_room(engine: Engine, tenant: str, request: Request) -> bool:
 
     It need not start for all that: a reservation, a drain or the jobs before it may keep it from there.
     """
-    shape, row = engine.shape_for(engine.shapes.of(request), tenant, request), engine.state.tenants[tenant]
+    shape, row = engine.shape_asked_by(tenant, request), engine.state.tenants[tenant]
     if row.gpus_max and shape.gpus > row.gpus_max - row.gpus:
         return False
     missing = shape.together
@@ -129,7 +129,7 @@ def _instead(engine: Engine, time_ms: int, job: Job, request: Request, apart_ms:
     new = trial.submit(job.tenant, "fix", request)
     trial.record()
     found = engine.state.job(job.tenant, new)
-    return _STARTS if found is not None and _started(engine.shape_of(found), found, len(found.replicas)) else b""
+    return _STARTS if found is not None and _started(found, len(found.replicas)) else b""
 
 
 def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
@@ -145,11 +145,10 @@ def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
     trial.record()
     if isinstance(remedy.event, Cancel):
         trial.settle()
-    return _STARTS if _started(engine.shape_of(job), job, waiting) else b""
+    return _STARTS if _started(job, waiting) else b""
 
 
-def _started(shape: Shape, job: Job, waited: int) -> bool:
-    """Whether a replica has been placed of those that waited, of a gang all of them."""
+def _started(job: Job, waited: int) -> bool:
+    """Whether one of the replicas that waited has been placed; a gang is placed as a whole."""
     waiting = sum(replica.state == QUEUED for replica in job.replicas)
-    placed = any(replica.member is not None for replica in job.replicas)
-    return placed and (waiting == 0 if shape.together > 1 else waiting < waited)
+    return waiting < waited and any(replica.member is not None for replica in job.replicas)

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.whatif.child import ask_all
 from moorage.scheduler.whatif.future import Future, waits
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
@@ -95,7 +96,7 @@ def _look(engine: Engine, time_ms: int, look: int) -> bytes:
 
 def _waiting(engine: Engine) -> tuple[list[tuple[str, str]], bool]:
     """The first jobs of the queue by number, that is by their coming, and whether there are more."""
-    nums = engine.queue_view.job_numbers()
+    nums = View(engine).queued_jobs()
     found = []
     for num in nums[:JOBS_MAX]:
         job = engine.state.jobs.get(num)

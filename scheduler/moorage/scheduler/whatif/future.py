@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
@@ -110,10 +111,7 @@ class Future(Play):
         part, elapsed_ms = part_of(self.look, held.tenant, held.job), self._after.get(held.name)
         # what waits for this one alone is to be told its quantiles, what waits for many how such runs differ
         of_part = somewhere_in(part, self.look, held.tenant, held.job) if elapsed_ms is None else middle(part)
-        limit_s = self.engine.request_of(job).workload.timeout_s
-        limit_ms = None if limit_s is None else int(limit_s * 1000)
-        workload, shape = self.engine.workload_of(job), self.engine.shape_of(job)
-        return self.engine.durations.left_ms(job.tenant, workload, shape, elapsed_ms or 0, limit_ms, of_part)
+        return View(self.engine).left_ms(job, elapsed_ms or 0, of_part)
 
     def told_to_end(self, held: Held) -> None:
         """Four of five at once, as most do at SIGTERM; the last one of five takes all its grace, as if it began now."""
@@ -132,13 +130,13 @@ class Future(Play):
 
     def _protect(self, ran_ms: int) -> None:
         """Somebody that has run so long is looked at again when it may be ended for others."""
-        preempting = self.engine.planner.preempting
-        if preempting.allowed and ran_ms < preempting.policy.runtime_ms:
-            heappush(self._may_end_ms, self.time_ms + preempting.policy.runtime_ms - ran_ms)
+        runtime_ms = int(self.engine.config.preempt_after * 1000)
+        if View(self.engine).preempts and ran_ms < runtime_ms:
+            heappush(self._may_end_ms, self.time_ms + runtime_ms - ran_ms)
 
     def next_ms(self) -> int | None:
         at = super().next_ms()
-        if not self._may_end_ms or self.engine.queue.is_empty:
+        if not self._may_end_ms or View(self.engine).is_idle:
             return at
         return self._may_end_ms[0] if at is None else min(at, self._may_end_ms[0])
 
@@ -147,7 +145,7 @@ class Future(Play):
         if self._may_end_ms and self._may_end_ms[0] <= time_ms:
             while self._may_end_ms and self._may_end_ms[0] <= time_ms:
                 heappop(self._may_end_ms)
-            self.engine.planner.preempting.seek_at_once()
+            self.engine.look_for_victims()
 
     def on_started(self, held: Held) -> None:
         self._protect(0)
@@ -165,7 +163,7 @@ class Future(Play):
             at = self.next_ms()
             if at is None or at - self.began_ms > HORIZON_MS:
                 return
-            if not self.engine.queue.is_empty:
+            if not View(self.engine).is_idle:
                 at = min(at, self.time_ms + LOOK_MS)
             self.go_to(at)
             self.settle()

@@ -17,6 +17,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Order
 from moorage.scheduler.core.ledger.acts import Share
 from moorage.scheduler.core.levels import level_problem
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import MODE_NAMES
 from moorage.scheduler.core.state import Job
@@ -248,8 +249,8 @@ class _Plan(Future):
             assert self._answer is not None
             planned.starts, planned.problem = "refused", msgspec.msgpack.decode(self._answer, type=Problem)
             return
-        if engine.planner.preempting.allowed and not any(replica.member for replica in job.replicas):
-            engine.planner.preempting.seek_at_once()  # victims are looked for once a second, and for nobody just come
+        if View(engine).preempts and not any(replica.member for replica in job.replicas):
+            engine.look_for_victims()  # victims are looked for once a second, and for nobody just come
             self.record()
         planned.preempts = self._preempts
         assert self._answer is not None

@@ -1,8 +1,8 @@
 """An engine under a virtual clock: its records are acknowledged at once, its wanted frames obeyed by honest workers.
 
-Every step goes through the engine's own door (`offer`, `build`, `commit`), as on a real fleet. What is not modelled:
-time on the wire, claims that a pool refuses, lost workers. Liveness is not at stake, so the monotonic clock stands
-still; all decisions go by ledger time, which jumps from event to event.
+Every step goes through the engine's own door (`offer`, `build`, `commit`, `complete`), as on a real fleet. Time on the
+wire, claims that a pool refuses and lost workers are not modelled. Liveness is not at stake, so the monotonic clock
+stands still; all decisions go by ledger time, which jumps from event to event.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ class Play:
     def commit(self) -> bool:
         """Acknowledge the record in flight; whether it moved anything on a worker."""
         out = self.engine.commit(self.engine.state.seq + 1, self._mono_ms)
+        self.engine.complete(out)
         self.records += 1
         for job in out.ended:
             job.kept = 1  # as written to the history
@@ -137,8 +138,8 @@ class Play:
         engine = self.engine
         name = next(f"{prefix}-{n}" for n in itertools.count() if engine.state.job(tenant, f"{prefix}-{n}") is None)
         body = canonical(msgspec.structs.replace(request, job=None, if_seq=None))
-        asked = engine.requests.read(body)[1]
-        engine.offer(Submit(tenant, name, body, asked.request, engine.shape_of_asked(asked), reply, False))
+        _, asked, shape = engine.read(body)
+        engine.offer(Submit(tenant, name, body, asked, shape, reply, False))
         return name
 
     # ------------------------------------------------------------------------------------------ the workers

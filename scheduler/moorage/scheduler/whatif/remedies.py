@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, Order
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.state import Job
 from moorage.schemas.operate import act_of
 from moorage.schemas.reasons import Cure, Reason
@@ -49,7 +50,7 @@ def _cancel(job: Job, say: str) -> Remedy:
 
 
 def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
-    before = engine.queue_view.gpus_before(job)
+    before = View(engine).gpus_before(job)
     gpus_max = engine.state.tenants[job.tenant].gpus + before + engine.shape_of(job).gpus
     queued = f", {before} of them for jobs of yours before it" if before else ""
     command = f"moorage admin limit --tenant {job.tenant} --gpus {gpus_max}"
@@ -59,7 +60,7 @@ def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
 def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     """The least of the tenant's own jobs whose end makes room under the limit; of those alike the youngest."""
     tenant, rows = engine.state.tenants[job.tenant], list[tuple[int, int, Job]]()
-    over = tenant.gpus + engine.queue_view.gpus_before(job) + engine.shape_of(job).gpus - tenant.gpus_max
+    over = tenant.gpus + View(engine).gpus_before(job) + engine.shape_of(job).gpus - tenant.gpus_max
     for other in tenant.jobs.values():
         members = [replica.member for replica in other.replicas if replica.member is not None]
         gpus = sum(member.mask.bit_count() for member in members)
@@ -71,20 +72,20 @@ def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
 
 def _cancel_first(engine: Engine, job: Job) -> Iterator[Remedy]:
     """The tenant's own job that waits for the limit before it."""
-    first = engine.queue_view.first_for_limit(job.tenant)
+    first = View(engine).first_for_limit(job.tenant)
     if first is not None and first is not job and not any(replica.member for replica in first.replicas):
         yield _cancel(first, f"cancel {first.name}, which waits for your limit before it")
 
 
 def _cancel_ahead(engine: Engine, job: Job) -> Iterator[Remedy]:
     """The job that stops it, where that is the tenant's own."""
-    first = next((ahead.job for ahead in engine.queue_view.ahead_of(job)), None)
+    first = next((ahead.job for ahead in View(engine).ahead_of(job)), None)
     if first is not None and first.tenant == job.tenant and not any(replica.member for replica in first.replicas):
         yield _cancel(first, f"cancel {first.name}, which waits before it")
 
 
 def _go_ahead(engine: Engine, job: Job) -> Iterator[Remedy]:
-    priority = 1 + max((ahead.aged for ahead in engine.queue_view.ahead_of(job)), default=PRIORITY_MAX)
+    priority = 1 + max((ahead.aged for ahead in View(engine).ahead_of(job)), default=PRIORITY_MAX)
     if priority <= PRIORITY_MAX:
         say = f"ask your operator for priority {priority}: then it is first"
         command = f"moorage admin priority {job.name} --tenant {job.tenant} --to {priority}"

@@ -1,7 +1,7 @@
 """Builds the frames of plain placements while their record is being appended, so that they can leave at once.
 
 Nothing is sent before the acknowledgement; but then a GPU need not wait for the fold, as what it will make of a few
-plain placements is known beforehand. For any other record nothing is prepared. `Engine.acknowledged` builds the same
+plain placements is known beforehand. For any other record nothing is prepared. `Engine.commit` builds the same
 frames from the folded state, and the sender compares; a placement that is sent twice does no harm at the worker.
 """
 

@@ -18,6 +18,9 @@ from moorage.schemas.codec import encode
 from moorage.schemas.frames import Accepted, Event, Held, Join, Joined
 from moorage.schemas.job import STATES, Request
 
+#: explains why a new job waits, for the answer to its submit; None where the answer does not say
+ExplainWaiting = Callable[[Job], dict[str, Any] | None]
+
 
 class OutputWriter:
     """Everything is built from the folded state alone. `arm` sets the timers of a job that was accepted."""
@@ -29,9 +32,9 @@ class OutputWriter:
         sessions: Sessions,
         request_of: Callable[[Job], Request],
         arm: Callable[[Job, Request], None],
+        explain_waiting: ExplainWaiting | None,
     ) -> None:
-        #: explains why a new job waits, for the answer to its submit; set by `foresight`
-        self.explain_waiting: Callable[[Job], dict[str, Any] | None] | None = None
+        self._explain_waiting = explain_waiting
         self._state = state
         self._config = config
         self._sessions = sessions
@@ -61,7 +64,7 @@ class OutputWriter:
         return job.own_subject
 
     def answer_submits(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
-        seq, explain, answers = self._state.seq, self.explain_waiting, out.answers
+        seq, explain, answers = self._state.seq, self._explain_waiting, out.answers
         queued = f'","ledger":{seq},"state":"QUEUED"}}'
         of: Request | None = None  # jobs that ask alike share their request
         has_own = has_timers = False

@@ -141,7 +141,15 @@ def _says(said: Any, path: tuple[str, ...]) -> bool:
 class Admission:
     """Decides about submits and cancels by the state and this tick's draft."""
 
-    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, config: Config) -> None:
+    def __init__(
+        self,
+        state: State,
+        fleet: Fleet,
+        lifecycle: Lifecycle,
+        config: Config,
+        soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0,
+    ) -> None:
+        """`soonest_ms` is how soon a shape of a priority could start at all, in ms; 0 where that is not known."""
         self.state = state
         self.fleet = fleet
         self.lifecycle = lifecycle
@@ -154,8 +162,7 @@ class Admission:
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # of the last record that was not a bare heartbeat
         self._soonest: Memo[tuple[int, int], tuple[int, int]] = Memo(SOONEST_MAX)
-        #: how soon a shape of a priority could start at all, in ms; 0 where nobody can say
-        self.soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0
+        self._soonest_ms = soonest_ms
         self._heard_at = -1  # the number of the fleet's inventory when all of it was heard
         self._asked_for: Draft | None = None
         self._heard = False
@@ -320,7 +327,7 @@ class Admission:
         key = (event.shape.index, priority)
         known = self._soonest.get(key)
         if known is None or draft.time_ms - known[0] > SOONEST_KEPT_MS:
-            known = self._soonest.put(key, (draft.time_ms, self.soonest_ms(event.shape, priority)))
+            known = self._soonest.put(key, (draft.time_ms, self._soonest_ms(event.shape, priority)))
         soonest_ms = known[0] + known[1] - draft.time_ms
         if soonest_ms <= within_ms + SOONEST_KEPT_MS:
             return None

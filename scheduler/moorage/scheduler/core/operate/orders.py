@@ -67,7 +67,6 @@ class Orders:
         self.lifecycle = lifecycle
         self.request_of = request_of
         self.shape_of = shape_of
-        self.announced: dict[str, int] = {}  # by scheduler heard lately: the newest feature level that it knows
         for tenant in state.tenants.values():
             if tenant.ordered:
                 self._set_apart(tenant.name)
@@ -77,7 +76,7 @@ class Orders:
         asked = event.act
         by = actor(BY_OPERATOR, asked.by)
         if isinstance(asked, FeatureLevelAct):
-            return self._raise_level(draft, asked, by)
+            return self._raise_level(draft, asked, by, event.announced)
         if isinstance(asked, LimitAct):
             return self._limit(draft, asked, by)
         if isinstance(asked, ShareAct):
@@ -169,7 +168,7 @@ class Orders:
             self._set_apart(name)
         return self._done_of(draft, "limit", changed, name, limit=as_limit(gpus, jobs, tenant.limit))
 
-    def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str) -> Done | Problem:
+    def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str, announced: dict[str, int]) -> Done | Problem:
         """The leader's own release is among those announced."""
         now, wanted = self.state.level, asked.level
         if wanted == now:
@@ -183,14 +182,14 @@ class Orders:
                 allowed=f"{now}..{FORMAT}",
                 next="a level is never lowered" if wanted < now else "upgrade the schedulers first",
             )
-        behind = sorted(name for name, level in self.announced.items() if level < wanted)
-        if behind or len(self.announced) < asked.schedulers:
-            why = f"{', '.join(behind)} cannot" if behind else f"only {', '.join(sorted(self.announced)) or 'none'} can"
+        behind = sorted(name for name, level in announced.items() if level < wanted)
+        if behind or len(announced) < asked.schedulers:
+            why = f"{', '.join(behind)} cannot" if behind else f"only {', '.join(sorted(announced)) or 'none'} can"
             return problem(
                 "failed-precondition",
                 f"not every scheduler can follow a ledger of feature level {wanted}: of those heard {why}",
                 field="$.level",
-                found=f"{len(self.announced) - len(behind)} schedulers",
+                found=f"{len(announced) - len(behind)} schedulers",
                 allowed=f"at least {asked.schedulers}, and none that cannot",
                 next="upgrade or stop the others; moorage admin feature-level lists who was heard",
             )

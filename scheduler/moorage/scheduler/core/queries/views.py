@@ -24,6 +24,7 @@ from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
 from moorage.scheduler.core.state import (
     AT_EXITED,
@@ -335,7 +336,7 @@ def tenants(engine: Engine) -> dict[str, Any]:
         if row.live or row.gpus or row.ordered
     ]
     rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
-    return {"tenants": msgspec.to_builtins(rows[:LS_MAX]), "of": len(rows), "waits": engine.waited.as_data()}
+    return {"tenants": msgspec.to_builtins(rows[:LS_MAX]), "of": len(rows), "waits": View(engine).waits}
 
 
 def by_name(engine: Engine) -> list[Worker]:
@@ -366,8 +367,8 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict
         "ledger": engine.state.seq,
         "workers": workers,
         **({"next": workers[-1]["worker"]} if more else {}),
-        **({"lent_twice": twice} if (twice := engine.sessions.lending.lent_twice()) else {}),
-        "queued": len(engine.queue),
+        **({"lent_twice": twice} if (twice := View(engine).lent_twice()) else {}),
+        "queued": View(engine).queued(),
         "live_jobs": engine.state.live,
         "finished_kept": len(engine.state.finished) + len(engine.state.ended),
         "finished_window_ms": min(engine.state.time_ms - oldest, engine.config.finished_keep_ms)
@@ -514,7 +515,7 @@ def audit(engine: Engine) -> dict[str, Any]:
     for worker in engine.state.worker_by_num:
         if not worker.session:
             continue
-        report, host = engine.reports.get(worker.num), engine.fleet.hosts.get(worker.num)
+        report, host = View(engine).report_of(worker.num), engine.fleet.hosts.get(worker.num)
         if report is None:
             if host is None or engine.built_ms - host.last_ms > patience_ms:
                 drift.append({"worker": worker.id, "kind": "silent", "member": ""})

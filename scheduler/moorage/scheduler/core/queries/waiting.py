@@ -11,6 +11,7 @@ from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.queries.explain import HOLDERS_MAX, Explanation, explain, holders, named
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.queries.views import (
     CONTENDED_AT,
     finished_row,
@@ -45,8 +46,8 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
         return data | _not_waiting(engine, job)
     shape = engine.shape_of(job)
     data |= _avoided(engine, job)
-    excluded = engine.queue_view.excluded(engine.priority_of(job), shape, tenant)
-    leaving = engine.queue_view.left_too_soon(job.num)
+    excluded = View(engine).excluded(engine.priority_of(job), shape, tenant)
+    leaving = View(engine).left_too_soon(job.num)
     with engine.fleet.avoiding(shape.avoid):
         found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job))
     data |= _reason(engine, job, found, excluded, waiting[0])
@@ -98,7 +99,7 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
     if reason is reasons.PLACING and not engine.may_place(time_ms, engine.built_ms):
         because, left_ms = engine.waits_for(time_ms, engine.built_ms)
         data |= {**named(reasons.RESTORED), "because": because, "starts_in_ms": left_ms}
-    if (left_ms := engine.put_off_jobs.get(job.num, 0) - time_ms) > 0:
+    if (left_ms := View(engine).put_off_until_ms(job) - time_ms) > 0:
         because = "a defect of the scheduler: its log has the place, and `moorage doctor` how often"
         data |= {**named(reasons.SCHEDULER_FAILED), "because": because, "starts_in_ms": left_ms}
     last = _last_why(job)
@@ -118,7 +119,7 @@ def _pause_after(job: Job, replica: Replica) -> Reason:
 
 def _in_line(engine: Engine, job: Job) -> dict[str, Any]:
     """Its priority, its place among those who wait, and the turn of its tenant; no place where an operator holds it."""
-    view, priority = engine.queue_view, engine.priority_of(job)
+    view, priority = View(engine), engine.priority_of(job)
     place = view.place_of(job)
     data: dict[str, Any] = {"priority": priority}
     if job.hold is None:
@@ -166,7 +167,7 @@ def _refusing(engine: Engine, job: Job) -> frozenset[int]:
 
 def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:
     """For whom the hosts are held back, the tenant's own by name, and which they are; a few of them."""
-    first = engine.queue_view.reserved_for(excluded)
+    first = View(engine).reserved_for(excluded)
     who = [] if first is None else [f"{_named(first, job)}, which has waited longer"]
     who += [
         f"{_named(other, job)}, which others ended for"
@@ -180,13 +181,13 @@ def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:
 
 def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
     """What it counts as by its age, where that is more than its priority."""
-    counts = engine.queue_view.counts_as(job)
+    counts = View(engine).counts_as(job)
     return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
 
 
 def _ahead(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     """In strict order: the job before it, its own tenant's by name; empty if there is none, or it could not help."""
-    ahead = engine.queue_view.ahead_of(job) if not reason.is_never else []
+    ahead = View(engine).ahead_of(job) if not reason.is_never else []
     if not ahead:
         return {}
     return {
@@ -265,7 +266,7 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     if not tenant.gpus_max or not need or reason.is_never:
         return {}
     # with room left, somebody of this tenant who comes first may need more than that room
-    first = engine.queue_view.first_for_limit(job.tenant)
+    first = View(engine).first_for_limit(job.tenant)
     if tenant.gpus + need <= tenant.gpus_max and (first is None or reason is not reasons.PLACING):
         return {}
     own: dict[str, int] = {}

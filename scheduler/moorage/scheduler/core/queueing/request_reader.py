@@ -18,6 +18,11 @@ class RequestReader:
         self.requests = RequestCache()
         self.shapes = Shapes()
 
+    def read(self, body: bytes) -> tuple[str | None, Request, Shape]:
+        """Return the id that a request's body names, if any, the request, and its shape. Raises Refused."""
+        name, asked = self.requests.read(body)
+        return name, asked.request, asked.shape or self.shape_of_asked(asked)
+
     def request_of(self, job: Job) -> Request:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request
@@ -38,6 +43,10 @@ class RequestReader:
     def shape_for(self, shape: Shape, tenant: str, request: Request) -> Shape:
         """The shape of this request for this tenant: workers' rules may let it use more or less than other tenants."""
         return self.shapes.asked_by(shape, tenant, request) if tenant in self.fleet.named else shape
+
+    def shape_asked_by(self, tenant: str, request: Request) -> Shape:
+        """The shape of a request for a tenant, though it is not submitted."""
+        return self.shape_for(self.shapes.of(request), tenant, request)
 
     def workload_of(self, job: Job) -> str:
         """What it runs, as the key by which durations are learned (see `durations`)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.shape import GpuKind, Shape
 
 #: arrivals after which everything counted so far counts half
 HALF_LIFE: Final = 16_384
@@ -38,7 +38,7 @@ TOP_PERCENT: Final = 95
 
 
 #: what requests of one class have in common: mode, devices, vendor, models, memory of a device
-_Class = tuple[int, int, str, tuple[str, ...], int, int]
+_Class = tuple[int, int, GpuKind]
 
 
 class Mix:
@@ -150,7 +150,7 @@ class Mix:
 
 
 def _class_of(shape: Shape) -> _Class:
-    return (shape.mode, shape.count, shape.vendor, shape.models, shape.min_memory_mib, shape.min_compute)
+    return (shape.mode, shape.count, shape.gpu_kind)
 
 
 def _by_class(counted: dict[Shape, int]) -> dict[_Class, int]:

@@ -115,14 +115,7 @@ class Prices:
         fits: dict[object, Ints] = {}
         for shape, number in mix:
             gpu = gpu_percent(table, shape)
-            key = (
-                shape.mode == NO_GPU,
-                shape.count,
-                shape.vendor,
-                shape.models,
-                shape.min_memory_mib,
-                shape.min_compute,
-            )
+            key = (shape.mode == NO_GPU, shape.count, shape.gpu_kind)
             ok = fits.get(key)
             if ok is None:
                 ok = fits[key] = self.allowed(table, shape)

@@ -1,19 +1,21 @@
-"""What questions may ask of the queue: the place of a job, what goes before it, and which hosts are held back from it.
+"""What questions and forecasts may ask of an engine beside its state and its fleet; it changes nothing.
 
-It reads the queue and the planner and changes neither. Some of it walks over all queue groups: for questions, not for
+The only place outside the engine that reads its parts. Some of it walks over all queue groups: for questions, not for
 each record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from moorage.scheduler.core.decide.plan import Planner
+from moorage.scheduler.core.decide.lines import Lines
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line, Queue, entry
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.lifecycle.sessions import Report
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line, entry
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED, Job, State
+from moorage.scheduler.core.state import QUEUED, Job
 
 #: with more entries than the first number, those of jobs that have left the queue of late count too, which is cheaper;
 #: with more than the second, the entries are counted, not the jobs
@@ -28,41 +30,72 @@ class Ahead(NamedTuple):
     aged: int
 
 
-class QueueView:
-    """Over one engine's queue. `draft` returns the state with the record in flight on top."""
-
-    def __init__(
-        self,
-        state: State,
-        queue: Queue,
-        planner: Planner,
-        priority_of: Callable[[Job], int],
-        draft: Callable[[], Draft],
-    ) -> None:
-        self._state = state
-        self._queue = queue
-        self._planner = planner
-        self._lines = planner.lines
-        self._priority_of = priority_of
-        self._draft = draft
-
-    def __len__(self) -> int:
-        """Count the entries. It walks over all queue groups."""
-        return len(self._queue)
+class View:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._state = engine.state
 
     @property
-    def is_empty(self) -> bool:
-        return self._queue.is_empty
+    def _lines(self) -> Lines:
+        return self._engine.planner.lines
 
-    def job_numbers(self) -> list[int]:
-        """Return the numbers of the jobs with an entry in the queue, ascending: in the order in which they came."""
-        return sorted({item >> REPLICA_BITS for line in self._queue.lines.values() for item in line.entries})
+    # --------------------------------------------------------------------------------- of the engine's parts
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job waits in the queue."""
+        return self._engine.queue.is_empty
+
+    @property
+    def preempts(self) -> bool:
+        """Whether jobs may be ended for others at all."""
+        return self._engine.planner.preempting.allowed
+
+    @property
+    def stories_dropped(self) -> int:
+        """Jobs that left memory though their history could not be written."""
+        return self._engine.retention.dropped
+
+    @property
+    def waits(self) -> dict[str, Any]:
+        """How long jobs waited for their start in this reign, by class."""
+        return self._engine.waited.as_data()
+
+    def lent_twice(self) -> list[dict[str, str]]:
+        """Return the GPUs that two workers lend at once."""
+        return self._engine.sessions.lending.lent_twice()
+
+    def report_of(self, worker_num: int) -> Report | None:
+        """Return what a worker's last renewal in this reign said, for audits."""
+        return self._engine.reports.get(worker_num)
+
+    def put_off_until_ms(self, job: Job) -> int:
+        """Return the ledger time until which a job waits as this scheduler failed on it; 0 if it did not."""
+        return self._engine.put_off_jobs.get(job.num, 0)
+
+    def left_ms(self, job: Job, elapsed_ms: int, percent: int) -> tuple[int, int] | None:
+        """Return in how many ms so many percent of such runs have ended, and how many runs tell that, if any does."""
+        engine, limit_s = self._engine, self._engine.request_of(job).workload.timeout_s
+        limit_ms = None if limit_s is None else int(limit_s * 1000)
+        workload, shape = engine.workload_of(job), engine.shape_of(job)
+        return engine.durations.left_ms(job.tenant, workload, shape, elapsed_ms, limit_ms, percent)
+
+    # ------------------------------------------------------------------------------------------- the queue
+
+    def queued(self) -> int:
+        """Count the entries of the queue."""
+        return len(self._engine.queue)
+
+    def queued_jobs(self) -> list[int]:
+        """Return the numbers of the jobs in the queue, ascending: in the order in which they came."""
+        lines = self._engine.queue.lines.values()
+        return sorted({item >> REPLICA_BITS for line in lines for item in line.entries})
 
     # ------------------------------------------------------------------------------------ hosts held back
 
     def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """Return the hosts, by number, that are reserved or were preempted for other jobs than those that ask so."""
-        return self._planner.holding.barred(priority, shape, tenant)
+        return self._engine.planner.holding.barred(priority, shape, tenant)
 
     def left_too_soon(self, num: int) -> frozenset[int]:
         """Return the hosts, by number, that a drain to come keeps a waiting job from."""
@@ -70,12 +103,12 @@ class QueueView:
 
     def reserved_for(self, hosts: frozenset[int]) -> Job | None:
         """Return the job that some of these hosts are reserved for."""
-        held = self._planner.holding.reservation
+        held = self._engine.planner.holding.reservation
         return None if held is None or not held.hosts & hosts else self._state.jobs.get(held.num)
 
     def needed_in_ms(self, job: Job) -> list[int]:
         """Return in how many ms hosts are needed for a reservation or left for a drain, the longest time first."""
-        now_ms, held = self._state.time_ms, self._planner.holding.reservation
+        now_ms, held = self._state.time_ms, self._engine.planner.holding.reservation
         found = [
             worker.window.leave_ms - now_ms for worker in self._state.windows.values() if worker.window is not None
         ]
@@ -87,17 +120,17 @@ class QueueView:
 
     def place_of(self, job: Job) -> dict[str, Any]:
         """Return how many jobs wait, and which of them this one is; of a very long queue count replicas instead."""
-        priority, item, lines = self._priority_of(job), _first_waiting(job), self._lines
+        priority, item, lines = self._engine.priority_of(job), _first_waiting(job), self._lines
         aged = lines.standing_of if lines.ageing is not None else None
-        size = len(self._queue)
+        size = len(self._engine.queue)
         if size > GLANCED_MAX:
-            position = 1 + self._queue.position(priority, item, aged)
+            position = 1 + self._engine.queue.position(priority, item, aged)
             return {"position": position, "queued": max(size, position), "queued_of": "replicas"}
         own = (-(priority if aged is None else aged(priority, item)), item)
-        draft, jobs = self._draft(), self._state.jobs
+        draft, jobs = self._engine.standing_draft(), self._state.jobs
         before: set[int] = set()
         waiting: set[int] = set()
-        for line in self._queue.lines.values():
+        for line in self._engine.queue.lines.values():
             head = -line.priority
             for other in line.entries:
                 num = other >> REPLICA_BITS
@@ -110,11 +143,11 @@ class QueueView:
 
     def counts_as(self, job: Job) -> int:
         """Return the priority that a job counts as by its age."""
-        return self._lines.standing_of(self._priority_of(job), entry(job.num, 0))
+        return self._lines.standing_of(self._engine.priority_of(job), entry(job.num, 0))
 
     def turn_of(self, tenant: str) -> tuple[int, int] | None:
         """Return whose turn a tenant is, 1 for the next, and of how many tenants; None where they have no turns."""
-        return self._lines.turn_of(self._draft(), tenant)
+        return self._lines.turn_of(self._engine.standing_draft(), tenant)
 
     # ------------------------------------------------------------------------------------ what goes before
 
@@ -127,10 +160,10 @@ class QueueView:
         """In strict order, return the first job of each queue group that has to start before this one, in order."""
         if self._lines.order != "fifo":
             return []
-        draft, found = self._draft(), list[tuple[int, int, Ahead]]()
-        for line in self._queue.lines.values():
+        draft, found = self._engine.standing_draft(), list[tuple[int, int, Ahead]]()
+        for line in self._engine.queue.lines.values():
             item = next(self._before(draft, line, job), None)
-            if item is None or not self._lines.may(draft, line) or not self._planner.could_ever(line.shape):
+            if item is None or not self._lines.may(draft, line) or not self._engine.planner.could_ever(line.shape):
                 continue
             other = self._state.jobs.get(item >> REPLICA_BITS)
             if other is not None:
@@ -140,16 +173,16 @@ class QueueView:
 
     def gpus_before(self, job: Job) -> int:
         """Return how many GPUs the waiting jobs of its own tenant that go before it ask for."""
-        draft = self._draft()
+        draft = self._engine.standing_draft()
         return sum(
             line.shape.gpus * sum(1 for _ in self._before(draft, line, job))
-            for line in self._queue.lines.values()
-            if line.tenant == job.tenant and self._planner.could_ever(line.shape)
+            for line in self._engine.queue.lines.values()
+            if line.tenant == job.tenant and self._engine.planner.could_ever(line.shape)
         )
 
     def _before(self, draft: Draft, line: Line, job: Job) -> Iterator[int]:
         """The waiting entries of a queue group that go before a job, in order."""
-        lines, priority, mine = self._lines, self._priority_of(job), _first_waiting(job)
+        lines, priority, mine = self._lines, self._engine.priority_of(job), _first_waiting(job)
         counts = lines.standing_of(priority, mine)
         for item in line.entries:
             if item >> REPLICA_BITS == job.num or not lines.waits(draft, item):
