@@ -31,7 +31,6 @@ from moorage.scheduler.intake import Intake
 from moorage.scheduler.question_queue import contained
 from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request, Resources, Run
-from moorage.schemas.request_cache import CachedRequest
 from tests.scheduler.driving import SUBJECTS, Driving
 
 
@@ -335,14 +334,15 @@ def _array(names: list[str]) -> bytes:
 
 def test_a_request_of_an_array_that_cannot_be_read_at_all_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     drive, answers = Driving(), dict[str, bytes]()
-    reader, shape_of = _intake(drive, answers), drive.engine.shape_of_asked
+    reader, read = _intake(drive, answers), drive.engine.read
 
-    def shape_of_asked(asked: CachedRequest) -> Shape:
-        if asked.request.priority == 13:
+    def read_or_break(body: bytes) -> tuple[str, Request, Shape]:
+        found = read(body)
+        if found[1].priority == 13:
             raise RuntimeError("a defect")
-        return shape_of(asked)
+        return found
 
-    monkeypatch.setattr(drive.engine, "shape_of_asked", shape_of_asked)
+    monkeypatch.setattr(drive.engine, "read", read_or_break)
     requests = [
         {"job": job, "priority": at, "run": {"driver": "noop"}} for job, at in (("a", 1), ("b", 13), ("c", 999))
     ]

@@ -85,8 +85,8 @@ def test_a_worker_is_told_the_level_with_each_renewal() -> None:
     drive = Driving(level=RESULT_LEVEL - 1)
     drive.worker("w0", 1)
     assert drive.renew("w0")[0]["level"] == RESULT_LEVEL - 1
-    drive.engine.orders.announced = {"one": RESULT_LEVEL}
-    drive.engine.offer(Order("feature-level", act_of("feature-level", ASKED), "r", True))
+    announced = {"one": RESULT_LEVEL}
+    drive.engine.offer(Order("feature-level", act_of("feature-level", ASKED), "r", True, announced))
     drive.tick()
     assert drive.renew("w0")[0]["level"] == RESULT_LEVEL
 

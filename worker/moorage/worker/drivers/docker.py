@@ -284,14 +284,14 @@ class DockerDriver(Driver):
         except asyncio.CancelledError:
             if not member.is_ending:
                 raise  # the agent goes: the next one finds what is left
-            await self._refuse(member, _CannotStart(None, "it was asked to end before its start"))
+            await self._not_started(member, _CannotStart(None, "it was asked to end before its start"))
         except _CannotStart as refused:
-            await self._refuse(member, refused)
+            await self._not_started(member, refused)
         except EngineError as error:
-            await self._refuse(member, _start_fault(error, member.is_told))
+            await self._not_started(member, _start_fault(error, member.is_told))
         except EngineDown as error:
             if not member.is_told:
-                await self._refuse(member, _CannotStart(None, f"the container engine does not answer: {error}"))
+                await self._not_started(member, _CannotStart(None, f"the container engine does not answer: {error}"))
                 return
             log.warning("%s: the engine went away during its start: %s", name[1], error)
             self._link.end(key, 0.0, "its engine went away during its start")
@@ -365,7 +365,7 @@ class DockerDriver(Driver):
             member.is_told = isinstance(error, SupervisorGone)
             raise _CannotStart(None, str(error)) from None
 
-    async def _refuse(self, member: _Member, refused: _CannotStart) -> None:
+    async def _not_started(self, member: _Member, refused: _CannotStart) -> None:
         """A start that did not happen: nothing of it is left in the engine, then it is told."""
         code, why, reason = refused.code, f"{START_FAILED}: {refused}", "exit"
         if member.is_told:
@@ -395,7 +395,7 @@ class DockerDriver(Driver):
                     break
                 await asyncio.wait((member.over,), timeout=RETRY_S)
         if state is not None and state["Status"] == "created":
-            await self._refuse(member, _CannotStart(None, "its agent ended before its start"))
+            await self._not_started(member, _CannotStart(None, "its agent ended before its start"))
             return
         if state is None:
             self._link.removed(self._key(member.name))
