@@ -74,6 +74,16 @@ def test_only_a_higher_priority_from_the_setting_on(priority: int, low: int, doe
     assert drive.replica("j0").attempt == 1, "nor ended and placed again before whoever asked"
 
 
+def test_a_job_behind_it_that_waits_for_the_tenants_limit_keeps_no_job_from_preempting() -> None:
+    drive = running(gpus=2)
+    drive.order("limit", tenant="t", gpus=3)
+    drive.submit("urgent", priority=90, gpu={})
+    drive.submit("behind", gpu={"count": 2})
+    drive.pass_time(3_000)
+    drive.settle()
+    assert (drive.states("urgent"), drive.states("behind")) == (["RUNNING"], ["QUEUED"])
+
+
 def test_what_has_just_begun_runs_in_peace() -> None:
     drive = Driving(ON)
     drive.worker("w0", 1)

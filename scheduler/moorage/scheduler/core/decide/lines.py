@@ -36,8 +36,8 @@ class Lines:
         self._rates = Rates(fleet)
         self._draft: Draft | None = None  # the last pass's
         self._classes: list[int] = []  # this pass: the priorities of those who wait, where jobs age
-        #: this pass: tenants of which somebody waits for the tenant's limit, with that job's number
-        self._full: dict[str, int] = {}
+        #: this pass: by tenant the queue group whose first job waits for the tenant's limit, and that job's number
+        self._full: dict[str, tuple[Line, int]] = {}
 
     def begin(self, draft: Draft) -> None:
         """A pass begins."""
@@ -151,27 +151,41 @@ class Lines:
     # ------------------------------------------------------------------------------------ limits of tenants
 
     def room(self, draft: Draft, line: Line) -> float:
-        """How many GPUs the line's tenant may still lease; below 0 where nothing of it may be placed at all."""
-        return self.room_of(draft, line.tenant) if line.tenant else math.inf
+        """Return how many GPUs the tenant of this queue group may still lease; below 0 where it may start nothing.
+
+        It may lease none while a job of the tenant that comes before it waits for the limit: else small jobs would
+        starve a big one under the limit.
+        """
+        if not line.tenant:
+            return math.inf
+        full = self._full.get(line.tenant)
+        room = self.room_of(draft, line.tenant)
+        return min(room, 0) if full is not None and not self._comes_before(line, full[0]) else room
 
     def room_of(self, draft: Draft, tenant: str) -> float:
-        """Return the same for a tenant by its name."""
+        """Return how many GPUs a tenant may still lease, whatever waits for its limit."""
         row = draft.tenant(tenant)
         if row.hold is not None:
             return -1
-        if not row.gpus_max:
-            return math.inf
-        return 0 if tenant in self._full else max(0, row.gpus_max - row.gpus)
+        return max(0, row.gpus_max - row.gpus) if row.gpus_max else math.inf
+
+    def _comes_before(self, line: Line, other: Line) -> bool:
+        if not line.entries or not other.entries:
+            return False
+        head_of = self.head_of()
+        mine, theirs = (head_of(each) if head_of is not None else -each.priority for each in (line, other))
+        return (mine, line.entries[0]) < (theirs, other.entries[0])
 
     def may(self, draft: Draft, line: Line) -> bool:
         """Whether its tenant may start it: hosts are held back for nobody who may not."""
         return line.shape.gpus <= self.room(draft, line)
 
     def over_limit(self, draft: Draft, line: Line) -> None:
-        """What comes later of this tenant waits behind it, else small jobs would starve a big one under the limit."""
+        """Remember a queue group whose first job waits for its tenant's limit, unless it needs more than the limit."""
         if line.shape.gpus <= draft.tenant(line.tenant).gpus_max:
-            self._full.setdefault(line.tenant, line.entries[0] >> REPLICA_BITS)
+            self._full.setdefault(line.tenant, (line, line.entries[0] >> REPLICA_BITS))
 
     def waits_for_limit(self, tenant: str) -> int | None:
         """The number of the job of this tenant that was the first to find no room under its limit in the last pass."""
-        return self._full.get(tenant)
+        full = self._full.get(tenant)
+        return full[1] if full is not None else None
