@@ -16,7 +16,7 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.scheduler.core.state import State
 from moorage.schemas.codec import decode_request

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.decide import preempting
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.queries import waiting
-from moorage.scheduler.core.queueing.preemption import VOID_MS, Victim, _Search
+from moorage.scheduler.core.schedule import preempt
+from moorage.scheduler.core.schedule.victims import VOID_MS, Victim, _Search
 from tests.scheduler.driving import Driving
 
 ON = Config(preempt_priority=80, preempt_after=60.0)
@@ -425,7 +425,7 @@ def test_who_still_ends_for_one_that_has_gone_counts_before_another_is_ended(new
 @pytest.mark.parametrize("how", ["cancelled", "drained", "cancelled, and too many are followed"])
 def test_who_ends_for_another_reason_is_nothing_more_to_take_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lender leases five GPUs where four are its own, and one of the five is about to be free anyway."""
-    monkeypatch.setattr(preempting, "FOLLOWED_MAX", 0 if "too many" in how else 10_000)
+    monkeypatch.setattr(preempt, "FOLLOWED_MAX", 0 if "too many" in how else 10_000)
     drive = Driving(Config(reclaim=True, preempt_after=0.0))
     for number in range(5):
         drive.worker(f"w{number}", 1, auto=False)

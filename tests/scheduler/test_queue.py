@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import NOT_PERMITTED

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.scheduler.core.queueing.queue import Queue, entry
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
+from moorage.scheduler.core.queue.queue import Queue, entry
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.core.shape import SHAPES_MAX, Shape, Shapes, shape_key
 from moorage.schemas.job import Request, Run
 from tests.scheduler.driving import Driving

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS, SHORT_MS
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS
 from tests.scheduler.driving import Driving
 
 

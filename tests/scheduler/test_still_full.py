@@ -8,11 +8,11 @@ from typing import Any, Final
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.decide.plan import Served
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import OPENED_HOSTS_MAX, Fleet
-from moorage.scheduler.core.queueing.queue import Head, Line
+from moorage.scheduler.core.queue.queue import Head, Line
 from moorage.scheduler.core.rank.ranker import Choice
+from moorage.scheduler.core.schedule.cycle import Served
 from moorage.scheduler.core.shape import Shape
 from tests.scheduler.driving import H100, Driving
 from tests.turns import turns

@@ -16,13 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.decide.holding import Holding
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.queries.relax import FIXES_MAX
 from moorage.scheduler.core.queries.trial import Case, Trials
 from moorage.scheduler.core.queries.waiting import explain_job
-from moorage.scheduler.core.queueing.queue import Line
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS, Reservation
+from moorage.scheduler.core.queue.queue import Line
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, Holding, Reservation
 from tests.scheduler.driving import H100, Driving
 
 L40S, A100 = "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS
+from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.whatif.child import ask_all
 from moorage.scheduler.whatif.future import Future, waits
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band

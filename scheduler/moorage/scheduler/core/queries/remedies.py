@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.queries.trial import Trials
-from moorage.scheduler.core.queueing.backfill import DEPTH_MAX
-from moorage.scheduler.core.queueing.queue import Line
+from moorage.scheduler.core.queue.queue import Line
+from moorage.scheduler.core.schedule.runtime import DEPTH_MAX
 from moorage.scheduler.core.state import Job
 from moorage.schemas.reasons import Cure, Reason
 

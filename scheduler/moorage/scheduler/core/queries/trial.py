@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
-from moorage.scheduler.core.queueing.backfill import DEPTH_MAX
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line, entry
-from moorage.scheduler.core.queueing.reserve import Reservation
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Line, entry
+from moorage.scheduler.core.schedule.reserve import Reservation
+from moorage.scheduler.core.schedule.runtime import DEPTH_MAX
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.decide.preempting import leaving_for
 from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
@@ -21,7 +20,8 @@ from moorage.scheduler.core.queries.views import (
     standing_reasons,
     summary,
 )
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, entry
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, entry
+from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica, every_slot
 from moorage.schemas import reasons

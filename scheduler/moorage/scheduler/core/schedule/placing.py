@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.decide.lines import REPLICA_MASK, Lines
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line
+from moorage.scheduler.core.queue.order import REPLICA_MASK, Lines
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Head, Line
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.shape import Shape

@@ -12,7 +12,7 @@ from typing import Final
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
-from moorage.scheduler.core.queueing.backfill import Estimates
+from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, Member, State, started_ms
 

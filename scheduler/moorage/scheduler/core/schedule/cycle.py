@@ -13,18 +13,16 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.ageing import Ageing
-from moorage.scheduler.core.decide.filling import Filling
-from moorage.scheduler.core.decide.holding import Holding
-from moorage.scheduler.core.decide.lines import Lines
-from moorage.scheduler.core.decide.placing import Placing
-from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.queueing.backfill import Estimates
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line, Queue
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
+from moorage.scheduler.core.queue.order import Lines
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Head, Line, Queue
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
+from moorage.scheduler.core.schedule.placing import Placing
+from moorage.scheduler.core.schedule.preempt import Preempting
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, Filling, Holding
+from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.shape import Shape
 
 #: choices that one pass makes, as they hold up the leader: then the record goes, and the next one goes on

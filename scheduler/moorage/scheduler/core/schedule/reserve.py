@@ -1,0 +1,595 @@
+"""The reservation: hosts held back for one job that has waited too long, and which jobs may use them meanwhile.
+
+A stream of small jobs cannot starve a big one: the job that comes first of those that have waited beyond the setting
+`reserve_after` gets a reservation. The hosts on which it would fit soonest are closed to all other jobs until it
+starts. Behind its back goes only a job that surely ends before it could start (backfill; Lifka, "The ANL/IBM SP
+Scheduling System", 1995): by its time limit, else by what was learned of earlier runs. There is one reservation at a
+time.
+
+Room for a request that needs whole hosts comes only where hosts are held back, for others by itself; so whole hosts go
+first. The job that waits longest of the others is passed by that for as many hosts as the fleet has, each of them once
+so to speak, and then goes first.
+
+Hosts that are held back for a gang stand idle until the last of them is free: of n hosts n - 1 wait for one. So a gang
+that needs n of H hosts, and became the first after it had waited a time t beyond `reserve_after`, lets others run on
+for another 3/2 t (n - 1) / H before its hosts are closed. One that is first at once, or needs one host, waits no
+longer; one that takes half of the fleet less than three quarters as long again; and often enough others end meanwhile.
+Where hosts were closed for another of its queue group since, t counts from then: it has waited for those before it as
+well, and of many that came together each would else wait by a factor longer than the one before. It is the slack that
+Talby and Feitelson give to all jobs ("Supporting Priorities and Improving Utilization of the IBM SP Scheduler Using
+Slack-Based Backfilling", 1999), in proportion to what a reservation costs.
+
+All of it is soft, and no input of its own: a new leader scans anew, has not seen since when a job is first, and lets
+jobs that came before it wait no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import nsmallest
+from itertools import islice
+from typing import Final, NamedTuple
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, Host
+from moorage.scheduler.core.queue.order import Lines
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Head, Line, Queue
+from moorage.scheduler.core.schedule.placing import Placing
+from moorage.scheduler.core.schedule.preempt import Preempting
+from moorage.scheduler.core.schedule.runtime import DEPTH_MAX, Estimates
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import QUEUED, Job
+from moorage.schemas.job import Request
+
+#: the setting's default
+PATIENCE_MS: Final = 30_000
+#: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
+#: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
+MOVE_MS_A_HOST: Final = 3
+#: jobs that may be backfilled are looked for again once the start is expected so much later, and by this part of what
+#: is left
+LATER_MS: Final = 5_000
+LATER_PART: Final = 8
+#: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
+LOOKED_MAX: Final = 64
+LOOKED_TIMES: Final = 4
+#: a reservation whose hosts could not hold it any more, though emptied, is given up after so many ms
+SHORT_MS: Final = 60_000
+
+
+class Reservation:
+    """Hosts held back for one entry of the queue, and for those of its priority and shape: the first goes first.
+
+    `tenant` is that of the entry's job. The queue group in which the entry stands is not remembered, since an
+    operator's act on the tenant moves it to another.
+
+    `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells. It stands since
+    `since_ms`.
+    """
+
+    __slots__ = (
+        "hosts", "item", "looked_start_ms", "priority", "shape", "short_ms", "since_ms", "start_ms", "tenant",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        item: int,
+        line: Line,
+        tenant: str,
+        hosts: frozenset[int],
+        start_ms: int | None = None,
+        since_ms: int = 0,
+    ) -> None:
+        self.item = item
+        self.tenant = tenant
+        self.priority = line.priority
+        self.shape = line.shape
+        self.hosts = hosts
+        self.start_ms = start_ms
+        self.since_ms = since_ms
+        self.looked_start_ms = start_ms  # as it was when the groups that it bars were last opened again because of it
+        self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
+
+    def is_short_for(self, now_ms: int) -> int:
+        """Its hosts could not hold it at this look; for how many ms that is so."""
+        if self.short_ms < 0:
+            self.short_ms = now_ms
+        return now_ms - self.short_ms
+
+    @property
+    def num(self) -> int:
+        """The job that it is for."""
+        return self.item >> REPLICA_BITS
+
+
+def still_holds(fleet: Fleet, held: Reservation, barred: frozenset[int]) -> bool:
+    """Whether the hosts held back could still hold it, once ours have left them; none of `barred`."""
+    hosts = [fleet.hosts[num] for num in held.hosts - barred if num in fleet.hosts]
+    room = sum(host.replicas_of(held.shape, "emptied") for host in hosts if host.usable)
+    return room >= held.shape.together
+
+
+#: replicas of a shape that fit now, that would on the host emptied, the host's number, the host
+_Row = tuple[int, int, int, Host]
+
+
+def _capable(fleet: Fleet, shape: Shape, barred: frozenset[int]) -> list[_Row]:
+    """The hosts that could run some of it, the likely ones first; none of `barred`."""
+    capable = [
+        (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
+        for cls, _ in fleet.capable(shape)
+        for host in cls.hosts.values()
+        if host.usable and host.worker.num not in barred
+    ]
+    # most of what it needs is free first; of hosts alike the one with the least in the way
+    capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
+    return capable
+
+
+def _in_time(capable: list[_Row], shape: Shape, estimates: Estimates, now_ms: int) -> list[tuple[int, bool, int, int]]:
+    """(ledger ms, whether nothing tells, host, replicas) of the likely hosts, the soonest first."""
+    most = max((row[1] for row in capable), default=0)
+    looked = capable[: max(LOOKED_MAX, LOOKED_TIMES * -(-shape.together // most))] if most else []
+    return sorted(
+        (at, not sure, row[2], room)
+        for row in looked
+        if row[1]
+        for at, sure, room in _rooms(row[3], shape, row[0], row[1], estimates, now_ms)
+    )
+
+
+def soonest(
+    fleet: Fleet, shape: Shape, barred: frozenset[int], estimates: Estimates, now_ms: int
+) -> tuple[frozenset[int], int | None]:
+    """The hosts on which the whole gang would fit soonest, and when; no hosts where none could hold it.
+
+    None of `barred`, on which it may not start. It walks the fleet, at most once a second and only while a job is out
+    of patience.
+    """
+    capable = _capable(fleet, shape, barred)
+    chosen: dict[int, tuple[int, bool]] = {}  # host -> replicas, and whether nothing tells when
+    left = shape.together
+    for at, unsure, num, room in _in_time(capable, shape, estimates, now_ms):
+        before = chosen.get(num, (0, False))[0]
+        if room <= before:
+            continue
+        chosen[num] = (room, unsure)
+        left -= room - before
+        if left <= 0:
+            return frozenset(chosen), at if not any(unknown for _, unknown in chosen.values()) else None
+    every: list[int] = []
+    left = shape.together
+    for _, room, num, _ in capable:  # more hosts than were looked at
+        if room > 0:
+            every.append(num)
+            left -= room
+        if left <= 0:
+            return frozenset(every), None
+    return frozenset(), None
+
+
+def expected(fleet: Fleet, held: Reservation, barred: frozenset[int], estimates: Estimates, now_ms: int) -> int | None:
+    """When the hosts that are held back will hold it, as far as anything tells; those of `barred` never do."""
+    rooms = sorted(
+        (at, not sure, num, room)
+        for num in held.hosts - barred
+        if (host := fleet.hosts.get(num)) is not None and host.usable
+        for at, sure, room in _rooms(
+            host, held.shape, host.replicas_of(held.shape, "now"), host.replicas_of(held.shape, "emptied"), estimates,
+            now_ms,
+        )
+    )  # fmt: skip
+    has: dict[int, int] = {}
+    unsure: dict[int, bool] = {}
+    left = held.shape.together
+    for at, unknown, num, room in rooms:
+        left -= max(0, room - has.get(num, 0))
+        has[num] = max(room, has.get(num, 0))
+        unsure[num] = unsure.get(num, False) or unknown
+        if left <= 0:
+            return None if any(unsure.values()) else at
+    return None
+
+
+def _rooms(
+    host: Host, shape: Shape, now: int, emptied: int, estimates: Estimates, now_ms: int
+) -> Iterator[tuple[int, bool, int]]:
+    """(ledger ms, whether something tells, replicas): how many fit when, as the members leave one after the other."""
+    if now:
+        yield now_ms, True, now
+    if emptied <= now:
+        return
+    ends = sorted(estimates.ends_of(host.worker.members.values(), now_ms))
+    if shape.mode != EXCLUSIVE or not shape.count:
+        if ends:  # sharers and processors: when all have left
+            yield ends[-1][0], all(sure for _, sure, _ in ends), emptied
+        return
+    mask, open_, last, known = host.cls.fit(shape).mask, host.open, now, True
+    opens, count = mask & host.lent & ~host.shut, shape.count
+    for at, sure, freed in ends:
+        open_ |= freed & opens
+        known = known and sure
+        room = min((open_ & mask).bit_count() // count, emptied)
+        if room > last:
+            last = room
+            yield at, known, room
+
+
+#: entries of which it is known since when they were first
+FIRST_MAX: Final = 1_024
+#: by how much of its wait, times the share of the fleet that would idle, a gang lets others run on: 3 to 2
+LETS_ON: Final = (3, 2)
+
+
+class Claim(NamedTuple):
+    """The first of a line that is out of patience; what has less goes first."""
+
+    head: Head
+    later: bool  # room for it comes by itself
+    item: int
+    line: Line
+    accepted_ms: int
+
+
+class Claims:
+    """The order of claims, and when the first of them is due. All times in ledger ms."""
+
+    __slots__ = ("_began_ms", "_fleet", "_passed", "_passed_hosts", "_patience_ms", "_since")
+
+    def __init__(self, fleet: Fleet, patience_ms: int) -> None:
+        self._fleet = fleet
+        self._patience_ms = patience_ms
+        self._began_ms = -1  # this leader's first pass
+        self._since: dict[int, int] = {}  # entry -> since when it is first
+        self._passed = -1  # the entry that has waited longest of those that need no whole host
+        self._passed_hosts = 0  # hosts that were held past it for whoever came later
+
+    def in_order(self, claims: list[Claim]) -> list[Claim]:
+        """Who goes first. `later` of each says whether it could do without whole hosts."""
+        others = [claim for claim in claims if claim.later]
+        if others and min(others).item == self._passed and self._passed_hosts >= len(self._fleet.hosts):
+            claims = [claim._replace(later=False) for claim in claims]
+        return sorted(claims)
+
+    def begin(self, now_ms: int) -> None:
+        """A pass over the queue: jobs accepted before the first one this leader has not seen wait."""
+        if self._began_ms < 0:
+            self._began_ms = now_ms
+
+    def comes_due(self, claim: Claim, now_ms: int, waits: Callable[[int], bool]) -> bool:
+        """Whether hosts are to be closed by now for whoever is first, as is remembered; `waits` tells who waits still.
+
+        Asked in the course of a pass alone, so that a replay of the reign remembers the same.
+        """
+        needed, of = hosts_needed(self._fleet, claim.line.shape)
+        if not 1 < needed <= of:
+            return True
+        since = self._since.get(claim.item)
+        if since is None:
+            since = now_ms if claim.accepted_ms >= self._began_ms else claim.accepted_ms + self._patience_ms
+            if len(self._since) >= FIRST_MAX:
+                self._since = {item: at for item, at in self._since.items() if waits(item)}
+            if len(self._since) >= FIRST_MAX:
+                return True
+            self._since[claim.item] = since
+        waited_from = max(claim.accepted_ms + self._patience_ms, claim.line.granted_ms)
+        waited, (times, by) = max(0, since - waited_from), LETS_ON
+        return (now_ms - since) * of * by >= waited * (needed - 1) * times
+
+    def granted(self, held: Reservation, claims: list[Claim]) -> None:
+        """Hosts are held for one of these claims."""
+        others = [claim for claim in claims if claim.later]
+        mine = next(claim for claim in claims if claim.item == held.item)
+        mine.line.granted_ms = held.since_ms
+        if not others or mine.later:
+            return
+        first = min(others)
+        if (first.head, first.item) < (mine.head, mine.item):
+            if first.item != self._passed:
+                self._passed, self._passed_hosts = first.item, 0
+            self._passed_hosts += len(held.hosts)
+
+
+def _sizes(fleet: Fleet, shape: Shape) -> Iterator[tuple[int, int]]:
+    """(GPUs of a host, hosts) of each class that could run it."""
+    for cls, _ in fleet.capable(shape):
+        yield len(cls.devices), len(cls.hosts)
+
+
+def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
+    """Whether it asks at once for as many GPUs as the largest host that could run it has, or more."""
+    most = max((gpus for gpus, _ in _sizes(fleet, shape)), default=0)
+    return 0 < most <= shape.gpus
+
+
+def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:
+    """How many empty hosts it takes at least to hold all of it, and how many there are that could run it."""
+    each = max((gpus // shape.count if shape.count else shape.together for gpus, _ in _sizes(fleet, shape)), default=0)
+    return (-(-shape.together // each) if each else 0), sum(hosts for _, hosts in _sizes(fleet, shape))
+
+
+#: ledger ms between two looks for somebody out of patience
+LOOK_MS: Final = 1000
+#: lines of the queue that are looked at for whoever is out of patience, and as many of those that need whole hosts
+LINES_MAX: Final = 512
+NOBODY: Final[frozenset[int]] = frozenset()
+
+
+class Holding:
+    """Over one engine's fleet and queue. Hosts are named by their workers' numbers."""
+
+    def __init__(
+        self, fleet: Fleet, lines: Lines, estimates: Estimates, preempting: Preempting, patience_ms: int
+    ) -> None:
+        self.reservation: Reservation | None = None
+        self._fleet = fleet
+        self._lines = lines
+        self._estimates = estimates
+        self._preempting = preempting
+        self._patience_ms = patience_ms
+        self._claims = Claims(fleet, patience_ms)
+        self._draft: Draft | None = None  # the last pass's
+        self._looked_ms = -patience_ms
+        self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
+        self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
+
+    # ------------------------------------------------------------------------------------- whose they are
+
+    def barred(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """The hosts that are held back for somebody else than the lines of this priority and shape.
+
+        Under fair share a tenant passes to which more is owed than to the one they are held for; and what others ended
+        for is theirs for whom they did, whoever has waited longer.
+        """
+        taken = self.taken_back(priority, shape, tenant)
+        held, turns, draft = self.reservation, self._lines.turns, self._draft
+        if held is None or self.passes(priority, shape, held):
+            return taken
+        if turns is not None and turns.is_owed(tenant, held.tenant):
+            return taken
+        if draft is None or not draft.state.preempting:
+            return held.hosts
+        return (held.hosts - self._preempting.own(draft, shape, priority, tenant)) | taken
+
+    def passes(self, priority: int, shape: Shape, held: Reservation) -> bool:
+        """Whether a line of this priority and shape passes a reservation: its own, or of somebody whom it would end."""
+        if held.priority == priority and held.shape is shape:
+            return True
+        return self._preempting.priority <= priority > self._lines.standing_of(held.priority, held.item)
+
+    def taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """The hosts on which others end for somebody else."""
+        draft = self._draft
+        if draft is None or not draft.state.preempting:
+            return NOBODY
+        return self._preempting.held(draft, shape, priority, tenant)
+
+    # ----------------------------------------------------------------------------------------- a pass begins
+
+    def begin(self, draft: Draft) -> None:
+        """A pass begins; the order of `Lines` stands already."""
+        self._draft = draft
+        if self._lines.order != "fifo":
+            self._reserve(draft)
+        if self._preemptors or draft.state.preempting:
+            self._settle(draft)
+
+    def _settle(self, draft: Draft) -> None:
+        """Give up preemptions that are void; what was held for whoever needs it no more is open again."""
+        preempting = draft.state.preempting
+        if not self._preemptors <= preempting.keys():
+            self._fleet.opens()
+        self._preemptors = frozenset(preempting)
+        self._preempting.settle(draft, lambda job: self._still_waits(draft, job))
+
+    def _still_waits(self, draft: Draft, job: Job) -> bool:
+        """Whether whoever others end for could still start."""
+        waiting = any(draft.replica(replica).state == QUEUED for replica in job.replicas)
+        return waiting and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
+
+    def _reserve(self, draft: Draft) -> None:
+        """Give up a reservation that is used or void; look once a second for somebody out of patience."""
+        self._claims.begin(draft.time_ms)
+        held, lines = self.reservation, self._lines
+        if held is not None and not self._may_start(draft, held):
+            self.give_up()
+            held = None
+        if draft.time_ms - self._looked_ms < LOOK_MS:
+            return
+        self._looked_ms = draft.time_ms
+        if held is not None:
+            barred = lines.left_too_soon(draft, held.item) | held.shape.refusing
+            with self._fleet.avoiding(held.shape.avoid):
+                if self._keep(held, barred, draft.time_ms):
+                    self._reopen(held, draft.time_ms)
+                    return
+            self.give_up()
+        likely = self._likely_lines()
+        for line in likely:
+            lines.prune(draft, line)
+        claims = self._claims_of(draft, likely, NOBODY)
+        self.reservation = self._grant(draft, claims)
+        if self.reservation is not None:
+            self._moved_ms = draft.time_ms
+            self._claims.granted(self.reservation, claims)
+
+    def _may_start(self, draft: Draft, held: Reservation) -> bool:
+        """Whether the job of a reservation still waits, and its tenant may start it."""
+        return self._lines.waits(draft, held.item) and held.shape.gpus <= self._lines.room_of(draft, held.tenant)
+
+    def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
+        """Who would get hosts reserved, with these jobs (their numbers) gone, now or before long; changes nothing."""
+        return self._grant(draft, self._claims_of(draft, self._likely_lines(), without), early=True)
+
+    def _likely_lines(self) -> list[Line]:
+        """The lines whose first one may have the first claim.
+
+        All of them; of more than `LINES_MAX` those that come first, and those that come first for whole hosts: where as
+        many shapes wait as jobs, a look at all of them once a second would hold up the leader.
+        """
+        queue, head_of = self._lines.queue, self._lines.head_of()
+        if len(queue.lines) <= LINES_MAX:
+            return list(queue.lines.values())
+        rows = [
+            (key[0] if head_of is None else head_of(line), line.entries[0], line)
+            for key, line in queue.lines.items()
+            if line.entries
+        ]
+        least = min((len(cls.devices) for cls in self._fleet.classes.values() if cls.devices), default=0)
+        whole = [row for row in rows if row[2].shape.gpus >= least]
+        likely = nsmallest(LINES_MAX, rows) + nsmallest(LINES_MAX, whole)
+        return list({line: None for _, _, line in likely})
+
+    def _claims_of(self, draft: Draft, lines: list[Line], without: frozenset[int]) -> list[Claim]:
+        """Who is out of patience, the first of each line, in order; with these jobs (their numbers) gone."""
+        head_of = self._lines.head_of()
+        impatient: list[Claim] = []
+        for line in lines:
+            item = next((item for item in line.entries if item >> REPLICA_BITS not in without), None)
+            job = draft.state.jobs.get(item >> REPLICA_BITS) if item is not None else None
+            if item is None or job is None or draft.time_ms - job.accepted_ms <= self._patience_ms:
+                continue
+            if self._lines.may(draft, line):
+                head = head_of(line) if head_of is not None else -line.priority
+                impatient.append(Claim(head, not fills_hosts(self._fleet, line.shape), item, line, job.accepted_ms))
+        return self._claims.in_order(impatient)
+
+    def _grant(self, draft: Draft, claims: list[Claim], *, early: bool = False) -> Reservation | None:
+        """Hosts for the first of these claims that some could hold, if it is due or `early`."""
+        for claim in claims:  # what no host could hold must not hide who could be helped
+            if not early and not self._comes_due(draft, claim):
+                return None
+            line = claim.line
+            barred = self._lines.left_too_soon(draft, claim.item) | line.shape.refusing
+            with self._fleet.avoiding(line.shape.avoid):  # and not where it would not be put
+                hosts, start_ms = soonest(self._fleet, line.shape, barred, self._estimates, draft.time_ms)
+            if hosts:
+                tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
+                return Reservation(claim.item, line, tenant, hosts, start_ms, draft.time_ms)
+        return None
+
+    def _comes_due(self, draft: Draft, claim: Claim) -> bool:
+        """Whether hosts are closed for it by now; at once under fair share: who is let on has had more already."""
+        waits = self._lines.waits
+        return self._lines.turns is not None or self._claims.comes_due(
+            claim, draft.time_ms, lambda item: waits(draft, item)
+        )
+
+    # --------------------------------------------------------------------------------- while one stands
+
+    def _keep(self, held: Reservation, barred: frozenset[int], now_ms: int) -> bool:
+        """Look after a reservation: on its own hosts, else on others; where there are none it is kept for a while.
+
+        A worker that is started anew, or cordoned for a moment, must not undo what was emptied.
+        """
+        if still_holds(self._fleet, held, barred):
+            held.short_ms = -1
+            self._move(held, barred, now_ms)
+            return True
+        hosts, start_ms = soonest(self._fleet, held.shape, barred, self._estimates, now_ms)
+        if not hosts:
+            return held.is_short_for(now_ms) < SHORT_MS
+        self._take_hosts(held, hosts, start_ms, now_ms)
+        return True
+
+    def _move(self, held: Reservation, barred: frozenset[int], now_ms: int) -> None:
+        """See again when a reservation's hosts will hold it, and now and then whether others would sooner."""
+        fleet, estimates = self._fleet, self._estimates
+        held.start_ms = expected(fleet, held, barred, estimates, now_ms)
+        if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
+            return
+        self._moved_ms = now_ms
+        hosts, start_ms = soonest(fleet, held.shape, barred, estimates, now_ms)
+        if start_ms is None or hosts == held.hosts or (held.start_ms is not None and held.start_ms <= start_ms):
+            return
+        self._take_hosts(held, hosts, start_ms, now_ms)
+
+    def _take_hosts(self, held: Reservation, hosts: frozenset[int], start_ms: int | None, now_ms: int) -> None:
+        """Others than it had."""
+        held.hosts, held.start_ms, held.short_ms = hosts, start_ms, -1
+        self._moved_ms = now_ms
+        self._fleet.opens()  # the hosts it leaves
+
+    def _reopen(self, held: Reservation, now_ms: int) -> None:
+        """Open the queue groups again that time alone lets pass a reservation, though nothing changes in the fleet.
+
+        More is owed to a tenant by and by; and where the hosts are free later than was expected, jobs may end before.
+        """
+        start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
+        if start_ms is not None:
+            least_ms = max(LATER_MS, (start_ms - now_ms) // LATER_PART)
+            later = looked_ms is None or start_ms - looked_ms > least_ms
+            if looked_ms is None or later or start_ms < looked_ms:
+                held.looked_start_ms = start_ms
+        for line in self._lines.queue.lines.values():
+            if line.barred and (later or not held.hosts & self.barred(line.priority, line.shape, line.tenant)):
+                line.barred, line.blocked_at = False, -1
+
+    def forget(self, num: int) -> None:
+        """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
+        if self.reservation is not None and self.reservation.item >> REPLICA_BITS == num:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Open the hosts of the reservation, if there is one, to all jobs."""
+        if self.reservation is None:
+            return
+        self.reservation = None
+        self._fleet.opens()  # its hosts
+
+
+class Filling:
+    """Over one engine's queue; places jobs on the hosts of the one reservation that `Holding` knows."""
+
+    def __init__(self, queue: Queue, lines: Lines, holding: Holding, placing: Placing, estimates: Estimates) -> None:
+        self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
+        self._queue = queue
+        self._lines = lines
+        self._holding = holding
+        self._placing = placing
+        self._estimates = estimates
+
+    def fill_in(self, draft: Draft, line: Line, room: float) -> int:
+        """Place the jobs of a line that a reservation bars and that may run before it. Return how many replicas.
+
+        `room` is how many GPUs the line's tenant may still lease. The record's evidence tells only of jobs that came by
+        the order.
+        """
+        held, shape = self._holding.reservation, line.shape
+        if held is None or not self._holding.barred(line.priority, shape, line.tenant):
+            return 0
+        line.barred = True  # a job that joins it may be short enough
+        if held.start_ms is None:
+            return 0
+        taken = self._holding.taken_back(line.priority, shape, line.tenant)
+        placed, need = 0, shape.gpus
+        for item in list(islice(line.entries, DEPTH_MAX)):
+            if need > room or draft.full:
+                break
+            if not self._surely_ends(draft, shape, item, held.start_ms - draft.time_ms):
+                continue
+            if self._placing.place(draft, shape, item, taken) is None:
+                if self._lines.left_too_soon(draft, item):
+                    continue  # a drain excludes hosts for this job; the next one may have another time limit
+                break
+            self._queue.take(line, [item])
+            placed += shape.together
+            room -= need
+        if placed:
+            self._lines.count(draft, line, placed)
+        return placed
+
+    def _surely_ends(self, draft: Draft, shape: Shape, item: int, within_ms: int) -> bool:
+        """Whether an entry waits still, and ends in so many ms: by its time limit, else by nine of ten such runs."""
+        if not self._lines.waits(draft, item):
+            return False
+        num = item >> REPLICA_BITS
+        job = draft.state.jobs.get(num)
+        if job is not None:
+            most_ms = self._estimates.most_ms(job.tenant, self._estimates.request_of(job), shape, job.accepted_ms)
+        elif num in self.fresh:
+            most_ms = self._estimates.most_ms(*self.fresh[num], shape, draft.time_ms)
+        else:
+            return False
+        return most_ms is not None and most_ms <= within_ms
