@@ -54,7 +54,7 @@ def _raise_limit(trials: Trials) -> Iterator[dict[str, Any]]:
     gpus_max = trials.leased + before + need
 
     def lets_go(line: Line) -> bool:
-        return line.tenant == job.tenant or line.blocked_at != trials.engine.fleet.changes
+        return line.tenant == job.tenant or line.verdict.change != trials.engine.fleet.changes
 
     if trials.in_place(gpus_max=gpus_max, gpus=trials.leased + before, lets_go=lets_go):
         queued = f", {before} of them for jobs of yours before it" if before else ""
@@ -120,7 +120,7 @@ def _release(trials: Trials) -> Iterator[dict[str, Any]]:
     if before is None:
         return
     if trials.in_place(
-        gpus=trials.leased + before, lets_go=lambda line: line.blocked_at != trials.engine.fleet.changes
+        gpus=trials.leased + before, lets_go=lambda line: line.verdict.change != trials.engine.fleet.changes
     ):
         yield _order("ask your operator to let it go on", f"moorage admin release {job.name} --tenant {job.tenant}")
 

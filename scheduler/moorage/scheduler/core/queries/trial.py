@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Line, entry
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Line, Waits, entry
 from moorage.scheduler.core.schedule.reserve import Reservation
 from moorage.scheduler.core.schedule.runtime import DEPTH_MAX
 from moorage.scheduler.core.shape import Shape
@@ -137,7 +137,9 @@ class Trials:
         held = self.engine.planner.holding.reservation
         if self._strict or (held is not None and held.num == self.job.num):
             return True
-        return line.blocked_at != self.engine.fleet.changes or (bool(self.gpus_max) and line.tenant == self.job.tenant)
+        return line.verdict.change != self.engine.fleet.changes or (
+            bool(self.gpus_max) and line.tenant == self.job.tenant
+        )
 
     # ------------------------------------------------------------------------------------------ the lines of others
 
@@ -272,7 +274,11 @@ class Trials:
 
     def _is_looked_at(self, line: Line, case: Case) -> bool:
         """Whether a line that is there already is looked at in the next pass: not where it found no room before."""
-        return line.blocked_at != self.engine.fleet.changes or line.barred or case.lets_go(line)
+        return (
+            line.verdict.change != self.engine.fleet.changes
+            or line.verdict.waits is not Waits.NO_ROOM
+            or case.lets_go(line)
+        )
 
     def _that_move(self, case: Case, without: frozenset[int]) -> dict[Line, list[int]]:
         """The lines of others of which somebody might be placed with what is tried, or before it."""

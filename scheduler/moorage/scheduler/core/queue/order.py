@@ -16,7 +16,7 @@ from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import GPU_MILLI, Rates, inflation, places_until, score
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Head, Line, Queue
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Key, Line, Queue
 from moorage.scheduler.core.records import placing
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED
@@ -39,8 +39,8 @@ class Turns:
         self._scores: dict[str, int] = {}
         self._tenants = state.tenants
 
-    def head(self, line: Line) -> Head:
-        """What comes before arrival in the order of lines: 0 where the next one stays within its tenant's guarantee.
+    def key(self, line: Line) -> Key:
+        """Return the sort key of a queue group: 0 first where its next job stays within its tenant's guarantee.
 
         Asked of each line whenever tenants are put in order, 20,000 of them at a time, so that it calls little.
         """
@@ -75,13 +75,13 @@ class Turns:
         self._draft.change_tenant(line.tenant).rate_milli += self._rates.of(line.shape) * count
         self._scores.pop(line.tenant, None)
 
-    def most(self, line: Line, others: tuple[Head, int] | None) -> int:
+    def most(self, line: Line, others: tuple[Key, int] | None) -> int:
         """How many more of a line may be placed in a row before somebody else's turn comes."""
-        borrows, priority, mine = self._parts(self.head(line))
+        borrows, priority, mine = self.key(line)
         if others is None:
             return UNBOUNDED
         draft, shape = self._draft, line.shape
-        theirs = self._parts(others[0])
+        theirs = others[0]
         if (borrows, priority) < theirs[:2]:
             if borrows or not shape.count:
                 return UNBOUNDED
@@ -89,14 +89,14 @@ class Turns:
         weight = draft.tenant(line.tenant).weight
         return places_until(theirs[2] - mine, weight, self._rates.of(shape) * shape.together, self._at)
 
-    @staticmethod
-    def _parts(head: Head) -> tuple[int, int, int]:
-        assert isinstance(head, tuple)
-        return head
-
 
 REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
 _NOBODY: Final[frozenset[int]] = frozenset()
+
+
+def by_priority(line: Line) -> Key:
+    """Return the sort key of a queue group where nothing but the priority counts."""
+    return (1, -line.priority, 0)
 
 
 class Lines:
@@ -110,6 +110,7 @@ class Lines:
         #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
         self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
         self.turns: Turns | None = None  # this pass: the order under fair share
+        self._key: Callable[[Line], Key] = by_priority
         self._rates = Rates(fleet)
         self._draft: Draft | None = None  # the last pass's
         self._classes: list[int] = []  # this pass: the priorities of those who wait, where jobs age
@@ -125,6 +126,7 @@ class Lines:
             standing = self.standing
             self._classes = sorted({line.priority for line in self.queue.lines.values() if line.entries})
         self.turns = Turns(draft, self._rates, standing) if self.is_fair(draft) else None
+        self._key = self._choose_key()
 
     def is_fair(self, draft: Draft) -> bool:
         """Whether tenants have turns: an operator has set somebody's share, and the order is not another."""
@@ -159,25 +161,28 @@ class Lines:
 
     # ------------------------------------------------------------------------------- what comes before arrival
 
-    def head_of(self) -> Callable[[Line], Head] | None:
-        """What comes before arrival in the order of lines, where that is not their priority alone."""
-        if self.turns is not None:
-            return self.turns.head
-        return self._aged_head() if self.ageing is not None else None
+    def key(self, line: Line) -> Key:
+        """Return what comes before arrival in the order of queue groups; less goes first."""
+        return self._key(line)
 
-    def _aged_head(self) -> Callable[[Line], Head]:
-        """As `standing`, which is asked for each line of each pass."""
+    def _choose_key(self) -> Callable[[Line], Key]:
+        if self.turns is not None:
+            return self.turns.key
+        return by_priority if self.ageing is None or self._draft is None else self._by_age()
+
+    def _by_age(self) -> Callable[[Line], Key]:
+        """As `standing`, without what is the same for all queue groups of a pass."""
         ageing, draft, classes = self.ageing, self._draft, self._classes
         assert ageing is not None
-        if draft is None:
-            return lambda line: -line.priority
+        assert draft is not None
         jobs, now_ms, standing = draft.state.jobs, draft.time_ms, ageing.standing
 
-        def head(line: Line) -> Head:
+        def key(line: Line) -> Key:
             job = jobs.get(line.entries[0] >> REPLICA_BITS) if line.entries else None
-            return -line.priority if job is None else -standing(classes, line.priority, now_ms - job.accepted_ms)
+            priority = line.priority if job is None else standing(classes, line.priority, now_ms - job.accepted_ms)
+            return (1, -priority, 0)
 
-        return head
+        return key
 
     def standing(self, line: Line) -> int:
         """What the first of a line counts as: its priority, and its age where jobs age."""
@@ -206,10 +211,10 @@ class Lines:
         if not self.is_fair(draft):
             return None
         turns = Turns(draft, self._rates, self.standing if self.ageing is not None else None)
-        firsts: dict[str, tuple[Head, int]] = {}
+        firsts: dict[str, tuple[Key, int]] = {}
         for line in self.queue.lines.values():
             if line.entries:
-                key = turns.head(line), line.entries[0]
+                key = turns.key(line), line.entries[0]
                 firsts[line.tenant] = min(key, firsts.get(line.tenant, key))
         mine = firsts.get(tenant)
         return None if mine is None else (1 + sum(first < mine for first in firsts.values()), len(firsts))
@@ -220,6 +225,10 @@ class Lines:
             self.turns.took(line, replicas)
         if line.tenant:
             draft.change_tenant(line.tenant).gpus += line.shape.count * replicas
+
+    def most(self, line: Line, others: tuple[Key, int] | None) -> int:
+        """Return how many more of a queue group may be placed in a row before another tenant's turn comes."""
+        return UNBOUNDED if self.turns is None else self.turns.most(line, others)
 
     def mode(self, shape: Shape) -> int:
         """How a placement of this shape is written."""
@@ -249,9 +258,7 @@ class Lines:
     def _comes_before(self, line: Line, other: Line) -> bool:
         if not line.entries or not other.entries:
             return False
-        head_of = self.head_of()
-        mine, theirs = (head_of(each) if head_of is not None else -each.priority for each in (line, other))
-        return (mine, line.entries[0]) < (theirs, other.entries[0])
+        return (self.key(line), line.entries[0]) < (self.key(other), other.entries[0])
 
     def may(self, draft: Draft, line: Line) -> bool:
         """Whether its tenant may start it: hosts are held back for nobody who may not."""

@@ -5,14 +5,13 @@ The ranker chooses among the hosts; whoever found no room in this pass is not lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE
 from moorage.scheduler.core.queue.order import REPLICA_MASK, Lines
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Head, Line
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Key, Line
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.shape import Shape
@@ -93,14 +92,11 @@ class Placing:
         line: Line,
         choice: Choice,
         most: int,
-        head: Head,
-        others: tuple[Head, int] | None,
-        aged: Callable[[Line], Head] | None,
+        others: tuple[Key, int] | None,
     ) -> tuple[int, Choice]:
-        """At most so many who wait behind in line and would be put on the very same host, without asking for each.
+        """Place at most so many more of a queue group on the very same host, without a choice for each.
 
-        Returns how many, and the last choice: what one by one would have come to. With `aged`, each of the line has a
-        head of its own.
+        Only those that the ranker would put there one by one. Return how many, and the last choice.
         """
         shape, entries, host, lines = line.shape, line.entries, choice.host, self._lines
         taken, mode = 0, lines.mode(shape)
@@ -111,9 +107,7 @@ class Placing:
         for mask in masks[: draft.steps_left]:
             if not lines.prune(draft, line):
                 break
-            if aged is not None:
-                head = aged(line)
-            if others is not None and (head, entries[0]) > others:
+            if others is not None and (lines.key(line), entries[0]) > others:
                 break
             item = self.item = lines.queue.pop(line)
             draft.placed(item >> REPLICA_BITS, item & REPLICA_MASK, host.worker.num, mask, mode)

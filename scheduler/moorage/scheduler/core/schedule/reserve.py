@@ -32,12 +32,12 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.queue.order import Lines
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Head, Line, Queue
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Key, Line, Queue, Verdict, Waits
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import DEPTH_MAX, Estimates
+from moorage.scheduler.core.schedule.soonest import expected, soonest, still_holds
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
@@ -51,9 +51,6 @@ MOVE_MS_A_HOST: Final = 3
 #: is left
 LATER_MS: Final = 5_000
 LATER_PART: Final = 8
-#: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
-LOOKED_MAX: Final = 64
-LOOKED_TIMES: Final = 4
 #: a reservation whose hosts could not hold it any more, though emptied, is given up after so many ms
 SHORT_MS: Final = 60_000
 
@@ -103,119 +100,6 @@ class Reservation:
         return self.item >> REPLICA_BITS
 
 
-def still_holds(fleet: Fleet, held: Reservation, barred: frozenset[int]) -> bool:
-    """Whether the hosts held back could still hold it, once ours have left them; none of `barred`."""
-    hosts = [fleet.hosts[num] for num in held.hosts - barred if num in fleet.hosts]
-    room = sum(host.replicas_of(held.shape, "emptied") for host in hosts if host.usable)
-    return room >= held.shape.together
-
-
-#: replicas of a shape that fit now, that would on the host emptied, the host's number, the host
-_Row = tuple[int, int, int, Host]
-
-
-def _capable(fleet: Fleet, shape: Shape, barred: frozenset[int]) -> list[_Row]:
-    """The hosts that could run some of it, the likely ones first; none of `barred`."""
-    capable = [
-        (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
-        for cls, _ in fleet.capable(shape)
-        for host in cls.hosts.values()
-        if host.usable and host.worker.num not in barred
-    ]
-    # most of what it needs is free first; of hosts alike the one with the least in the way
-    capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
-    return capable
-
-
-def _in_time(capable: list[_Row], shape: Shape, estimates: Estimates, now_ms: int) -> list[tuple[int, bool, int, int]]:
-    """(ledger ms, whether nothing tells, host, replicas) of the likely hosts, the soonest first."""
-    most = max((row[1] for row in capable), default=0)
-    looked = capable[: max(LOOKED_MAX, LOOKED_TIMES * -(-shape.together // most))] if most else []
-    return sorted(
-        (at, not sure, row[2], room)
-        for row in looked
-        if row[1]
-        for at, sure, room in _rooms(row[3], shape, row[0], row[1], estimates, now_ms)
-    )
-
-
-def soonest(
-    fleet: Fleet, shape: Shape, barred: frozenset[int], estimates: Estimates, now_ms: int
-) -> tuple[frozenset[int], int | None]:
-    """The hosts on which the whole gang would fit soonest, and when; no hosts where none could hold it.
-
-    None of `barred`, on which it may not start. It walks the fleet, at most once a second and only while a job is out
-    of patience.
-    """
-    capable = _capable(fleet, shape, barred)
-    chosen: dict[int, tuple[int, bool]] = {}  # host -> replicas, and whether nothing tells when
-    left = shape.together
-    for at, unsure, num, room in _in_time(capable, shape, estimates, now_ms):
-        before = chosen.get(num, (0, False))[0]
-        if room <= before:
-            continue
-        chosen[num] = (room, unsure)
-        left -= room - before
-        if left <= 0:
-            return frozenset(chosen), at if not any(unknown for _, unknown in chosen.values()) else None
-    every: list[int] = []
-    left = shape.together
-    for _, room, num, _ in capable:  # more hosts than were looked at
-        if room > 0:
-            every.append(num)
-            left -= room
-        if left <= 0:
-            return frozenset(every), None
-    return frozenset(), None
-
-
-def expected(fleet: Fleet, held: Reservation, barred: frozenset[int], estimates: Estimates, now_ms: int) -> int | None:
-    """When the hosts that are held back will hold it, as far as anything tells; those of `barred` never do."""
-    rooms = sorted(
-        (at, not sure, num, room)
-        for num in held.hosts - barred
-        if (host := fleet.hosts.get(num)) is not None and host.usable
-        for at, sure, room in _rooms(
-            host, held.shape, host.replicas_of(held.shape, "now"), host.replicas_of(held.shape, "emptied"), estimates,
-            now_ms,
-        )
-    )  # fmt: skip
-    has: dict[int, int] = {}
-    unsure: dict[int, bool] = {}
-    left = held.shape.together
-    for at, unknown, num, room in rooms:
-        left -= max(0, room - has.get(num, 0))
-        has[num] = max(room, has.get(num, 0))
-        unsure[num] = unsure.get(num, False) or unknown
-        if left <= 0:
-            return None if any(unsure.values()) else at
-    return None
-
-
-def _rooms(
-    host: Host, shape: Shape, now: int, emptied: int, estimates: Estimates, now_ms: int
-) -> Iterator[tuple[int, bool, int]]:
-    """(ledger ms, whether something tells, replicas): how many fit when, as the members leave one after the other."""
-    if now:
-        yield now_ms, True, now
-    if emptied <= now:
-        return
-    ends = sorted(estimates.ends_of(host.worker.members.values(), now_ms))
-    if shape.mode != EXCLUSIVE or not shape.count:
-        if ends:  # sharers and processors: when all have left
-            yield ends[-1][0], all(sure for _, sure, _ in ends), emptied
-        return
-    mask, open_, last, known = host.cls.fit(shape).mask, host.open, now, True
-    opens, count = mask & host.lent & ~host.shut, shape.count
-    for at, sure, freed in ends:
-        open_ |= freed & opens
-        known = known and sure
-        room = min((open_ & mask).bit_count() // count, emptied)
-        if room > last:
-            last = room
-            yield at, known, room
-
-
 #: entries of which it is known since when they were first
 FIRST_MAX: Final = 1_024
 #: by how much of its wait, times the share of the fleet that would idle, a gang lets others run on: 3 to 2
@@ -225,7 +109,7 @@ LETS_ON: Final = (3, 2)
 class Claim(NamedTuple):
     """The first of a line that is out of patience; what has less goes first."""
 
-    head: Head
+    key: Key
     later: bool  # room for it comes by itself
     item: int
     line: Line
@@ -285,7 +169,7 @@ class Claims:
         if not others or mine.later:
             return
         first = min(others)
-        if (first.head, first.item) < (mine.head, mine.item):
+        if (first.key, first.item) < (mine.key, mine.item):
             if first.item != self._passed:
                 self._passed, self._passed_hosts = first.item, 0
             self._passed_hosts += len(held.hosts)
@@ -428,14 +312,10 @@ class Holding:
         All of them; of more than `LINES_MAX` those that come first, and those that come first for whole hosts: where as
         many shapes wait as jobs, a look at all of them once a second would hold up the leader.
         """
-        queue, head_of = self._lines.queue, self._lines.head_of()
+        queue = self._lines.queue
         if len(queue.lines) <= LINES_MAX:
             return list(queue.lines.values())
-        rows = [
-            (key[0] if head_of is None else head_of(line), line.entries[0], line)
-            for key, line in queue.lines.items()
-            if line.entries
-        ]
+        rows = [(self._lines.key(line), line.entries[0], line) for line in queue.lines.values() if line.entries]
         least = min((len(cls.devices) for cls in self._fleet.classes.values() if cls.devices), default=0)
         whole = [row for row in rows if row[2].shape.gpus >= least]
         likely = nsmallest(LINES_MAX, rows) + nsmallest(LINES_MAX, whole)
@@ -443,7 +323,6 @@ class Holding:
 
     def _claims_of(self, draft: Draft, lines: list[Line], without: frozenset[int]) -> list[Claim]:
         """Who is out of patience, the first of each line, in order; with these jobs (their numbers) gone."""
-        head_of = self._lines.head_of()
         impatient: list[Claim] = []
         for line in lines:
             item = next((item for item in line.entries if item >> REPLICA_BITS not in without), None)
@@ -451,8 +330,9 @@ class Holding:
             if item is None or job is None or draft.time_ms - job.accepted_ms <= self._patience_ms:
                 continue
             if self._lines.may(draft, line):
-                head = head_of(line) if head_of is not None else -line.priority
-                impatient.append(Claim(head, not fills_hosts(self._fleet, line.shape), item, line, job.accepted_ms))
+                impatient.append(
+                    Claim(self._lines.key(line), not fills_hosts(self._fleet, line.shape), item, line, job.accepted_ms)
+                )
         return self._claims.in_order(impatient)
 
     def _grant(self, draft: Draft, claims: list[Claim], *, early: bool = False) -> Reservation | None:
@@ -483,7 +363,7 @@ class Holding:
 
         A worker that is started anew, or cordoned for a moment, must not undo what was emptied.
         """
-        if still_holds(self._fleet, held, barred):
+        if still_holds(self._fleet, held.shape, held.hosts, barred):
             held.short_ms = -1
             self._move(held, barred, now_ms)
             return True
@@ -496,7 +376,7 @@ class Holding:
     def _move(self, held: Reservation, barred: frozenset[int], now_ms: int) -> None:
         """See again when a reservation's hosts will hold it, and now and then whether others would sooner."""
         fleet, estimates = self._fleet, self._estimates
-        held.start_ms = expected(fleet, held, barred, estimates, now_ms)
+        held.start_ms = expected(fleet, held.shape, held.hosts, barred, estimates, now_ms)
         if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
             return
         self._moved_ms = now_ms
@@ -523,8 +403,10 @@ class Holding:
             if looked_ms is None or later or start_ms < looked_ms:
                 held.looked_start_ms = start_ms
         for line in self._lines.queue.lines.values():
-            if line.barred and (later or not held.hosts & self.barred(line.priority, line.shape, line.tenant)):
-                line.barred, line.blocked_at = False, -1
+            if line.verdict.waits is Waits.RESERVED and (
+                later or not held.hosts & self.barred(line.priority, line.shape, line.tenant)
+            ):
+                line.verdict = VOID
 
     def forget(self, num: int) -> None:
         """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
@@ -559,7 +441,7 @@ class Filling:
         held, shape = self._holding.reservation, line.shape
         if held is None or not self._holding.barred(line.priority, shape, line.tenant):
             return 0
-        line.barred = True  # a job that joins it may be short enough
+        line.verdict = Verdict(Waits.RESERVED, line.verdict.change)
         if held.start_ms is None:
             return 0
         taken = self._holding.taken_back(line.priority, shape, line.tenant)
