@@ -76,7 +76,7 @@ QUEUEING: Final[dict[str, Off]] = {
     "siblings": _off(runtime, "SIBLINGS_MS", -1),
     "moves": _off(reserve, "MOVE_MS_A_HOST", NEVER),
     "whole-hosts-first": _off(reserve, "fills_hosts", lambda fleet, shape: True),
-    "many-hosts-later": _off(Claims, "comes_due", lambda self, claim, now_ms, waits: True),
+    "many-hosts-later": _off(Claims, "due_ms", lambda self, claim, now_ms, waits: now_ms),
 }
 
 Job = tuple[str, int, tuple[str, ...]]

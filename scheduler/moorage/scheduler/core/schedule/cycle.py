@@ -141,6 +141,17 @@ class Planner:
             self.preempting.seek(draft, lambda: self._eligible(draft), lambda line: self._closed_to(draft, line))
         return placed
 
+    def next_ms(self, draft: Draft) -> float:
+        """Return from which ledger ms on a pass may come to another result though nothing happens; infinity for never.
+
+        Where running jobs may be ended for others, or jobs age, that may be at any time.
+        """
+        if self.queue.is_empty:
+            return math.inf
+        if self.preempting.allowed or draft.state.preempting or self.lines.ageing is not None:
+            return draft.time_ms
+        return self.holding.next_ms(draft)
+
     def _begin(self, draft: Draft) -> bool:
         """Begin a pass. Return False where there is nothing to place, or the ranker is not ready to choose."""
         self.placing.begin()

@@ -25,6 +25,7 @@ jobs that came before it wait no longer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from itertools import islice
@@ -141,25 +142,25 @@ class Claims:
         if self._began_ms < 0:
             self._began_ms = now_ms
 
-    def comes_due(self, claim: Claim, now_ms: int, waits: Callable[[int], bool]) -> bool:
-        """Whether hosts are to be closed by now for whoever is first, as is remembered; `waits` tells who waits still.
+    def due_ms(self, claim: Claim, now_ms: int, waits: Callable[[int], bool]) -> int:
+        """Return from when on hosts are closed for the first claim, as is remembered; `waits` says if an entry waits.
 
         Asked in the course of a pass alone, so that a replay of the reign remembers the same.
         """
         needed, of = hosts_needed(self._fleet, claim.line.shape)
         if not 1 < needed <= of:
-            return True
+            return now_ms
         since = self._since.get(claim.item)
         if since is None:
             since = now_ms if claim.accepted_ms >= self._began_ms else claim.accepted_ms + self._patience_ms
             if len(self._since) >= FIRST_MAX:
                 self._since = {item: at for item, at in self._since.items() if waits(item)}
             if len(self._since) >= FIRST_MAX:
-                return True
+                return now_ms
             self._since[claim.item] = since
         waited_from = max(claim.accepted_ms + self._patience_ms, claim.line.granted_ms)
         waited, (times, by) = max(0, since - waited_from), LETS_ON
-        return (now_ms - since) * of * by >= waited * (needed - 1) * times
+        return since - (-waited * (needed - 1) * times // (of * by))
 
     def granted(self, held: Reservation, claims: list[Claim]) -> None:
         """Hosts are held for one of these claims."""
@@ -193,8 +194,10 @@ def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:
     return (-(-shape.together // each) if each else 0), sum(hosts for _, hosts in _sizes(fleet, shape))
 
 
-#: ledger ms between two looks for somebody out of patience
+#: ledger ms between two scans for an overdue job, or of the hosts of the reservation
 LOOK_MS: Final = 1000
+#: reserved hosts are opened to a tenant to which more is owed by now once usage has decayed by so much of its half-life
+OWED_PART: Final = 512
 #: lines of the queue that are looked at for whoever is out of patience, and as many of those that need whole hosts
 LINES_MAX: Final = 512
 NOBODY: Final[frozenset[int]] = frozenset()
@@ -215,6 +218,8 @@ class Holding:
         self._claims = Claims(fleet, patience_ms)
         self._draft: Draft | None = None  # the last pass's
         self._looked_ms = -patience_ms
+        self._seen: tuple[int, int, int] | None = None  # what the last scan saw, see `_view`
+        self._next_claim_ms = math.inf  # with no reservation: when a job becomes overdue, or hosts are closed for one
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
 
@@ -273,15 +278,21 @@ class Holding:
         return waiting and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
 
     def _reserve(self, draft: Draft) -> None:
-        """Give up a reservation that is used or void; look once a second for somebody out of patience."""
+        """Give up a reservation that is used or void; scan on a change or at a computed moment, at most each second."""
         self._claims.begin(draft.time_ms)
-        held, lines = self.reservation, self._lines
+        held = self.reservation
         if held is not None and not self._may_start(draft, held):
             self.give_up()
             held = None
-        if draft.time_ms - self._looked_ms < LOOK_MS:
+        if draft.time_ms - self._looked_ms < LOOK_MS or not (self._has_changed(draft) or self._is_time(draft)):
             return
         self._looked_ms = draft.time_ms
+        self._scan(draft, held)
+        self._seen = self._view(draft) if draft.empty else None  # else it saw what is not in the state yet
+
+    def _scan(self, draft: Draft, held: Reservation | None) -> None:
+        """Look after the reservation that stands; else reserve hosts for the first job that is overdue."""
+        lines = self._lines
         if held is not None:
             barred = lines.left_too_soon(draft, held.item) | held.shape.refusing
             with self._fleet.avoiding(held.shape.avoid):
@@ -289,9 +300,13 @@ class Holding:
                     self._reopen(held, draft.time_ms)
                     return
             self.give_up()
+        self._next_claim_ms = math.inf
         likely = self._likely_lines()
         for line in likely:
-            lines.prune(draft, line)
+            if lines.prune(draft, line) and (job := draft.state.jobs.get(line.entries[0] >> REPLICA_BITS)) is not None:
+                overdue_ms = job.accepted_ms + self._patience_ms + 1
+                if overdue_ms > draft.time_ms:
+                    self._next_claim_ms = min(self._next_claim_ms, overdue_ms)
         claims = self._claims_of(draft, likely, NOBODY)
         self.reservation = self._grant(draft, claims)
         if self.reservation is not None:
@@ -338,7 +353,8 @@ class Holding:
     def _grant(self, draft: Draft, claims: list[Claim], *, early: bool = False) -> Reservation | None:
         """Hosts for the first of these claims that some could hold, if it is due or `early`."""
         for claim in claims:  # what no host could hold must not hide who could be helped
-            if not early and not self._comes_due(draft, claim):
+            if not early and (due_ms := self._due_ms(draft, claim)) > draft.time_ms:
+                self._next_claim_ms = min(self._next_claim_ms, due_ms)
                 return None
             line = claim.line
             barred = self._lines.left_too_soon(draft, claim.item) | line.shape.refusing
@@ -349,12 +365,49 @@ class Holding:
                 return Reservation(claim.item, line, tenant, hosts, start_ms, draft.time_ms)
         return None
 
-    def _comes_due(self, draft: Draft, claim: Claim) -> bool:
-        """Whether hosts are closed for it by now; at once under fair share: who is let on has had more already."""
+    def _due_ms(self, draft: Draft, claim: Claim) -> int:
+        """Return from when on hosts are closed for it. Under fair share at once: the tenants before it had more."""
+        if self._lines.turns is not None:
+            return draft.time_ms
         waits = self._lines.waits
-        return self._lines.turns is not None or self._claims.comes_due(
-            claim, draft.time_ms, lambda item: waits(draft, item)
-        )
+        return self._claims.due_ms(claim, draft.time_ms, lambda item: waits(draft, item))
+
+    # ------------------------------------------------------------------------------- when it is scanned again
+
+    def _view(self, draft: Draft) -> tuple[int, int, int]:
+        """Return what is another value whenever a scan may come to another result for another reason than time."""
+        return (draft.state.digest, self._fleet.version, self._fleet.changes)
+
+    def _has_changed(self, draft: Draft) -> bool:
+        return self._seen is None or not draft.empty or self._view(draft) != self._seen
+
+    def _is_time(self, draft: Draft) -> bool:
+        return draft.time_ms >= self._moment_ms(draft)
+
+    def _moment_ms(self, draft: Draft) -> float:
+        """Return the ledger ms from which on a scan may come to another result though nothing has changed.
+
+        Time alone opens reserved hosts to the groups that wait for them: as the expected start comes later, as more is
+        owed to a tenant. Where no group waits for them, the reservation only has to be given up in time.
+        """
+        held, looked_ms = self.reservation, self._looked_ms
+        if draft.state.windows:
+            return looked_ms + LOOK_MS
+        if held is None:
+            return self._next_claim_ms
+        moments = [held.short_ms + SHORT_MS] if held.short_ms >= 0 else []
+        if any(line.verdict.waits is Waits.RESERVED for line in self._lines.queue.lines.values()):
+            if held.start_ms is not None:
+                moments.append(looked_ms + max(LATER_MS, (held.start_ms - looked_ms) // LATER_PART))
+            if self._lines.turns is not None:
+                moments.append(looked_ms + max(LOOK_MS, draft.state.half_life_ms // OWED_PART))
+        return min(moments, default=math.inf)
+
+    def next_ms(self, draft: Draft) -> float:
+        """Return the ledger ms of the next scan if nothing more happens; infinity where there is none."""
+        if self._lines.order == "fifo":
+            return math.inf
+        return self._looked_ms + LOOK_MS if self._has_changed(draft) else self._moment_ms(draft)
 
     # --------------------------------------------------------------------------------- while one stands
 
