@@ -167,7 +167,7 @@ class Model:
         assert found == wanted
         assert len(self.queue) == len(wanted)
         assert self.queue.is_empty == (not wanted)
-        ready = self.queue.ready(by_priority, lambda line: False)
+        ready = self.queue.ready(by_priority, 1, lambda line: False)
         assert {line.entries[0] for _, _, line in ready} == {first for _, first, _ in ready}
         assert all(line.entries for line in self.queue.lines.values())
 

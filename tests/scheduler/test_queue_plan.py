@@ -96,7 +96,7 @@ def test_queue_keeps_order_and_counts() -> None:
         queue.add(priority, one, entry(number, 0), "t")
     queue.add(50, two, entry(1, 1023), "t")
     assert len(queue) == 5
-    ready = queue.ready(by_priority, lambda line: False)
+    ready = queue.ready(by_priority, 0, lambda line: False)
     assert ready[0][:2] == ((1, -90, 0), entry(9, 0))
     assert queue.position(50, entry(4, 0)) == 3
     assert queue.position(90, entry(9, 0)) == 0

@@ -49,10 +49,7 @@ class Looking:
             labels = {"zone": "ab"[number % 2]}
             drive.worker(f"w{number}", models=models, cpu_milli=20_000, memory_mib=64_000, labels=labels)
         if not shortcut:
-            verdicts = drive.engine.planner.verdicts
-            vars(verdicts).update(
-                finds_none=_never, is_like_full=_never, holds=lambda draft, line: verdicts.is_new(line)
-            )
+            vars(drive.engine.planner.verdicts).update(finds_none=_never, is_like_full=_never, holds=_never)
 
     def step(self) -> None:
         rng, drive = self.rng, self.drive

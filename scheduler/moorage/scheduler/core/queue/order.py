@@ -25,7 +25,7 @@ UNBOUNDED: Final = 1 << 30
 
 
 class Turns:
-    """One pass: the order of lines, and what a placement does to it."""
+    """The order of queue groups in one pass, and what a placement does to it."""
 
     __slots__ = ("_at", "_draft", "_rates", "_scores", "_standing", "_tenants")
 
@@ -76,7 +76,7 @@ class Turns:
         self._scores.pop(line.tenant, None)
 
     def most(self, line: Line, others: tuple[Key, int] | None) -> int:
-        """How many more of a line may be placed in a row before somebody else's turn comes."""
+        """Return how many more of a queue group may be placed in a row before another tenant's turn comes."""
         borrows, priority, mine = self.key(line)
         if others is None:
             return UNBOUNDED
@@ -110,10 +110,11 @@ class Lines:
         #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
         self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
         self.turns: Turns | None = None  # this pass: the order under fair share
-        self._key: Callable[[Line], Key] = by_priority
+        #: what comes before arrival in the order of queue groups; less goes first
+        self.key: Callable[[Line], Key] = by_priority
         self._rates = Rates(fleet)
         self._draft: Draft | None = None  # the last pass's
-        self._classes: list[int] = []  # this pass: the priorities of those who wait, where jobs age
+        self._classes: list[int] = []  # this pass: the priorities of the jobs that wait, where jobs age
         #: this pass: by tenant the queue group whose first job waits for the tenant's limit, and that job's number
         self._full: dict[str, tuple[Line, int]] = {}
 
@@ -126,13 +127,13 @@ class Lines:
             standing = self.standing
             self._classes = sorted({line.priority for line in self.queue.lines.values() if line.entries})
         self.turns = Turns(draft, self._rates, standing) if self.is_fair(draft) else None
-        self._key = self._choose_key()
+        self.key = self._choose_key()
 
     def is_fair(self, draft: Draft) -> bool:
-        """Whether tenants have turns: an operator has set somebody's share, and the order is not another."""
+        """Whether tenants have turns: an operator has set a share, and the order is not another."""
         return self.order == "fair" and draft.state.half_life_ms > 0 and self.queue.by_tenant
 
-    # ------------------------------------------------------------------------------------ who still waits
+    # ------------------------------------------------------------------------------------ what still waits
 
     def waits(self, draft: Draft, item: int) -> bool:
         """Whether this entry still waits, and not for the end of a pause (removal from the queue is lazy)."""
@@ -147,7 +148,7 @@ class Lines:
         return row.state == QUEUED and row.not_before <= draft.time_ms
 
     def prune(self, draft: Draft, line: Line) -> bool:
-        """Take whoever waits no more from a line's front; whether anybody is left."""
+        """Take entries that wait no longer from the front of a queue group. Return whether any entry is left."""
         entries, queue = line.entries, self.queue
         if entries and entries[0] >> REPLICA_BITS >= draft.state.next_num:
             return True  # accepted in this very record, as most
@@ -156,14 +157,10 @@ class Lines:
         return bool(entries)
 
     def left_too_soon(self, draft: Draft, item: int) -> frozenset[int]:
-        """The workers that an entry's own time limit keeps it from: who stands behind it may have another."""
+        """Return the workers that an entry's own time limit keeps it from: the one behind it may have another limit."""
         return self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms) if draft.state.windows else _NOBODY
 
     # ------------------------------------------------------------------------------- what comes before arrival
-
-    def key(self, line: Line) -> Key:
-        """Return what comes before arrival in the order of queue groups; less goes first."""
-        return self._key(line)
 
     def _choose_key(self) -> Callable[[Line], Key]:
         if self.turns is not None:
@@ -261,7 +258,7 @@ class Lines:
         return (self.key(line), line.entries[0]) < (self.key(other), other.entries[0])
 
     def may(self, draft: Draft, line: Line) -> bool:
-        """Whether its tenant may start it: hosts are held back for nobody who may not."""
+        """Whether its tenant may start it: hosts are reserved only for a job that its tenant may start."""
         return line.shape.gpus <= self.room(draft, line)
 
     def over_limit(self, draft: Draft, line: Line) -> None:

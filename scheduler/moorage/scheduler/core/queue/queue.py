@@ -1,4 +1,4 @@
-"""Who is next: priority, then arrival; kept by shape so that what cannot start now is looked at once, not each.
+"""The queue: jobs in groups of one priority and shape, by arrival, so that a group that cannot start is tried once.
 
 A shape that found no room is blocked until something changed that may let it start. The entries are plain integers
 (job number and replica), so a hundred thousand queued jobs cost the garbage collector nothing. A tenant that an
@@ -22,7 +22,7 @@ REPLICA_BITS: Final = 10  # 1,024 replicas a job
 
 #: what comes before arrival in the order of queue groups, see `order`: less goes first
 Key = tuple[int, int, int]
-_Name = tuple[int, int, str]  # minus the priority, the shape's index, a tenant set apart or nobody
+_Name = tuple[int, int, str]  # minus the priority, the shape's index, a tenant with groups of its own, else ""
 
 
 def entry(num: int, replica: int) -> int:
@@ -181,17 +181,22 @@ class Queue:
                     self.add(line.priority, line.shape, item, tenant)
                     self.lines[(key[0], key[1], tenant)].granted_ms = line.granted_ms
 
-    def ready(self, key: Callable[[Line], Key], holds: Callable[[Line], bool]) -> list[tuple[Key, int, Line]]:
+    def ready(
+        self, key: Callable[[Line], Key], change: int, holds: Callable[[Line], bool]
+    ) -> list[tuple[Key, int, Line]]:
         """Return the queue groups that may find room, as a heap of (key, first entry, group).
 
-        `holds` says whether the verdict of a group holds: that one is left out. Groups without entries are forgotten.
+        A group with a verdict of this `change` of the fleet is left out; so is one with a verdict of an earlier change
+        that `holds`. Groups without entries are forgotten.
         """
         found: list[tuple[Key, int, Line]] = []
         empty = []
         for name, line in self.lines.items():
             if not line.entries:
                 empty.append(name)
-            elif not holds(line):
+            elif (at := line.verdict.change) == change:
+                continue
+            elif at < 0 or not holds(line):
                 found.append((key(line), line.entries[0], line))
         for name in empty:
             del self.lines[name]
@@ -245,7 +250,7 @@ class Queue:
         return count
 
     def line_of(self, priority: int, shape: Shape, tenant: str) -> Line | None:
-        """The line that whoever asks so would join, if it is there."""
+        """Return the queue group that a job of this priority, shape and tenant would join; None where there is none."""
         return self.lines.get(self._key(priority, shape, tenant))
 
     def position(self, priority: int, item: int, standing: Callable[[int, int], int] | None = None) -> int:

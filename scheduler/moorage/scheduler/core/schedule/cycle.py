@@ -36,6 +36,7 @@ ASIDE_MAX: Final = 64
 SWEEP_PART: Final = 16
 #: entries of the queue that one record looks at for jobs that wait no longer
 SWEPT_MAX: Final = 8_192
+_NONE: Final = -2  # no change of the fleet: in strict order the group that comes first is served whatever its verdict
 
 
 class End(Enum):
@@ -89,7 +90,7 @@ class Planner:
         self._waiting = 0  # lines that the last pass had to look at
 
     def is_done(self, draft: Draft) -> bool:
-        """Whether nothing more may be placed in this record; who still waits is looked at in the next."""
+        """Whether nothing more may be placed in this record; groups that were not served are served in the next."""
         placing = self.placing
         if self._unprepared:
             return True
@@ -102,7 +103,10 @@ class Planner:
             return 0
         lines, verdicts, placed, passed = self.lines, self.verdicts, 0, 0
         strict = lines.order == "fifo"
-        ready = self.queue.ready(lines.key, lambda line: not strict and verdicts.holds(draft, line))
+        if strict:
+            ready = self.queue.ready(lines.key, _NONE, lambda line: False)
+        else:
+            ready = self.queue.ready(lines.key, self.fleet.changes, lambda line: verdicts.holds(draft, line))
         self._bound(cut, len(ready))
         while ready and not self.is_done(draft):
             key, first, line = ready[0]
@@ -180,8 +184,8 @@ class Planner:
     def _bound(self, cut: bool, waiting: int) -> None:
         """How often this pass may look in vain, of so many lines, after one that did so as often as it might.
 
-        Who found no room is not looked at again, so each pass comes further; where it does not, as the whole fleet has
-        changed meanwhile, it may look twice as often: nobody waits for ever to be looked at.
+        A group that found no room is not served again, so each pass comes further. Where it does not, as the whole
+        fleet has changed meanwhile, it may look twice as often: each group is served some time.
         """
         further = not cut or waiting < self._waiting
         self._in_vain_max = max(IN_VAIN_MAX, self._in_vain_max // 2) if further else 2 * self._in_vain_max
@@ -261,7 +265,7 @@ class Planner:
     # ---------------------------------------------------------------------------------------- preemption
 
     def _eligible(self, draft: Draft) -> list[tuple[Key, int, Line]]:
-        """Return the groups that found no room or whose first job waits out a drain, if their tenants may start them"""
+        """Return the groups that found no room, or whose first waits out a drain, if their tenants may start them."""
         lines = self.lines
         return [
             (lines.key(line), line.entries[0], line)
@@ -272,7 +276,7 @@ class Planner:
         ]
 
     def _closed_to(self, draft: Draft, line: Line) -> frozenset[int]:
-        """The hosts on which the first of a line may not start, whoever leaves them."""
+        """Return the hosts on which the first job of a group may not start, also if all jobs leave them."""
         return self.holding.barred(line.priority, line.shape, line.tenant) | self.lines.left_too_soon(
             draft, line.entries[0]
         )

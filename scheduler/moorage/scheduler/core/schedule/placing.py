@@ -1,6 +1,6 @@
 """Where one entry of the queue goes, written into the draft: a replica, several on one host, or a gang whole.
 
-The ranker chooses among the hosts; whoever found no room in this pass is not looked for again.
+The ranker chooses among the hosts. A shape that found no room in this pass is not looked for again.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Placing:
         shape, entries, host, lines = line.shape, line.entries, choice.host, self._lines
         taken, mode = 0, lines.mode(shape)
         if shape.avoid or host.worker.window is not None:
-            return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
+            return 0, choice  # jobs that ask alike may have other time limits; on these devices it may not be
         masks = self.ranker.again(choice, shape, min(most, len(entries)))
         self.choices += bool(masks)
         for mask in masks[: draft.steps_left]:
@@ -129,7 +129,7 @@ class Placing:
                 before = fleet.changes
                 for done in taken:  # of its own alone
                     fleet.give(done.host, shape, done.mask)
-                fleet.unchanged_since(before)  # whoever was blocked still is
+                fleet.unchanged_since(before)  # verdicts still hold
                 return None
             fleet.take(choice.host, shape, choice.mask)
             taken.append(choice)

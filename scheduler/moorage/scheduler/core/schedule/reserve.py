@@ -128,10 +128,10 @@ class Claims:
         self._began_ms = -1  # this leader's first pass
         self._since: dict[int, int] = {}  # entry -> since when it is first
         self._passed = -1  # the entry that has waited longest of those that need no whole host
-        self._passed_hosts = 0  # hosts that were held past it for whoever came later
+        self._passed_hosts = 0  # hosts that were reserved past it for jobs that came later
 
     def in_order(self, claims: list[Claim]) -> list[Claim]:
-        """Who goes first. `later` of each says whether it could do without whole hosts."""
+        """Return the candidates in order. `later` of each says whether it could do without whole hosts."""
         others = [claim for claim in claims if claim.later]
         if others and min(others).item == self._passed and self._passed_hosts >= len(self._fleet.hosts):
             claims = [claim._replace(later=False) for claim in claims]
@@ -198,7 +198,7 @@ def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:
 LOOK_MS: Final = 1000
 #: reserved hosts are opened to a tenant to which more is owed by now once usage has decayed by so much of its half-life
 OWED_PART: Final = 512
-#: lines of the queue that are looked at for whoever is out of patience, and as many of those that need whole hosts
+#: queue groups that are scanned for an overdue job, and as many of those that need whole hosts
 LINES_MAX: Final = 512
 NOBODY: Final[frozenset[int]] = frozenset()
 
@@ -210,6 +210,7 @@ class Holding:
         self, fleet: Fleet, lines: Lines, estimates: Estimates, preempting: Preempting, patience_ms: int
     ) -> None:
         self.reservation: Reservation | None = None
+        self.is_waited_for = False  # a queue group waits for the reserved hosts, or did so when it was scanned last
         self._fleet = fleet
         self._lines = lines
         self._estimates = estimates
@@ -223,13 +224,13 @@ class Holding:
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
 
-    # ------------------------------------------------------------------------------------- whose they are
+    # ----------------------------------------------------------------------- which hosts are closed to a group
 
     def barred(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
-        """The hosts that are held back for somebody else than the lines of this priority and shape.
+        """Return the hosts that are closed to jobs of this priority, shape and tenant.
 
-        Under fair share a tenant passes to which more is owed than to the one they are held for; and what others ended
-        for is theirs for whom they did, whoever has waited longer.
+        Under fair share a tenant to which more is owed passes the reservation. What jobs were ended for belongs to the
+        job that they were ended for, also if another has waited longer.
         """
         taken = self.taken_back(priority, shape, tenant)
         held, turns, draft = self.reservation, self._lines.turns, self._draft
@@ -242,13 +243,13 @@ class Holding:
         return (held.hosts - self._preempting.own(draft, shape, priority, tenant)) | taken
 
     def passes(self, priority: int, shape: Shape, held: Reservation) -> bool:
-        """Whether a line of this priority and shape passes a reservation: its own, or of somebody whom it would end."""
+        """Whether jobs of this priority and shape pass a reservation: it is theirs, or of a job that they may end."""
         if held.priority == priority and held.shape is shape:
             return True
         return self._preempting.priority <= priority > self._lines.standing_of(held.priority, held.item)
 
     def taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
-        """The hosts on which others end for somebody else."""
+        """Return the hosts on which jobs end for a job other than those of this priority, shape and tenant."""
         draft = self._draft
         if draft is None or not draft.state.preempting:
             return NOBODY
@@ -265,7 +266,7 @@ class Holding:
             self._settle(draft)
 
     def _settle(self, draft: Draft) -> None:
-        """Give up preemptions that are void; what was held for whoever needs it no more is open again."""
+        """Give up preemptions that are void: the hosts that were held for them are open again."""
         preempting = draft.state.preempting
         if not self._preemptors <= preempting.keys():
             self._fleet.opens()
@@ -273,7 +274,7 @@ class Holding:
         self._preempting.settle(draft, lambda job: self._still_waits(draft, job))
 
     def _still_waits(self, draft: Draft, job: Job) -> bool:
-        """Whether whoever others end for could still start."""
+        """Whether a job that others end for could still start."""
         waiting = any(draft.replica(replica).state == QUEUED for replica in job.replicas)
         return waiting and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
 
@@ -318,11 +319,11 @@ class Holding:
         return self._lines.waits(draft, held.item) and held.shape.gpus <= self._lines.room_of(draft, held.tenant)
 
     def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
-        """Who would get hosts reserved, with these jobs (their numbers) gone, now or before long; changes nothing."""
+        """Return the reservation that would be next with these jobs (their numbers) gone; changes nothing."""
         return self._grant(draft, self._claims_of(draft, self._likely_lines(), without), early=True)
 
     def _likely_lines(self) -> list[Line]:
-        """The lines whose first one may have the first claim.
+        """Return the queue groups whose first job may be the first reservation candidate.
 
         All of them; of more than `LINES_MAX` those that come first, and those that come first for whole hosts: where as
         many shapes wait as jobs, a look at all of them once a second would hold up the leader.
@@ -337,7 +338,7 @@ class Holding:
         return list({line: None for _, _, line in likely})
 
     def _claims_of(self, draft: Draft, lines: list[Line], without: frozenset[int]) -> list[Claim]:
-        """Who is out of patience, the first of each line, in order; with these jobs (their numbers) gone."""
+        """Return the overdue jobs that are first of their group, in order; with these jobs (their numbers) gone."""
         impatient: list[Claim] = []
         for line in lines:
             item = next((item for item in line.entries if item >> REPLICA_BITS not in without), None)
@@ -352,7 +353,7 @@ class Holding:
 
     def _grant(self, draft: Draft, claims: list[Claim], *, early: bool = False) -> Reservation | None:
         """Hosts for the first of these claims that some could hold, if it is due or `early`."""
-        for claim in claims:  # what no host could hold must not hide who could be helped
+        for claim in claims:  # a job that no host could hold must not hide one that could be helped
             if not early and (due_ms := self._due_ms(draft, claim)) > draft.time_ms:
                 self._next_claim_ms = min(self._next_claim_ms, due_ms)
                 return None
@@ -396,7 +397,7 @@ class Holding:
         if held is None:
             return self._next_claim_ms
         moments = [held.short_ms + SHORT_MS] if held.short_ms >= 0 else []
-        if any(line.verdict.waits is Waits.RESERVED for line in self._lines.queue.lines.values()):
+        if self.is_waited_for:
             if held.start_ms is not None:
                 moments.append(looked_ms + max(LATER_MS, (held.start_ms - looked_ms) // LATER_PART))
             if self._lines.turns is not None:
@@ -427,7 +428,7 @@ class Holding:
         return True
 
     def _move(self, held: Reservation, barred: frozenset[int], now_ms: int) -> None:
-        """See again when a reservation's hosts will hold it, and now and then whether others would sooner."""
+        """Estimate anew when the reserved hosts will hold it, and now and then whether other hosts would sooner."""
         fleet, estimates = self._fleet, self._estimates
         held.start_ms = expected(fleet, held.shape, held.hosts, barred, estimates, now_ms)
         if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
@@ -439,7 +440,7 @@ class Holding:
         self._take_hosts(held, hosts, start_ms, now_ms)
 
     def _take_hosts(self, held: Reservation, hosts: frozenset[int], start_ms: int | None, now_ms: int) -> None:
-        """Others than it had."""
+        """Reserve other hosts than it had."""
         held.hosts, held.start_ms, held.short_ms = hosts, start_ms, -1
         self._moved_ms = now_ms
         self._fleet.opens()  # the hosts it leaves
@@ -455,11 +456,13 @@ class Holding:
             later = looked_ms is None or start_ms - looked_ms > least_ms
             if looked_ms is None or later or start_ms < looked_ms:
                 held.looked_start_ms = start_ms
+        self.is_waited_for = False
         for line in self._lines.queue.lines.values():
-            if line.verdict.waits is Waits.RESERVED and (
-                later or not held.hosts & self.barred(line.priority, line.shape, line.tenant)
-            ):
-                line.verdict = VOID
+            if line.verdict.waits is Waits.RESERVED:
+                if later or not held.hosts & self.barred(line.priority, line.shape, line.tenant):
+                    line.verdict = VOID
+                else:
+                    self.is_waited_for = True
 
     def forget(self, num: int) -> None:
         """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
@@ -495,6 +498,7 @@ class Filling:
         if held is None or not self._holding.barred(line.priority, shape, line.tenant):
             return 0
         line.verdict = Verdict(Waits.RESERVED, line.verdict.change)
+        self._holding.is_waited_for = True
         if held.start_ms is None:
             return 0
         taken = self._holding.taken_back(line.priority, shape, line.tenant)

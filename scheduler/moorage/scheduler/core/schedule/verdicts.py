@@ -13,7 +13,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.queue.order import Lines
-from moorage.scheduler.core.queue.queue import Line, Verdict, Waits
+from moorage.scheduler.core.queue.queue import VOID, Line, Verdict, Waits
 from moorage.scheduler.core.schedule.reserve import Holding
 
 #: the change at which it found no room, its priority and its shape: such groups find room, or none, like each other
@@ -27,6 +27,7 @@ class Verdicts:
         self._fleet = fleet
         self._lines = lines
         self._holding = holding
+        self._last = VOID  # the last verdict that was given
         self._opened: dict[int, list[Host] | None] = {}  # the hosts that have opened since a change; None for any
         #: for a change and a shape: whether none of the hosts that have opened since may have room
         self._closed: dict[tuple[int, int], bool] = {}
@@ -40,24 +41,26 @@ class Verdicts:
 
     def give(self, line: Line, waits: Waits) -> None:
         """The first job of a queue group found no room just now."""
-        line.verdict = Verdict(waits, self._fleet.changes)
+        last, change = self._last, self._fleet.changes
+        if last.change != change or last.waits is not waits:
+            last = self._last = Verdict(waits, change)  # thousands of groups may get the same one
+        line.verdict = last
 
     def is_new(self, line: Line) -> bool:
         """Whether nothing in the fleet has changed since a queue group got its verdict."""
         return line.verdict.change == self._fleet.changes
 
     def holds(self, draft: Draft, line: Line) -> bool:
-        """Whether the verdict of a queue group holds; asked before anything is placed in a pass.
+        """Whether the verdict of a queue group holds though the fleet has changed, before anything is placed in a pass.
 
         It is the same then for all groups of a shape that found no room at one change. There may be as many shapes as
         groups, so the hosts that have opened are not scanned here, but when its turn comes (`finds_none`). A group is
         not left out while jobs of its tenant wait behind it for the tenant's limit.
         """
-        if line.verdict.change == self._fleet.changes:
-            return True
-        if line.verdict.change < 0 or self._is_let_in(line):
+        verdict = line.verdict
+        if verdict.waits is Waits.RESERVED and self._is_let_in(line):
             return False
-        key = (line.verdict.change, line.shape.index)
+        key = (verdict.change, line.shape.index)
         closed = self._closed.get(key)
         if closed is None:
             hosts = self._hosts_opened(draft, line)
@@ -65,7 +68,7 @@ class Verdicts:
             self._closed[key] = closed
         if not closed or self._lines.room(draft, line) != math.inf:
             return False
-        self.give(line, line.verdict.waits)
+        self.give(line, verdict.waits)
         return True
 
     def finds_none(self, draft: Draft, line: Line) -> bool:
