@@ -33,14 +33,13 @@ from bench.placement.page import AT, FIRST_SEED, OURS, lost_percent, mean_and_er
 from bench.placement.run import TRACES, digest_of
 from bench.placement.run import one as saturated
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.decide import holding
-from moorage.scheduler.core.queueing import durations
-from moorage.scheduler.core.queueing.claims import Claims
 from moorage.scheduler.core.rank import fragments
 from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
 from moorage.scheduler.core.rank.prices import Prices
 from moorage.scheduler.core.rank.table import HostTable, Ints
+from moorage.scheduler.core.schedule import reserve, runtime
+from moorage.scheduler.core.schedule.reserve import Claims
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.simulate.openb import pod_lists
 from moorage.scheduler.simulate.philly import CLUSTERS
@@ -74,10 +73,10 @@ RANKING: Final[dict[str, Off]] = {
 }
 #: and those of reservations
 QUEUEING: Final[dict[str, Off]] = {
-    "siblings": _off(durations, "SIBLINGS_MS", -1),
-    "moves": _off(holding, "MOVE_MS_A_HOST", NEVER),
-    "whole-hosts-first": _off(holding, "fills_hosts", lambda fleet, shape: True),
-    "many-hosts-later": _off(Claims, "comes_due", lambda self, claim, now_ms, waits: True),
+    "siblings": _off(runtime, "SIBLINGS_MS", -1),
+    "moves": _off(reserve, "MOVE_MS_A_HOST", NEVER),
+    "whole-hosts-first": _off(reserve, "fills_hosts", lambda fleet, shape: True),
+    "many-hosts-later": _off(Claims, "due_ms", lambda self, claim, now_ms, waits: now_ms),
 }
 
 Job = tuple[str, int, tuple[str, ...]]

@@ -17,13 +17,13 @@ import msgspec
 from moorage.bus.connection import connect
 from moorage.scheduler.copies import Copies
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.decide.placing import Placing
 from moorage.scheduler.core.effects.output_writer import OutputWriter
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.queueing.queue import Queue
+from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.rank.ranker import Pack
+from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.fleet_frames import FleetFrames
 from moorage.scheduler.foresight import Foresight

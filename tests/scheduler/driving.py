@@ -25,7 +25,7 @@ from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.queries.waiting import explain_job
-from moorage.scheduler.core.queueing.queue import entry
+from moorage.scheduler.core.queue.queue import entry
 from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX
 from moorage.scheduler.core.state import Job, Member, Replica, State
 from moorage.scheduler.whatif.child import ask

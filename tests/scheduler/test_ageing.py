@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries.waiting import explain_job
-from moorage.scheduler.core.queueing.queue import entry
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
+from moorage.scheduler.core.queue.queue import entry
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from tests.scheduler.driving import Driving
 
 MINUTE = 60_000

@@ -8,10 +8,9 @@ from collections import Counter
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.decide import holding
-from moorage.scheduler.core.queueing import durations
-from moorage.scheduler.core.queueing.backfill import FREED_MS
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
+from moorage.scheduler.core.schedule import reserve, runtime
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
+from moorage.scheduler.core.schedule.runtime import FREED_MS
 from tests.scheduler.driving import Driving
 from tests.turns import turns
 
@@ -38,13 +37,13 @@ def test_who_surely_ends_before_the_reservation_runs_there() -> None:
     assert drive.states("short") == ["PLACED"]
 
 
-@pytest.mark.parametrize("groups", [durations.GROUPS_MAX, 12])
+@pytest.mark.parametrize("groups", [runtime.GROUPS_MAX, 12])
 @pytest.mark.parametrize("seed", turns(range(12), often=3))
 def test_ends_that_were_found_before_are_those_that_are_found_anew(
     seed: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is learned or forgotten meanwhile, and however late it is."""
-    monkeypatch.setattr(durations, "GROUPS_MAX", groups)
+    monkeypatch.setattr(runtime, "GROUPS_MAX", groups)
     chance, drive = random.Random(seed), Driving()
     for number in range(3):
         drive.worker(f"w{number}", 8)
@@ -170,7 +169,7 @@ def test_whole_hosts_go_first_and_pass_an_older_small_one_once_a_host_at_most(
     others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream of jobs for whole hosts, one always waiting; with others, more shapes wait than are looked at."""
-    monkeypatch.setattr(holding, "LINES_MAX", 3)
+    monkeypatch.setattr(reserve, "LINES_MAX", 3)
     drive = Driving()
     drive.worker("w0", 8)
     drive.worker("w1", 8)
@@ -304,7 +303,7 @@ def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> 
     drive = Driving()
     drive.worker("w0", 8)
     unbound = {"driver": "noop", "argv": ["learned"], "grace_s": 1}
-    for number in range(durations.SAMPLES_SURE + 1):
+    for number in range(runtime.SAMPLES_SURE + 1):
         drive.submit(f"l{number}", gpu={"count": 2}, run=unbound)
         drive.settle()
         drive.pass_time(5_000)

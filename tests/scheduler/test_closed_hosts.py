@@ -7,8 +7,8 @@ from typing import Any, Literal
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS, SHORT_MS
+from moorage.scheduler.core.queue.queue import REPLICA_BITS
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS
 from tests.scheduler.driving import Driving
 
 GANG = {"scheduling": "gang"}

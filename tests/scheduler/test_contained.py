@@ -165,10 +165,10 @@ def test_a_ranker_that_cannot_be_made_leaves_the_plain_one(tmp_path: Path, monke
 
 def break_submits(drive: Contained, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """A fault in one of the places that a request goes through; `poison` jobs ask for a model of that name."""
-    from moorage.scheduler.core.decide.placing import Placing
     from moorage.scheduler.core.draft import Draft
     from moorage.scheduler.core.lifecycle.admission import Admission
-    from moorage.scheduler.core.queueing.queue import Queue
+    from moorage.scheduler.core.queue.queue import Queue
+    from moorage.scheduler.core.schedule.placing import Placing
 
     if where == "admission":
         raises_for(monkeypatch, Admission, "submit", is_poisoned)
@@ -224,7 +224,7 @@ def test_a_request_that_fails_is_set_aside_and_the_others_go_on(
 def test_a_job_that_was_accepted_before_is_tried_again_later_and_what_asks_alike_with_it(
     drive: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from moorage.scheduler.core.decide.placing import Placing
+    from moorage.scheduler.core.schedule.placing import Placing
 
     for name in ("first", "second"):
         drive.submit(name, gpu={"count": 4})  # both hosts are full
@@ -258,7 +258,7 @@ def test_a_job_that_was_accepted_before_is_tried_again_later_and_what_asks_alike
 
 
 def test_in_the_next_term_it_is_contained_as_well(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moorage.scheduler.core.decide.indexing import Indexing
+    from moorage.scheduler.core.schedule.indexing import Indexing
 
     drive.submit("first", gpu={"count": 4})
     drive.submit("bad", gpu={"count": 3})

@@ -11,7 +11,7 @@ from moorage.scheduler.core.ledger.acts import Health
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.core.state import State
 from moorage.schemas.frames import End, Unwell
 from tests.scheduler.driving import Driving

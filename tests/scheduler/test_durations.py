@@ -7,17 +7,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.scheduler.core.queueing import durations
-from moorage.scheduler.core.queueing.backfill import UNKNOWN_MS
-from moorage.scheduler.core.queueing.durations import (
+from moorage.scheduler.core.request_reader import WORKLOAD_CHARS_MAX, workload_of
+from moorage.scheduler.core.schedule import runtime
+from moorage.scheduler.core.schedule.runtime import (
     OUTLIVED_P90,
     SAMPLES_MAX,
     SIBLINGS_MS,
+    UNKNOWN_MS,
     Durations,
     _left_ms,
     groups_of,
     rank,
-    workload_of,
 )
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import started_ms
@@ -43,7 +43,7 @@ def test_a_workload_is_the_program_and_its_first_word_not_its_options() -> None:
     assert workload_of(request(["a"], labels={"workload": "resnet"})) == "resnet"
     docker = Request(run=Run(driver="docker", argv=["a"]), driver_config={"docker": {"image": "x:1"}})
     assert workload_of(docker) == "docker x:1 a"
-    assert len(workload_of(request(["a" * 1000]))) == durations.WORKLOAD_CHARS_MAX
+    assert len(workload_of(request(["a" * 1000]))) == WORKLOAD_CHARS_MAX
 
 
 def test_the_narrowest_group_that_has_seen_enough_answers() -> None:
@@ -94,7 +94,7 @@ def test_what_has_lasted_so_long_is_compared_with_what_lasted_longer() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
-    monkeypatch.setattr(durations, "GROUPS_MAX", 30)
+    monkeypatch.setattr(runtime, "GROUPS_MAX", 30)
     known = Durations()
     for number in range(SAMPLES_MAX * 3):
         known.observe("t", "a", shape(), number)

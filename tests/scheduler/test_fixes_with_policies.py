@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.whatif.fixes import FIXES_MAX
 from tests.scheduler.driving import H100, Driving
 

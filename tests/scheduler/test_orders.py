@@ -16,7 +16,7 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Queue, Verdict, Waits, entry
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.scheduler.core.state import State
 from moorage.schemas.codec import decode_request
@@ -592,13 +592,13 @@ def test_a_tenant_set_apart_is_looked_at_again_like_the_line_it_comes_from() -> 
     for num in range(4):
         queue.add(50, shape, entry(num, 0), "t" if num % 2 else "u")
     [line] = queue.lines.values()
-    line.blocked_at, line.barred = 7, True  # held back for somebody: who joins may be short enough
+    line.verdict = Verdict(Waits.RESERVED, 7)  # a job that joins it may be short enough
     queue.set_apart("u", lambda item: item >> REPLICA_BITS in (0, 2))
     own = queue.line_of(50, shape, "u")
     assert own is not None
-    assert (own.blocked_at, own.barred) == (7, True)
+    assert own.verdict == Verdict(Waits.RESERVED, 7)
     queue.add(50, shape, entry(4, 0), "u")
-    assert own.blocked_at == -1
+    assert own.verdict == VOID
 
 
 def test_a_tenant_set_apart_keeps_every_entry_once() -> None:

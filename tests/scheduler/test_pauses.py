@@ -17,12 +17,12 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler import foresight as foresight_module
 from moorage.scheduler import gc_schedule, intake, question_queue
 from moorage.scheduler.core import draft, engine
-from moorage.scheduler.core.decide import placing, plan
 from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle import cancels
-from moorage.scheduler.core.queueing.queue import Queue, entry
+from moorage.scheduler.core.queue.queue import Queue, entry
 from moorage.scheduler.core.records import STEP_WIDTH, Op
+from moorage.scheduler.core.schedule import cycle, placing
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import EXPIRED, QUEUED, REJECTED
 from moorage.scheduler.foresight import Foresight
@@ -95,7 +95,7 @@ def test_choices_that_differ_are_made_over_several_records_in_their_order() -> N
         drive.offer_submit(f"j{index}", gpu={"count": 8}, priority=90 if index >= 300 else 50)
     records = _until_calm(drive)
     drive.check()
-    assert len(records) == -(-600 // (plan.CHOICES_MAX + 1))
+    assert len(records) == -(-600 // (cycle.CHOICES_MAX + 1))
     assert {member.replica.job.num for member in drive.state.members()} == set(range(1, 601))
     placed = [decode_record(payload).steps[1::STEP_WIDTH] for payload in records]
     assert min(placed[0]) > 300, "who goes first is not asked twice"
@@ -103,7 +103,7 @@ def test_choices_that_differ_are_made_over_several_records_in_their_order() -> N
 
 def _requests_that_differ(count: int, monkeypatch: pytest.MonkeyPatch) -> Driving:
     """So many, which find no room beside what runs; behind them `last`, which does."""
-    monkeypatch.setattr(plan, "IN_VAIN_MAX", 80)
+    monkeypatch.setattr(cycle, "IN_VAIN_MAX", 80)
     drive = Driving()
     drive.checks = False
     drive.worker("w0", 2, cpu_milli=2_000)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.decide import preempting
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.queries import waiting
-from moorage.scheduler.core.queueing.preemption import VOID_MS, Victim, _Search
+from moorage.scheduler.core.schedule import preempt
+from moorage.scheduler.core.schedule.victims import VOID_MS, Victim, _Search
 from tests.scheduler.driving import Driving
 
 ON = Config(preempt_priority=80, preempt_after=60.0)
@@ -72,6 +72,16 @@ def test_only_a_higher_priority_from_the_setting_on(priority: int, low: int, doe
     drive.settle()
     assert drive.states("asks") == (["RUNNING"] if does else ["QUEUED"])
     assert drive.replica("j0").attempt == 1, "nor ended and placed again before whoever asked"
+
+
+def test_a_job_behind_it_that_waits_for_the_tenants_limit_keeps_no_job_from_preempting() -> None:
+    drive = running(gpus=2)
+    drive.order("limit", tenant="t", gpus=3)
+    drive.submit("urgent", priority=90, gpu={})
+    drive.submit("behind", gpu={"count": 2})
+    drive.pass_time(3_000)
+    drive.settle()
+    assert (drive.states("urgent"), drive.states("behind")) == (["RUNNING"], ["QUEUED"])
 
 
 def test_what_has_just_begun_runs_in_peace() -> None:
@@ -415,7 +425,7 @@ def test_who_still_ends_for_one_that_has_gone_counts_before_another_is_ended(new
 @pytest.mark.parametrize("how", ["cancelled", "drained", "cancelled, and too many are followed"])
 def test_who_ends_for_another_reason_is_nothing_more_to_take_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lender leases five GPUs where four are its own, and one of the five is about to be free anyway."""
-    monkeypatch.setattr(preempting, "FOLLOWED_MAX", 0 if "too many" in how else 10_000)
+    monkeypatch.setattr(preempt, "FOLLOWED_MAX", 0 if "too many" in how else 10_000)
     drive = Driving(Config(reclaim=True, preempt_after=0.0))
     for number in range(5):
         drive.worker(f"w{number}", 1, auto=False)

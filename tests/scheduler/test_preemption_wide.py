@@ -7,7 +7,7 @@ import random
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queueing.preemption import Preemption
+from moorage.scheduler.core.schedule.victims import Preemption
 from tests.scheduler.driving import Driving
 from tests.scheduler.test_preemption import ON, urgent
 from tests.turns import turns

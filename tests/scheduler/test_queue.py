@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
+from moorage.scheduler.core.queue.order import by_priority
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import NOT_PERMITTED
@@ -166,7 +167,7 @@ class Model:
         assert found == wanted
         assert len(self.queue) == len(wanted)
         assert self.queue.is_empty == (not wanted)
-        ready = self.queue.ready(1)
+        ready = self.queue.ready(by_priority, 1, lambda line: False)
         assert {line.entries[0] for _, _, line in ready} == {first for _, first, _ in ready}
         assert all(line.entries for line in self.queue.lines.values())
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.scheduler.core.queueing.queue import Queue, entry
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
+from moorage.scheduler.core.queue.order import by_priority
+from moorage.scheduler.core.queue.queue import Queue, entry
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.core.shape import SHAPES_MAX, Shape, Shapes, shape_key
 from moorage.schemas.job import Request, Run
 from tests.scheduler.driving import Driving
@@ -95,8 +96,8 @@ def test_queue_keeps_order_and_counts() -> None:
         queue.add(priority, one, entry(number, 0), "t")
     queue.add(50, two, entry(1, 1023), "t")
     assert len(queue) == 5
-    ready = queue.ready(0)
-    assert ready[0][:2] == (-90, entry(9, 0))
+    ready = queue.ready(by_priority, 0, lambda line: False)
+    assert ready[0][:2] == ((1, -90, 0), entry(9, 0))
     assert queue.position(50, entry(4, 0)) == 3
     assert queue.position(90, entry(9, 0)) == 0
     assert entry(1, 1023) < entry(2, 0)

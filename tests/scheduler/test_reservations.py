@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queueing.reserve import PATIENCE_MS, SHORT_MS
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS, Reservation
 from tests.scheduler.driving import Driving
 
 
@@ -187,3 +189,64 @@ def test_a_job_that_is_refused_with_its_reservation_gives_it_up_in_that_record()
     drive.report()
     assert drive.states("big") == ["QUEUED"], "it was refused"
     assert drive.engine.planner.holding.reservation is None
+
+
+def scans(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ledger ms of each scan of the reservation from now on."""
+    holding, found = drive.engine.planner.holding, list[int]()
+    scan = holding._scan
+
+    def counted(draft: Draft, held: Reservation | None) -> None:
+        found.append(draft.time_ms)
+        scan(draft, held)
+
+    monkeypatch.setattr(holding, "_scan", counted)
+    return found
+
+
+def test_a_reservation_that_no_job_waits_behind_is_not_scanned_while_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drive = reserved()
+    drive.pass_time(5_000)
+    found = scans(drive, monkeypatch)
+    drive.pass_time(10_000)
+    assert found == []
+    drive.submit("more", tenant="u", gpu={"count": 8})
+    drive.pass_time(10_000)
+    assert len(found) == 2, "with the record that accepts it, and with what that has changed"
+
+
+def test_hosts_that_are_reserved_for_another_job_are_scanned_in_longer_and_longer_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The expected start is asked for as often as what it is off by could matter."""
+    drive = Driving(Config())
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run={"driver": "noop", "timeout_s": 3_600})
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.submit("waits", tenant="u", gpu={"count": 2})
+    drive.pass_time(3_000)
+    assert drive.states("waits", "u") == ["QUEUED"]
+    began, found = drive.now, scans(drive, monkeypatch)
+    drive.pass_time(1_500_000, step=5_000)
+    steps = [later - before for before, later in itertools.pairwise([began, *found])]
+    assert 2 <= len(found) <= 6, steps
+    assert all(step >= 60_000 for step in steps), steps
+
+
+def test_a_job_becomes_overdue_though_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Driving(Config())
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4})
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    accepted = drive.job("big").accepted_ms
+    drive.pass_time(3_000)
+    found = scans(drive, monkeypatch)
+    drive.pass_time(PATIENCE_MS)
+    assert drive.engine.planner.holding.reservation is not None
+    assert found[0] > accepted + PATIENCE_MS
+    assert len(found) <= 2

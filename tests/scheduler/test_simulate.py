@@ -101,6 +101,17 @@ def test_every_job_runs_once_for_its_time_and_no_gpu_is_given_out_twice(
         assert used <= 4_000
 
 
+def test_a_cluster_that_only_waits_costs_no_steps() -> None:
+    """Twenty gangs need all five hosts each: starts, ends and what follows of them are steps, minutes are none."""
+    jobs = [job(f"g{n}", n, 830, 8, replicas=5) for n in range(20)]
+    world, steps = World([uniform_host(f"n{number}", 8, "H100") for number in range(5)], jobs, Config()), 0
+    while world.step():
+        steps += 1
+    assert world.ended == 20
+    assert world.now_ms == 20 * 830_000
+    assert steps <= 3 * 20
+
+
 @pytest.mark.slow
 def test_the_same_trace_twice_is_the_same_report() -> None:
     jobs = trace.in_order(PHILLY, philly.read_philly(PHILLY, "2869ce"))[:150]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.queueing import soonest
-from moorage.scheduler.core.queueing.soonest import SAMPLES_SURE
+from moorage.scheduler.core.schedule import soonest
+from moorage.scheduler.core.schedule.soonest import SAMPLES_SURE
 from tests.scheduler.driving import Driving
 from tests.scheduler.test_forecast import MINUTE, learned, submit
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.decide.plan import Served
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import OPENED_HOSTS_MAX, Fleet
-from moorage.scheduler.core.queueing.queue import Head, Line
+from moorage.scheduler.core.queue.queue import Key, Line
 from moorage.scheduler.core.rank.ranker import Choice
+from moorage.scheduler.core.schedule.cycle import Served
 from moorage.scheduler.core.shape import Shape
 from tests.scheduler.driving import H100, Driving
 from tests.turns import turns
@@ -49,7 +49,7 @@ class Looking:
             labels = {"zone": "ab"[number % 2]}
             drive.worker(f"w{number}", models=models, cpu_milli=20_000, memory_mib=64_000, labels=labels)
         if not shortcut:
-            vars(drive.engine.planner).update(_is_full=_never, _is_like_full=_never, _passes_over=_never)
+            vars(drive.engine.planner.verdicts).update(finds_none=_never, is_like_full=_never, holds=_never)
 
     def step(self) -> None:
         rng, drive = self.rng, self.drive
@@ -147,9 +147,9 @@ def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
     turns: list[Line] = []
     serve = drive.engine.planner._serve
 
-    def counted(draft: Draft, line: Line, head: Head, others: tuple[Head, int] | None) -> Served:
+    def counted(draft: Draft, line: Line, others: tuple[Key, int] | None) -> Served:
         turns.append(line)
-        return serve(draft, line, head, others)
+        return serve(draft, line, others)
 
     monkeypatch.setattr(drive.engine.planner, "_serve", counted)
     drive.workers["w0"].finish(next(iter(drive.workers["w0"].held)), 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from moorage.scheduler.core import waited
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queueing import waited
-from moorage.scheduler.core.queueing.waited import BUCKETS_MS, OTHERS, TENANTS_MAX, Waited, class_of
+from moorage.scheduler.core.waited import BUCKETS_MS, OTHERS, TENANTS_MAX, Waited, class_of
 from tests.scheduler.driving import Driving
 
 

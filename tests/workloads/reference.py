@@ -47,12 +47,15 @@ class Room:
                 self.users[slot].append((MODES[member.mode], *share_of(gpu)))
         lent = hello.get("lent_slots")
         shut = set() if empty else real.local | slots_of(worker.quarantined | worker.unwell_mask)
+        waiting = real.waiting and not empty
         if not empty:
             shut |= {int(name[1:]) for name in world.ill.get(worker.id, ())}
-        if not world.resting:  # what was refused counts as used by others until the next renewal
-            shut |= slots_of(world.drive.engine.fleet.hosts[num].busy)
+        if not world.resting:  # the scheduler learns with the next renewal what became of these devices
+            host = world.drive.engine.fleet.hosts[num]
+            shut |= slots_of(host.busy | host.sick)
+            waiting = waiting or (host.waiting and not empty)
         takes = [slot for slot in range(len(self.users)) if lent is None or slot in lent]
-        self.slots = [] if real.waiting and not empty else [slot for slot in takes if slot not in shut]
+        self.slots = [] if waiting else [slot for slot in takes if slot not in shut]
 
     def put(self, job: Job, request: Request, *, avoiding: bool = True) -> bool:
         """Put one replica there; False where it has no room."""

@@ -34,12 +34,11 @@ BOUNDS: Final = {
     ("lifecycle.unmatched", "KEPT_MAX"): 32,
     ("lifecycle.timers", "TIMERS_SPARE"): 16,
     ("effects.event_encoder", "TEXTS_MAX"): 32,
-    ("queueing.claims", "FIRST_MAX"): 16,
-    ("queueing.durations", "GROUPS_MAX"): 32,
-    ("queueing.waited", "TENANTS_MAX"): 2,
-    ("queueing.preemption", "COMPARED_MAX"): 3,
-    ("queueing.preemption", "HOSTS_MAX"): 3,
-    ("decide.preempting", "FOLLOWED_MAX"): 16,
+    ("schedule.reserve", "FIRST_MAX"): 16,
+    ("schedule.runtime", "GROUPS_MAX"): 32,
+    ("waited", "TENANTS_MAX"): 2,
+    ("schedule.victims", "COMPARED_MAX"): 3,
+    ("schedule.preempt", "FOLLOWED_MAX"): 16,
     ("engine", "QUEUE_SPARE"): 16,
 }
 CONTAINERS: Final = (dict, list, set, deque)
@@ -58,8 +57,6 @@ def small_bounds() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for (name, constant), small in BOUNDS.items():
             module = importlib.import_module(CORE + name)
-            if not hasattr(module, constant):
-                continue
             large = getattr(module, constant)
             stack.callback(setattr, module, constant, large)
             setattr(module, constant, small)

@@ -81,3 +81,27 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
         assert passed.seeds == {3, 4, 14}
     with closing(Passed(tmp_path / "kept", anew=True)) as passed:
         assert passed.seeds == set()
+
+
+def test_the_reference_knows_no_earlier_than_the_scheduler_that_a_device_is_well_again() -> None:
+    """A worker says so with its next renewal: until then a job may end another one, though the device would do."""
+    asked = {"gpu": {}, "run": {"driver": "noop"}}
+    plan = made(0)._replace(
+        settings={"preempt_priority": 60, "preempt_after": 0.5, "order": "arrival", "reserve_after": 1},
+        steps=[
+            Step("join", {"name": "w0", "spec": {"models": ["Tesla T4"]}}),
+            Step("join", {"name": "w1", "spec": {"models": ["Tesla T4"]}}),
+            Step("sick", {"worker": 1, "slot": 0}),
+            Step("tick", {"ms": 2_000}),
+            Step("submit", {"tenant": "t", "job": "low", "fields": asked | {"priority": 10}}),
+            Step("tick", {"ms": 1}),
+            Step("tick", {"ms": 1}),
+            Step("sick", {"worker": 1, "slot": 0}),
+            Step("submit", {"tenant": "t", "job": "high", "fields": asked | {"priority": 90}}),
+            Step("tick", {"ms": 1}),
+            Step("tick", {"ms": 1_500}),
+        ],
+    )
+    log: list[str] = []
+    assert failure(plan, log) == ""
+    assert any("t/low/0 ENDING on w0: preempted by job high" in line for line in log), log

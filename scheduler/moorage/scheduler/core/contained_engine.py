@@ -20,7 +20,7 @@ from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Order, QueueRead, Submit
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS
+from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.core.rank.falling_back import FallingBack
 from moorage.scheduler.core.rank.ranker import Ranker, maker_of
 from moorage.scheduler.core.state import Job, State

@@ -15,9 +15,6 @@ import msgspec
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.containment import PLACING, RETENTION, SECOND, TIMERS, UNMATCHED
-from moorage.scheduler.core.decide.indexing import Indexing
-from moorage.scheduler.core.decide.plan import Planner
-from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import FULL_BYTES, Draft
 from moorage.scheduler.core.effects.early import early_frames
 from moorage.scheduler.core.effects.in_flight import InFlight
@@ -51,17 +48,19 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import Windows
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
-from moorage.scheduler.core.queueing.backfill import Estimates
-from moorage.scheduler.core.queueing.durations import LEARNED_MAX, Durations
-from moorage.scheduler.core.queueing.preemption import Preemption
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.queueing.request_reader import RequestReader
-from moorage.scheduler.core.queueing.soonest import Soonest
-from moorage.scheduler.core.queueing.waited import Waited
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank.ranker import Ranker, maker_of
 from moorage.scheduler.core.records import Op
+from moorage.scheduler.core.request_reader import RequestReader
+from moorage.scheduler.core.schedule.cycle import Planner
+from moorage.scheduler.core.schedule.indexing import Indexing
+from moorage.scheduler.core.schedule.preempt import Preempting
+from moorage.scheduler.core.schedule.runtime import LEARNED_MAX, Durations, Estimates
+from moorage.scheduler.core.schedule.soonest import Soonest
+from moorage.scheduler.core.schedule.victims import Preemption
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import Job, State, Worker
+from moorage.scheduler.core.waited import Waited
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed
@@ -221,6 +220,11 @@ class Engine:
     def next_timer_ms(self) -> float:
         """Ledger time of the next timer, in ms; infinity when there is none."""
         return self.timers.next_ms
+
+    @property
+    def next_pass_ms(self) -> float:
+        """Ledger time from which on a pass may place more though nothing happens before; infinity where none may."""
+        return self.planner.next_ms(self.standing_draft())
 
     # ------------------------------------------------------------------------------------------- build
 

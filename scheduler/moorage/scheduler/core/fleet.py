@@ -56,6 +56,7 @@ class Fleet:
         self._changes = 0
         self._opened: deque[int] = deque(maxlen=OPENED_MAX)  # the workers of the last changes, the newest last
         self.inventory = 0  # grows when the set of classes or hosts changes
+        self.version = 0  # grows when anything about a host may have changed
         #: worker numbers of hosts that came, went or changed; a ranker that keeps a table empties it
         self.touched: set[int] = set()
         #: the same, for whoever shows the fleet to observers and empties it then
@@ -264,6 +265,7 @@ class Fleet:
 
     def refresh(self, host: Host) -> None:
         """File a host where its state says; call after anything about it changed."""
+        self.version += 1
         self.touched.add(host.worker.num)
         self.redrawn.add(host.worker.num)
         bucket = host.open.bit_count() if host.usable else -1
@@ -377,7 +379,7 @@ class Fleet:
 
         Hosts stand in their buckets as before, too: whoever asks must not change who is first there.
         """
-        changes = self.changes
+        changes, version = self.changes, self.version
         hosts = [(self.hosts[num], mask) for num, mask in avoid if num in self.hosts]
         stood = {(id(host.cls), host.bucket): host.cls.buckets[host.bucket] for host, _ in hosts if host.bucket >= 0}
         orders = [(bucket, list(bucket)) for bucket in stood.values()]
@@ -391,6 +393,7 @@ class Fleet:
             for host, _ in hosts:
                 self.refresh(host)
             self.unchanged_since(changes)
+            self.version = version
             for bucket, nums in orders:
                 if bucket.keys() == set(nums):  # nobody was placed meanwhile
                     rows = {num: bucket[num] for num in nums}

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.queueing.durations import rank
+from moorage.scheduler.core.schedule.runtime import rank
 from moorage.scheduler.simulate.world import Moment, Run
 
 HOUR_MS: Final = 3_600_000

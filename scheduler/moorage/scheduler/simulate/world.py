@@ -14,12 +14,11 @@ from moorage.scheduler.core.events import FromWorker, Order, Submit
 from moorage.scheduler.core.ledger.acts import Epoch
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import FORMAT
 from moorage.scheduler.core.state import State
 from moorage.scheduler.simulate.trace import SimHost, TraceJob
-from moorage.scheduler.whatif.play import LOOK_MS, Held, Play
+from moorage.scheduler.whatif.play import Held, Play
 from moorage.schemas.frames import Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.subjects import Subjects
@@ -124,7 +123,7 @@ class World(Play):
             at = comes if at is None else min(at, comes)
         if at is None:
             return None  # what waits still can never start
-        return at if View(self.engine).is_idle else min(at, self.time_ms + LOOK_MS)
+        return int(min(at, self.next_pass_ms()))
 
     def _submit(self, job: TraceJob) -> None:
         body = _encode(job.request)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.queueing.backfill import FREED_MS
+from moorage.scheduler.core.schedule.runtime import FREED_MS
 from moorage.schemas.driver_config import DEVICE_KEYS
 from moorage.schemas.gpu import capability_of, format_token, model_matches, said_anew
 from moorage.schemas.job import GpuCount, Request, ResourceRequirements, Resources

@@ -27,7 +27,7 @@ from moorage.scheduler.core.state import (
     started_ms,
 )
 from moorage.scheduler.whatif.looks import LOOKS, middle, part_of, somewhere_in
-from moorage.scheduler.whatif.play import LOOK_MS, Held, MemberName, Play
+from moorage.scheduler.whatif.play import Held, MemberName, Play
 
 #: moments and processor seconds that one look ahead may take; what did not start by then is unknown
 MOMENTS_MAX: Final = 20_000
@@ -163,9 +163,7 @@ class Future(Play):
             at = self.next_ms()
             if at is None or at - self.began_ms > HORIZON_MS:
                 return
-            if not View(self.engine).is_idle:
-                at = min(at, self.time_ms + LOOK_MS)
-            self.go_to(at)
+            self.go_to(int(min(at, self.next_pass_ms())))
             self.settle()
         self.cut = True
 

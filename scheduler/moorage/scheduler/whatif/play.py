@@ -22,7 +22,7 @@ from moorage.schemas.codec import Decoder, canonical
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place, Wanted
 from moorage.schemas.job import Request
 
-#: somebody may lose patience (reservations, decayed usage) though nothing happens: so often the core is asked again
+#: a job may become overdue, or usage decay, though nothing happens: the core is asked again at most so often for that
 LOOK_MS: Final = 60_000
 #: records that one moment may take before it counts as a defect: a decision that never settles
 RECORDS_MAX: Final = 100_000
@@ -99,6 +99,10 @@ class Play:
         if timer != math.inf:
             times.append(max(self.time_ms, int(timer)))
         return min(times, default=None)
+
+    def next_pass_ms(self) -> float:
+        """Ledger time at which time alone may let the core place more; infinity where it does not."""
+        return max(self.engine.next_pass_ms, self.time_ms + LOOK_MS)
 
     def go_to(self, time_ms: int) -> None:
         """Let time pass to a moment, and end what ends then; `settle` is to follow."""

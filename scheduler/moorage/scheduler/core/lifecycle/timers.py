@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, entry
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.state import Job, Replica, State
 from moorage.schemas.job import Request
 

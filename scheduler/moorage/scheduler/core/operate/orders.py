@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 from msgspec import UnsetType
 
-from moorage.scheduler.core.decide.plan import Planner
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, actor
+from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, StandingOrder, State, Tenant
 from moorage.schemas.errors import Problem, problem

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from moorage.scheduler.core.decide.lines import Lines
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.lifecycle.sessions import Report
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line, entry
+from moorage.scheduler.core.queue.order import Lines
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Line, entry
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 

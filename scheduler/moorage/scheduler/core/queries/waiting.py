@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.decide.preempting import leaving_for
 from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.operate.orders import as_hold, limit_of

@@ -1,13 +1,39 @@
-"""Reads what accepted jobs ask for from their bodies; equal requests are decoded and turned into a shape once."""
+"""Reads what accepted jobs ask for from their bodies; equal requests are decoded and turned into a shape once.
+
+A *workload* is what a request runs, as far as that tells how long it takes: its label `workload` where it has one,
+else the driver, the container image where `driver_config` names one, the base name of `argv[0]`, and `argv[1]` where
+that is no option (`python train.py`, `handler encode`). Arguments behind those are left out: a sweep is one workload.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.queueing.durations import workload_of
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Job
 from moorage.schemas.job import Request
 from moorage.schemas.request_cache import CachedRequest, RequestCache
+
+WORKLOAD_CHARS_MAX: Final = 128
+#: the label of a request that names its workload
+WORKLOAD_LABEL: Final = "workload"
+
+
+def workload_of(request: Request) -> str:
+    """What a request runs, in at most 128 characters; see above."""
+    named = request.labels.get(WORKLOAD_LABEL)
+    if named:
+        return named[:WORKLOAD_CHARS_MAX]
+    run = request.workload
+    words = [run.driver]
+    if image := request.image:
+        words.append(image)
+    if run.argv:
+        words.append(run.argv[0].rpartition("/")[2])
+        if len(run.argv) > 1 and not run.argv[1].startswith("-"):
+            words.append(run.argv[1])
+    return " ".join(words)[:WORKLOAD_CHARS_MAX]
 
 
 class RequestReader:

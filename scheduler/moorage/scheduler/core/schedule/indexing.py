@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from moorage.scheduler.core.decide.plan import Planner
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.timers import Timers
-from moorage.scheduler.core.queueing.durations import LEARNED_AT_START_MAX, Durations
-from moorage.scheduler.core.queueing.queue import entry
-from moorage.scheduler.core.queueing.request_reader import RequestReader
+from moorage.scheduler.core.queue.queue import entry
+from moorage.scheduler.core.request_reader import RequestReader
+from moorage.scheduler.core.schedule.cycle import Planner
+from moorage.scheduler.core.schedule.runtime import LEARNED_AT_START_MAX, Durations
 from moorage.scheduler.core.state import QUEUED, Job, State
 from moorage.schemas.job import Request
 

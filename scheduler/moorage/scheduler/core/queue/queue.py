@@ -1,4 +1,4 @@
-"""Who is next: priority, then arrival; kept by shape so that what cannot start now is looked at once, not each.
+"""The queue: jobs in groups of one priority and shape, by arrival, so that a group that cannot start is tried once.
 
 A shape that found no room is blocked until something changed that may let it start. The entries are plain integers
 (job number and replica), so a hundred thousand queued jobs cost the garbage collector nothing. A tenant that an
@@ -11,17 +11,18 @@ from __future__ import annotations
 from bisect import bisect, bisect_left, insort
 from collections import deque
 from collections.abc import Callable
+from enum import Enum, auto
 from heapq import heapify
-from typing import Final
+from typing import Final, NamedTuple
 
 from moorage.scheduler.core.shape import Shape
 
 REPLICA_BITS: Final = 10  # 1,024 replicas a job
 
 
-#: what comes before arrival in the order of lines: less goes first
-Head = int | tuple[int, int, int]
-_Key = tuple[int, int, str]  # minus the priority, the shape's index, a tenant set apart or nobody
+#: what comes before arrival in the order of queue groups, see `order`: less goes first
+Key = tuple[int, int, int]
+_Name = tuple[int, int, str]  # minus the priority, the shape's index, a tenant with groups of its own, else ""
 
 
 def entry(num: int, replica: int) -> int:
@@ -33,18 +34,35 @@ def _head_by(standing: Callable[[int, int], int], priority: int) -> Callable[[in
     return lambda item: (-standing(priority, item), item)
 
 
+class Waits(Enum):
+    """Why the first job of a queue group found no room."""
+
+    NO_ROOM = auto()  # no host has room for any job of the group
+    RESERVED = auto()  # hosts are reserved for another job: a job that surely ends before may use them
+    LEAVING = auto()  # a host is drained before it surely ends; another job may have another time limit
+
+
+class Verdict(NamedTuple):
+    """What a pass found out about a queue group that waits. See `schedule.verdicts` for what makes it void."""
+
+    waits: Waits
+    change: int  # the number of the fleet's change at which its first job found no room; -1: void
+
+
+VOID: Final = Verdict(Waits.NO_ROOM, -1)
+
+
 class Line:
     """The waiting replicas of one priority and shape, in order of arrival; with `tenant`, of that one alone."""
 
-    __slots__ = ("barred", "blocked_at", "entries", "granted_ms", "priority", "shape", "tenant")
+    __slots__ = ("entries", "granted_ms", "priority", "shape", "tenant", "verdict")
 
     def __init__(self, priority: int, shape: Shape, tenant: str) -> None:
         self.priority = priority
         self.shape = shape
         self.tenant = tenant
         self.entries: deque[int] = deque()  # ascending: nearly all come in order, and go from the front
-        self.blocked_at = -1  # the fleet's change number at which it found no room
-        self.barred = False  # a reservation bars it: who joins it may be short enough to end before that
+        self.verdict = VOID
         self.granted_ms = 0  # ledger ms at which hosts were last closed for one of it
 
     def __lt__(self, other: Line) -> bool:
@@ -60,10 +78,10 @@ class Queue:
     """
 
     def __init__(self) -> None:
-        self.lines: dict[_Key, Line] = {}
+        self.lines: dict[_Name, Line] = {}
         self.by_tenant = False  # every tenant has lines of its own
         self._apart: set[str] = set()
-        self._unswept: list[_Key] = []  # lines that the sweep under way has still to look at
+        self._unswept: list[_Name] = []  # lines that the sweep under way has still to look at
         self._swept = -1  # the last entry of the next of them that was looked at
 
     def __len__(self) -> int:
@@ -75,7 +93,7 @@ class Queue:
         """Whether no entry is left. The first group that has one gives the answer."""
         return not any(line.entries for line in self.lines.values())
 
-    def _key(self, priority: int, shape: Shape, tenant: str) -> _Key:
+    def _key(self, priority: int, shape: Shape, tenant: str) -> _Name:
         return (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")
 
     def add(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
@@ -84,8 +102,8 @@ class Queue:
         line = self.lines.get(key)
         if line is None:
             line = self.lines[key] = Line(priority, shape, key[2])
-        if line.barred:
-            line.barred, line.blocked_at = False, -1
+        if line.verdict.waits is not Waits.NO_ROOM:
+            line.verdict = VOID  # the job that is added may be short enough
         entries = line.entries
         if not entries or item > entries[-1]:
             entries.append(item)
@@ -146,7 +164,7 @@ class Queue:
             line.entries = deque(item for item in line.entries if not is_of(item))
             own = self.lines[(key[0], key[1], tenant)] = Line(line.priority, line.shape, tenant)
             own.entries = deque(mine)
-            own.blocked_at, own.barred, own.granted_ms = line.blocked_at, line.barred, line.granted_ms
+            own.verdict, own.granted_ms = line.verdict, line.granted_ms
 
     def part(self, tenant_of: Callable[[int], str]) -> None:
         """Give every tenant lines of its own for the rest of this reign. `tenant_of` an entry; "" where it is over.
@@ -164,28 +182,24 @@ class Queue:
                     self.lines[(key[0], key[1], tenant)].granted_ms = line.granted_ms
 
     def ready(
-        self,
-        changes: int,
-        head: Callable[[Line], Head] | None = None,
-        still_full: Callable[[Line], bool] = lambda line: False,
-    ) -> list[tuple[Head, int, Line]]:
-        """The lines that may find room, as a heap of (head, first entry, line); `head` is minus the priority.
+        self, key: Callable[[Line], Key], change: int, holds: Callable[[Line], bool]
+    ) -> list[tuple[Key, int, Line]]:
+        """Return the queue groups that may find room, as a heap of (key, first entry, group).
 
-        `still_full` tells of one that found none at an earlier change that what changed since gives it none.
+        A group with a verdict of this `change` of the fleet is left out; so is one with a verdict of an earlier change
+        that `holds`. Groups without entries are forgotten.
         """
-        found: list[tuple[Head, int, Line]] = []
+        found: list[tuple[Key, int, Line]] = []
         empty = []
-        for key, line in self.lines.items():
+        for name, line in self.lines.items():
             if not line.entries:
-                empty.append(key)
-            elif line.blocked_at == changes:
+                empty.append(name)
+            elif (at := line.verdict.change) == change:
                 continue
-            elif line.blocked_at >= 0 and still_full(line):
-                line.blocked_at = changes
-            else:
-                found.append((key[0] if head is None else head(line), line.entries[0], line))
-        for key in empty:
-            del self.lines[key]
+            elif at < 0 or not holds(line):
+                found.append((key(line), line.entries[0], line))
+        for name in empty:
+            del self.lines[name]
         heapify(found)
         return found
 
@@ -236,7 +250,7 @@ class Queue:
         return count
 
     def line_of(self, priority: int, shape: Shape, tenant: str) -> Line | None:
-        """The line that whoever asks so would join, if it is there."""
+        """Return the queue group that a job of this priority, shape and tenant would join; None where there is none."""
         return self.lines.get(self._key(priority, shape, tenant))
 
     def position(self, priority: int, item: int, standing: Callable[[int, int], int] | None = None) -> int:

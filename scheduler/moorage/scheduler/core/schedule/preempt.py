@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.acts import Preempt
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.queueing.preemption import VOID_MS, Choice, Preemption, Right
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Key, Line
 from moorage.scheduler.core.records import Count
+from moorage.scheduler.core.schedule.victims import VOID_MS, Choice, Preemption, Right
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLING, ENDING, Job, Member, State
 
@@ -107,7 +107,7 @@ class Preempting:
     def seek(
         self,
         draft: Draft,
-        eligible: Callable[[], list[tuple[Head, int, Line]]],
+        eligible: Callable[[], list[tuple[Key, int, Line]]],
         barred: Callable[[Line], frozenset[int]],
     ) -> None:
         """Once a second: find victims for the first of those who may and found no room, with the first entry of each.

@@ -1,18 +1,17 @@
 """Where one entry of the queue goes, written into the draft: a replica, several on one host, or a gang whole.
 
-The ranker chooses among the hosts; whoever found no room in this pass is not looked for again.
+The ranker chooses among the hosts. A shape that found no room in this pass is not looked for again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.decide.lines import REPLICA_MASK, Lines
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE
-from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line
+from moorage.scheduler.core.queue.order import REPLICA_MASK, Lines
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Key, Line
 from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
@@ -98,27 +97,22 @@ class Placing:
         line: Line,
         choice: Choice,
         most: int,
-        head: Head,
-        others: tuple[Head, int] | None,
-        aged: Callable[[Line], Head] | None,
+        others: tuple[Key, int] | None,
     ) -> tuple[int, Choice]:
-        """At most so many who wait behind in line and would be put on the very same host, without asking for each.
+        """Place at most so many more of a queue group on the very same host, without a choice for each.
 
-        Returns how many, and the last choice: what one by one would have come to. With `aged`, each of the line has a
-        head of its own.
+        Only those that the ranker would put there one by one. Return how many, and the last choice.
         """
         shape, entries, host, lines = line.shape, line.entries, choice.host, self._lines
         taken, mode = 0, lines.mode(shape)
         if shape.avoid or host.worker.window is not None:
-            return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
+            return 0, choice  # jobs that ask alike may have other time limits; on these devices it may not be
         masks = self._ranker_of(shape).again(choice, shape, min(most, len(entries)))
         self.choices += bool(masks)
         for mask in masks[: draft.steps_left]:
             if not lines.prune(draft, line):
                 break
-            if aged is not None:
-                head = aged(line)
-            if others is not None and (head, entries[0]) > others:
+            if others is not None and (lines.key(line), entries[0]) > others:
                 break
             item = self.item = lines.queue.pop(line)
             draft.placed(item >> REPLICA_BITS, item & REPLICA_MASK, host.worker.num, mask, mode)
@@ -140,7 +134,7 @@ class Placing:
                 before = fleet.changes
                 for done in taken:  # of its own alone
                     fleet.give(done.host, shape, done.mask)
-                fleet.unchanged_since(before)  # whoever was blocked still is
+                fleet.unchanged_since(before)  # verdicts still hold
                 return None
             fleet.take(choice.host, shape, choice.mask)
             taken.append(choice)

@@ -1,0 +1,534 @@
+"""The reservation: hosts held back for one job that has waited too long, and which jobs may use them meanwhile.
+
+A stream of small jobs cannot starve a big one: the job that comes first of those that have waited beyond the setting
+`reserve_after` gets a reservation. The hosts on which it would fit soonest are closed to all other jobs until it
+starts. Behind its back goes only a job that surely ends before it could start (backfill; Lifka, "The ANL/IBM SP
+Scheduling System", 1995): by its time limit, else by what was learned of earlier runs. There is one reservation at a
+time.
+
+Room for a request that needs whole hosts comes only where hosts are held back, for others by itself; so whole hosts go
+first. The job that waits longest of the others is passed by that for as many hosts as the fleet has, each of them once
+so to speak, and then goes first.
+
+Hosts that are held back for a gang stand idle until the last of them is free: of n hosts n - 1 wait for one. So a gang
+that needs n of H hosts, and became the first after it had waited a time t beyond `reserve_after`, lets others run on
+for another 3/2 t (n - 1) / H before its hosts are closed. One that is first at once, or needs one host, waits no
+longer; one that takes half of the fleet less than three quarters as long again; and often enough others end meanwhile.
+Where hosts were closed for another of its queue group since, t counts from then: it has waited for those before it as
+well, and of many that came together each would else wait by a factor longer than the one before. It is the slack that
+Talby and Feitelson give to all jobs ("Supporting Priorities and Improving Utilization of the IBM SP Scheduler Using
+Slack-Based Backfilling", 1999), in proportion to what a reservation costs.
+
+All of it is soft, and no input of its own: a new leader scans anew, has not seen since when a job is first, and lets
+jobs that came before it wait no longer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from heapq import nsmallest
+from itertools import islice
+from typing import Final, NamedTuple
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.queue.order import Lines
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Key, Line, Queue, Verdict, Waits
+from moorage.scheduler.core.schedule.placing import Placing
+from moorage.scheduler.core.schedule.preempt import Preempting
+from moorage.scheduler.core.schedule.runtime import DEPTH_MAX, Estimates
+from moorage.scheduler.core.schedule.soonest import expected, soonest, still_holds
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import QUEUED, Job
+from moorage.schemas.job import Request
+
+#: the setting's default
+PATIENCE_MS: Final = 30_000
+#: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
+#: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
+MOVE_MS_A_HOST: Final = 3
+#: jobs that may be backfilled are looked for again once the start is expected so much later, and by this part of what
+#: is left
+LATER_MS: Final = 5_000
+LATER_PART: Final = 8
+#: a reservation whose hosts could not hold it any more, though emptied, is given up after so many ms
+SHORT_MS: Final = 60_000
+
+
+class Reservation:
+    """Hosts held back for one entry of the queue, and for those of its priority and shape: the first goes first.
+
+    `tenant` is that of the entry's job. The queue group in which the entry stands is not remembered, since an
+    operator's act on the tenant moves it to another.
+
+    `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells. It stands since
+    `since_ms`.
+    """
+
+    __slots__ = (
+        "hosts", "item", "looked_start_ms", "priority", "shape", "short_ms", "since_ms", "start_ms", "tenant",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        item: int,
+        line: Line,
+        tenant: str,
+        hosts: frozenset[int],
+        start_ms: int | None = None,
+        since_ms: int = 0,
+    ) -> None:
+        self.item = item
+        self.tenant = tenant
+        self.priority = line.priority
+        self.shape = line.shape
+        self.hosts = hosts
+        self.start_ms = start_ms
+        self.since_ms = since_ms
+        self.looked_start_ms = start_ms  # as it was when the groups that it bars were last opened again because of it
+        self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
+
+    def is_short_for(self, now_ms: int) -> int:
+        """Its hosts could not hold it at this look; for how many ms that is so."""
+        if self.short_ms < 0:
+            self.short_ms = now_ms
+        return now_ms - self.short_ms
+
+    @property
+    def num(self) -> int:
+        """The job that it is for."""
+        return self.item >> REPLICA_BITS
+
+
+#: entries of which it is known since when they were first
+FIRST_MAX: Final = 1_024
+#: by how much of its wait, times the share of the fleet that would idle, a gang lets others run on: 3 to 2
+LETS_ON: Final = (3, 2)
+
+
+class Claim(NamedTuple):
+    """The first of a line that is out of patience; what has less goes first."""
+
+    key: Key
+    later: bool  # room for it comes by itself
+    item: int
+    line: Line
+    accepted_ms: int
+
+
+class Claims:
+    """The order of claims, and when the first of them is due. All times in ledger ms."""
+
+    __slots__ = ("_began_ms", "_fleet", "_passed", "_passed_hosts", "_patience_ms", "_since")
+
+    def __init__(self, fleet: Fleet, patience_ms: int) -> None:
+        self._fleet = fleet
+        self._patience_ms = patience_ms
+        self._began_ms = -1  # this leader's first pass
+        self._since: dict[int, int] = {}  # entry -> since when it is first
+        self._passed = -1  # the entry that has waited longest of those that need no whole host
+        self._passed_hosts = 0  # hosts that were reserved past it for jobs that came later
+
+    def in_order(self, claims: list[Claim]) -> list[Claim]:
+        """Return the candidates in order. `later` of each says whether it could do without whole hosts."""
+        others = [claim for claim in claims if claim.later]
+        if others and min(others).item == self._passed and self._passed_hosts >= len(self._fleet.hosts):
+            claims = [claim._replace(later=False) for claim in claims]
+        return sorted(claims)
+
+    def begin(self, now_ms: int) -> None:
+        """A pass over the queue: jobs accepted before the first one this leader has not seen wait."""
+        if self._began_ms < 0:
+            self._began_ms = now_ms
+
+    def due_ms(self, claim: Claim, now_ms: int, waits: Callable[[int], bool]) -> int:
+        """Return from when on hosts are closed for the first claim, as is remembered; `waits` says if an entry waits.
+
+        Asked in the course of a pass alone, so that a replay of the reign remembers the same.
+        """
+        needed, of = hosts_needed(self._fleet, claim.line.shape)
+        if not 1 < needed <= of:
+            return now_ms
+        since = self._since.get(claim.item)
+        if since is None:
+            since = now_ms if claim.accepted_ms >= self._began_ms else claim.accepted_ms + self._patience_ms
+            if len(self._since) >= FIRST_MAX:
+                self._since = {item: at for item, at in self._since.items() if waits(item)}
+            if len(self._since) >= FIRST_MAX:
+                return now_ms
+            self._since[claim.item] = since
+        waited_from = max(claim.accepted_ms + self._patience_ms, claim.line.granted_ms)
+        waited, (times, by) = max(0, since - waited_from), LETS_ON
+        return since - (-waited * (needed - 1) * times // (of * by))
+
+    def granted(self, held: Reservation, claims: list[Claim]) -> None:
+        """Hosts are held for one of these claims."""
+        others = [claim for claim in claims if claim.later]
+        mine = next(claim for claim in claims if claim.item == held.item)
+        mine.line.granted_ms = held.since_ms
+        if not others or mine.later:
+            return
+        first = min(others)
+        if (first.key, first.item) < (mine.key, mine.item):
+            if first.item != self._passed:
+                self._passed, self._passed_hosts = first.item, 0
+            self._passed_hosts += len(held.hosts)
+
+
+def _sizes(fleet: Fleet, shape: Shape) -> Iterator[tuple[int, int]]:
+    """(GPUs of a host, hosts) of each class that could run it."""
+    for cls, _ in fleet.capable(shape):
+        yield len(cls.devices), len(cls.hosts)
+
+
+def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
+    """Whether it asks at once for as many GPUs as the largest host that could run it has, or more."""
+    most = max((gpus for gpus, _ in _sizes(fleet, shape)), default=0)
+    return 0 < most <= shape.gpus
+
+
+def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:
+    """How many empty hosts it takes at least to hold all of it, and how many there are that could run it."""
+    each = max((gpus // shape.count if shape.count else shape.together for gpus, _ in _sizes(fleet, shape)), default=0)
+    return (-(-shape.together // each) if each else 0), sum(hosts for _, hosts in _sizes(fleet, shape))
+
+
+#: ledger ms between two scans for an overdue job, or of the hosts of the reservation
+LOOK_MS: Final = 1000
+#: reserved hosts are opened to a tenant to which more is owed by now once usage has decayed by so much of its half-life
+OWED_PART: Final = 512
+#: queue groups that are scanned for an overdue job, and as many of those that need whole hosts
+LINES_MAX: Final = 512
+NOBODY: Final[frozenset[int]] = frozenset()
+
+
+class Holding:
+    """Over one engine's fleet and queue. Hosts are named by their workers' numbers."""
+
+    def __init__(
+        self, fleet: Fleet, lines: Lines, estimates: Estimates, preempting: Preempting, patience_ms: int
+    ) -> None:
+        self.reservation: Reservation | None = None
+        self.is_waited_for = False  # a queue group waits for the reserved hosts, or did so when it was scanned last
+        self._fleet = fleet
+        self._lines = lines
+        self._estimates = estimates
+        self._preempting = preempting
+        self._patience_ms = patience_ms
+        self._claims = Claims(fleet, patience_ms)
+        self._draft: Draft | None = None  # the last pass's
+        self._looked_ms = -patience_ms
+        self._seen: tuple[int, int, int] | None = None  # what the last scan saw, see `_view`
+        self._next_claim_ms = math.inf  # with no reservation: when a job becomes overdue, or hosts are closed for one
+        self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
+        self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
+
+    # ----------------------------------------------------------------------- which hosts are closed to a group
+
+    def barred(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """Return the hosts that are closed to jobs of this priority, shape and tenant.
+
+        Under fair share a tenant to which more is owed passes the reservation. What jobs were ended for belongs to the
+        job that they were ended for, also if another has waited longer.
+        """
+        taken = self.taken_back(priority, shape, tenant)
+        held, turns, draft = self.reservation, self._lines.turns, self._draft
+        if held is None or self.passes(priority, shape, held):
+            return taken
+        if turns is not None and turns.is_owed(tenant, held.tenant):
+            return taken
+        if draft is None or not draft.state.preempting:
+            return held.hosts
+        return (held.hosts - self._preempting.own(draft, shape, priority, tenant)) | taken
+
+    def passes(self, priority: int, shape: Shape, held: Reservation) -> bool:
+        """Whether jobs of this priority and shape pass a reservation: it is theirs, or of a job that they may end."""
+        if held.priority == priority and held.shape is shape:
+            return True
+        return self._preempting.priority <= priority > self._lines.standing_of(held.priority, held.item)
+
+    def taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """Return the hosts on which jobs end for a job other than those of this priority, shape and tenant."""
+        draft = self._draft
+        if draft is None or not draft.state.preempting:
+            return NOBODY
+        return self._preempting.held(draft, shape, priority, tenant)
+
+    # ----------------------------------------------------------------------------------------- a pass begins
+
+    def begin(self, draft: Draft) -> None:
+        """A pass begins; the order of `Lines` stands already."""
+        self._draft = draft
+        if self._lines.order != "fifo":
+            self._reserve(draft)
+        if self._preemptors or draft.state.preempting:
+            self._settle(draft)
+
+    def _settle(self, draft: Draft) -> None:
+        """Give up preemptions that are void: the hosts that were held for them are open again."""
+        preempting = draft.state.preempting
+        if not self._preemptors <= preempting.keys():
+            self._fleet.opens()
+        self._preemptors = frozenset(preempting)
+        self._preempting.settle(draft, lambda job: self._still_waits(draft, job))
+
+    def _still_waits(self, draft: Draft, job: Job) -> bool:
+        """Whether a job that others end for could still start."""
+        waiting = any(draft.replica(replica).state == QUEUED for replica in job.replicas)
+        return waiting and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
+
+    def _reserve(self, draft: Draft) -> None:
+        """Give up a reservation that is used or void; scan on a change or at a computed moment, at most each second."""
+        self._claims.begin(draft.time_ms)
+        held = self.reservation
+        if held is not None and not self._may_start(draft, held):
+            self.give_up()
+            held = None
+        if draft.time_ms - self._looked_ms < LOOK_MS or not (self._has_changed(draft) or self._is_time(draft)):
+            return
+        self._looked_ms = draft.time_ms
+        self._scan(draft, held)
+        self._seen = self._view(draft) if draft.empty else None  # else it saw what is not in the state yet
+
+    def _scan(self, draft: Draft, held: Reservation | None) -> None:
+        """Look after the reservation that stands; else reserve hosts for the first job that is overdue."""
+        lines = self._lines
+        if held is not None:
+            barred = lines.left_too_soon(draft, held.item) | held.shape.refusing
+            with self._fleet.avoiding(held.shape.avoid):
+                if self._keep(held, barred, draft.time_ms):
+                    self._reopen(held, draft.time_ms)
+                    return
+            self.give_up()
+        self._next_claim_ms = math.inf
+        likely = self._likely_lines()
+        for line in likely:
+            if lines.prune(draft, line) and (job := draft.state.jobs.get(line.entries[0] >> REPLICA_BITS)) is not None:
+                overdue_ms = job.accepted_ms + self._patience_ms + 1
+                if overdue_ms > draft.time_ms:
+                    self._next_claim_ms = min(self._next_claim_ms, overdue_ms)
+        claims = self._claims_of(draft, likely, NOBODY)
+        self.reservation = self._grant(draft, claims)
+        if self.reservation is not None:
+            self._moved_ms = draft.time_ms
+            self._claims.granted(self.reservation, claims)
+
+    def _may_start(self, draft: Draft, held: Reservation) -> bool:
+        """Whether the job of a reservation still waits, and its tenant may start it."""
+        return self._lines.waits(draft, held.item) and held.shape.gpus <= self._lines.room_of(draft, held.tenant)
+
+    def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
+        """Return the reservation that would be next with these jobs (their numbers) gone; changes nothing."""
+        return self._grant(draft, self._claims_of(draft, self._likely_lines(), without), early=True)
+
+    def _likely_lines(self) -> list[Line]:
+        """Return the queue groups whose first job may be the first reservation candidate.
+
+        All of them; of more than `LINES_MAX` those that come first, and those that come first for whole hosts: where as
+        many shapes wait as jobs, a look at all of them once a second would hold up the leader.
+        """
+        queue = self._lines.queue
+        if len(queue.lines) <= LINES_MAX:
+            return list(queue.lines.values())
+        rows = [(self._lines.key(line), line.entries[0], line) for line in queue.lines.values() if line.entries]
+        least = min((len(cls.devices) for cls in self._fleet.classes.values() if cls.devices), default=0)
+        whole = [row for row in rows if row[2].shape.gpus >= least]
+        likely = nsmallest(LINES_MAX, rows) + nsmallest(LINES_MAX, whole)
+        return list({line: None for _, _, line in likely})
+
+    def _claims_of(self, draft: Draft, lines: list[Line], without: frozenset[int]) -> list[Claim]:
+        """Return the overdue jobs that are first of their group, in order; with these jobs (their numbers) gone."""
+        impatient: list[Claim] = []
+        for line in lines:
+            item = next((item for item in line.entries if item >> REPLICA_BITS not in without), None)
+            job = draft.state.jobs.get(item >> REPLICA_BITS) if item is not None else None
+            if item is None or job is None or draft.time_ms - job.accepted_ms <= self._patience_ms:
+                continue
+            if self._lines.may(draft, line):
+                impatient.append(
+                    Claim(self._lines.key(line), not fills_hosts(self._fleet, line.shape), item, line, job.accepted_ms)
+                )
+        return self._claims.in_order(impatient)
+
+    def _grant(self, draft: Draft, claims: list[Claim], *, early: bool = False) -> Reservation | None:
+        """Hosts for the first of these claims that some could hold, if it is due or `early`."""
+        for claim in claims:  # a job that no host could hold must not hide one that could be helped
+            if not early and (due_ms := self._due_ms(draft, claim)) > draft.time_ms:
+                self._next_claim_ms = min(self._next_claim_ms, due_ms)
+                return None
+            line = claim.line
+            barred = self._lines.left_too_soon(draft, claim.item) | line.shape.refusing
+            with self._fleet.avoiding(line.shape.avoid):  # and not where it would not be put
+                hosts, start_ms = soonest(self._fleet, line.shape, barred, self._estimates, draft.time_ms)
+            if hosts:
+                tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
+                return Reservation(claim.item, line, tenant, hosts, start_ms, draft.time_ms)
+        return None
+
+    def _due_ms(self, draft: Draft, claim: Claim) -> int:
+        """Return from when on hosts are closed for it. Under fair share at once: the tenants before it had more."""
+        if self._lines.turns is not None:
+            return draft.time_ms
+        waits = self._lines.waits
+        return self._claims.due_ms(claim, draft.time_ms, lambda item: waits(draft, item))
+
+    # ------------------------------------------------------------------------------- when it is scanned again
+
+    def _view(self, draft: Draft) -> tuple[int, int, int]:
+        """Return what is another value whenever a scan may come to another result for another reason than time."""
+        return (draft.state.digest, self._fleet.version, self._fleet.changes)
+
+    def _has_changed(self, draft: Draft) -> bool:
+        return self._seen is None or not draft.empty or self._view(draft) != self._seen
+
+    def _is_time(self, draft: Draft) -> bool:
+        return draft.time_ms >= self._moment_ms(draft)
+
+    def _moment_ms(self, draft: Draft) -> float:
+        """Return the ledger ms from which on a scan may come to another result though nothing has changed.
+
+        Time alone opens reserved hosts to the groups that wait for them: as the expected start comes later, as more is
+        owed to a tenant. Where no group waits for them, the reservation only has to be given up in time.
+        """
+        held, looked_ms = self.reservation, self._looked_ms
+        if draft.state.windows:
+            return looked_ms + LOOK_MS
+        if held is None:
+            return self._next_claim_ms
+        moments = [held.short_ms + SHORT_MS] if held.short_ms >= 0 else []
+        if self.is_waited_for:
+            if held.start_ms is not None:
+                moments.append(looked_ms + max(LATER_MS, (held.start_ms - looked_ms) // LATER_PART))
+            if self._lines.turns is not None:
+                moments.append(looked_ms + max(LOOK_MS, draft.state.half_life_ms // OWED_PART))
+        return min(moments, default=math.inf)
+
+    def next_ms(self, draft: Draft) -> float:
+        """Return the ledger ms of the next scan if nothing more happens; infinity where there is none."""
+        if self._lines.order == "fifo":
+            return math.inf
+        return self._looked_ms + LOOK_MS if self._has_changed(draft) else self._moment_ms(draft)
+
+    # --------------------------------------------------------------------------------- while one stands
+
+    def _keep(self, held: Reservation, barred: frozenset[int], now_ms: int) -> bool:
+        """Look after a reservation: on its own hosts, else on others; where there are none it is kept for a while.
+
+        A worker that is started anew, or cordoned for a moment, must not undo what was emptied.
+        """
+        if still_holds(self._fleet, held.shape, held.hosts, barred):
+            held.short_ms = -1
+            self._move(held, barred, now_ms)
+            return True
+        hosts, start_ms = soonest(self._fleet, held.shape, barred, self._estimates, now_ms)
+        if not hosts:
+            return held.is_short_for(now_ms) < SHORT_MS
+        self._take_hosts(held, hosts, start_ms, now_ms)
+        return True
+
+    def _move(self, held: Reservation, barred: frozenset[int], now_ms: int) -> None:
+        """Estimate anew when the reserved hosts will hold it, and now and then whether other hosts would sooner."""
+        fleet, estimates = self._fleet, self._estimates
+        held.start_ms = expected(fleet, held.shape, held.hosts, barred, estimates, now_ms)
+        if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
+            return
+        self._moved_ms = now_ms
+        hosts, start_ms = soonest(fleet, held.shape, barred, estimates, now_ms)
+        if start_ms is None or hosts == held.hosts or (held.start_ms is not None and held.start_ms <= start_ms):
+            return
+        self._take_hosts(held, hosts, start_ms, now_ms)
+
+    def _take_hosts(self, held: Reservation, hosts: frozenset[int], start_ms: int | None, now_ms: int) -> None:
+        """Reserve other hosts than it had."""
+        held.hosts, held.start_ms, held.short_ms = hosts, start_ms, -1
+        self._moved_ms = now_ms
+        self._fleet.opens()  # the hosts it leaves
+
+    def _reopen(self, held: Reservation, now_ms: int) -> None:
+        """Open the queue groups again that time alone lets pass a reservation, though nothing changes in the fleet.
+
+        More is owed to a tenant by and by; and where the hosts are free later than was expected, jobs may end before.
+        """
+        start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
+        if start_ms is not None:
+            least_ms = max(LATER_MS, (start_ms - now_ms) // LATER_PART)
+            later = looked_ms is None or start_ms - looked_ms > least_ms
+            if looked_ms is None or later or start_ms < looked_ms:
+                held.looked_start_ms = start_ms
+        self.is_waited_for = False
+        for line in self._lines.queue.lines.values():
+            if line.verdict.waits is Waits.RESERVED:
+                if later or not held.hosts & self.barred(line.priority, line.shape, line.tenant):
+                    line.verdict = VOID
+                else:
+                    self.is_waited_for = True
+
+    def forget(self, num: int) -> None:
+        """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
+        if self.reservation is not None and self.reservation.item >> REPLICA_BITS == num:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Open the hosts of the reservation, if there is one, to all jobs."""
+        if self.reservation is None:
+            return
+        self.reservation = None
+        self._fleet.opens()  # its hosts
+
+
+class Filling:
+    """Over one engine's queue; places jobs on the hosts of the one reservation that `Holding` knows."""
+
+    def __init__(self, queue: Queue, lines: Lines, holding: Holding, placing: Placing, estimates: Estimates) -> None:
+        self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
+        self._queue = queue
+        self._lines = lines
+        self._holding = holding
+        self._placing = placing
+        self._estimates = estimates
+
+    def fill_in(self, draft: Draft, line: Line, room: float) -> int:
+        """Place the jobs of a line that a reservation bars and that may run before it. Return how many replicas.
+
+        `room` is how many GPUs the line's tenant may still lease. The record's evidence tells only of jobs that came by
+        the order.
+        """
+        held, shape = self._holding.reservation, line.shape
+        if held is None or not self._holding.barred(line.priority, shape, line.tenant):
+            return 0
+        line.verdict = Verdict(Waits.RESERVED, line.verdict.change)
+        self._holding.is_waited_for = True
+        if held.start_ms is None:
+            return 0
+        taken = self._holding.taken_back(line.priority, shape, line.tenant)
+        placed, need = 0, shape.gpus
+        for item in list(islice(line.entries, DEPTH_MAX)):
+            if need > room or draft.full:
+                break
+            if not self._surely_ends(draft, shape, item, held.start_ms - draft.time_ms):
+                continue
+            if self._placing.place(draft, shape, item, taken) is None:
+                if self._lines.left_too_soon(draft, item):
+                    continue  # a drain excludes hosts for this job; the next one may have another time limit
+                break
+            self._queue.take(line, [item])
+            placed += shape.together
+            room -= need
+        if placed:
+            self._lines.count(draft, line, placed)
+        return placed
+
+    def _surely_ends(self, draft: Draft, shape: Shape, item: int, within_ms: int) -> bool:
+        """Whether an entry waits still, and ends in so many ms: by its time limit, else by nine of ten such runs."""
+        if not self._lines.waits(draft, item):
+            return False
+        num = item >> REPLICA_BITS
+        job = draft.state.jobs.get(num)
+        if job is not None:
+            most_ms = self._estimates.most_ms(job.tenant, self._estimates.request_of(job), shape, job.accepted_ms)
+        elif num in self.fresh:
+            most_ms = self._estimates.most_ms(*self.fresh[num], shape, draft.time_ms)
+        else:
+            return False
+        return most_ms is not None and most_ms <= within_ms
