@@ -336,7 +336,7 @@ def test_a_request_of_an_array_that_cannot_be_read_at_all_fails_alone(monkeypatc
     drive, answers = Driving(), dict[str, bytes]()
     reader, read = _intake(drive, answers), drive.engine.read
 
-    def read_or_break(body: bytes) -> tuple[str, Request, Shape]:
+    def read_or_break(body: bytes) -> tuple[str | None, Request, Shape]:
         found = read(body)
         if found[1].priority == 13:
             raise RuntimeError("a defect")

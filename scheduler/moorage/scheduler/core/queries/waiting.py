@@ -18,6 +18,7 @@ from moorage.scheduler.core.queries.views import (
     standing_reasons,
     summary,
 )
+from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica, every_slot
 from moorage.schemas import reasons
