@@ -39,7 +39,7 @@ def test_a_join_gives_a_session_and_the_numbers() -> None:
     answer = drive.join(worker, Join(worker.machine, worker.boot, 1, worker.hello))
     assert answer == {
         "kind": "joined", "session": worker.session, "n": 1, "reign": 1, "renew_s": 2.0, "lease_s": 20.0,
-        "grace_s": 5.0, "ledger": "ledger-1", "v": 1, "formerly": "",
+        "grace_s": 5.0, "ledger": "ledger-1", "v": 1, "formerly": "", "level": FORMAT,
     }  # fmt: skip
 
 
