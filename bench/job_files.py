@@ -81,7 +81,7 @@ async def measure(rounds: int, files: int, size: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--size-mb", type=int, default=50)

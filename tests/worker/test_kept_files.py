@@ -165,4 +165,4 @@ async def test_what_the_job_could_not_read_is_not_read_for_it(nats_url: str, uni
             with pytest.raises(NotKept):
                 await files.keep("acme", "j.0.2", str(folder), ["**"])
         finally:  # pytest could not remove it either
-            await asyncio.to_thread(subprocess.run, ["rm", "-rf", folder], check=True)
+            await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(folder)], check=True)
