@@ -123,9 +123,9 @@ class ScriptedLeader:
     def seat(self, worker: str) -> Seat:
         return self.seats.setdefault(worker, Seat())
 
-    async def joined(self, worker: str, joins: int = 1) -> Seat:
+    async def joined(self, worker: str, joins: int = 1, deadline_s: float = 30) -> Seat:
         seat = self.seat(worker)
-        await until(lambda: seat.session and len(seat.joins) >= joins and seat.renewals, what=f"{worker} joined")
+        await until(lambda: seat.session and len(seat.joins) >= joins and seat.renewals, deadline_s, f"{worker} joined")
         return seat
 
     async def want(self, worker: str, *items: Place | Start | End, session: str | None = None) -> None:
