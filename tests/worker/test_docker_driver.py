@@ -397,7 +397,7 @@ def test_a_job_is_not_root_and_sees_no_gpu_unless_it_is_given_one() -> None:
     assert made(DockerSettings(user="image"), [])["User"] == ""
     for wrong in ({"network": "host"}, {"network": "container:x"}, {"user": "root"}, {"mounts": ("/etc",)}):
         with pytest.raises(ValueError, match="must be"):
-            DockerSettings(**wrong)  # type: ignore[arg-type]
+            DockerSettings(**wrong)
 
 
 def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -> None:
@@ -406,7 +406,8 @@ def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -
     asked, env = devices_of(cards, own, {"CDISpecDirs": ["/etc/cdi"]})
     assert asked == {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-a", "nvidia.com/gpu=1"]}]}
     assert env == {"NVIDIA_VISIBLE_DEVICES": "void", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility,video"}
-    for info in ({}, {"CDISpecDirs": []}):
+    without: list[dict[str, Any]] = [{}, {"CDISpecDirs": []}]
+    for info in without:
         asked, env = devices_of(cards, own, info)
         (one,) = asked["DeviceRequests"]
         assert (one["Driver"], one["DeviceIDs"]) == ("nvidia", ["GPU-a", "GPU-b"])

@@ -87,7 +87,7 @@ class Engine:
         """What the engine tells of itself."""
         with self._sorted():
             async with asyncio.timeout(ASK_S):
-                return await self._docker.system.info()
+                return dict(await self._docker.system.info())
 
     async def has_image(self, image: str) -> bool:
         with self._sorted():
