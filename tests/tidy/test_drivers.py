@@ -29,7 +29,7 @@ SAID: Final[dict[str, set[str]]] = {
     # the one table of those that come with moorage
     "worker/moorage/worker/drivers/__init__.py": {"noop", "docker"},
     # hosts and jobs of published traces, for `moorage simulate`
-    "scheduler/moorage/scheduler/simulate/world.py": {"process", "noop", "handler"},
+    "scheduler/moorage/scheduler/simulate/world.py": {"process", "noop", "handler", "docker"},
     "scheduler/moorage/scheduler/simulate/trace.py": {"noop"},
     "scheduler/moorage/scheduler/simulate/openb_jobs.py": {"noop"},
     "scheduler/moorage/scheduler/simulate/philly.py": {"noop"},

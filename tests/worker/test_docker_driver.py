@@ -19,13 +19,14 @@ from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container_config import DockerSettings, config_of, devices_of
-from moorage.worker.drivers.container_engine import Engine, EngineDown
-from moorage.worker.drivers.container_output import FOLDER
+from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
+from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.docker import DockerDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
+from moorage.worker.supervisor.output import output_path
 from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
 from tests.waiting import until
 
@@ -333,7 +334,66 @@ async def test_nvidias_hook_gets_the_leased_gpus_and_without_it_the_job_goes_els
             assert (tmp_path / "words").read_text() == "prestart\n"
 
 
+class Lame(Engine):
+    """An engine that does not answer a start, which may have happened or not."""
+
+    happens = True
+
+    async def start(self, container: str) -> None:
+        if self.happens:
+            await super().start(container)
+        raise EngineDown("no answer")
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+@pytest.mark.parametrize("happens", [True, False])
+async def test_a_start_without_an_answer_is_lost_and_over(docker: DockerEngine, tmp_path: Path, happens: bool) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        lame = Lame(docker.socket)
+        lame.happens = happens
+        await rig.driver._engine.close()
+        rig.driver._engine = lame
+        name = rig.start("j1", "sleep", "600")
+        assert await rig.reported(Ended, name) == (name, -9, "lost"), "it may have run"
+        assert docker.containers() == []
+
+
 # -- without an engine
+
+
+def test_marks_of_another_worker_stay(tmp_path: Path) -> None:
+    keys = ["w1@docker|acme/a/0/1/7", "w1@docker|acme/b/0/1/8", "w2@docker|acme/c/0/1/9"]
+    for key in keys:
+        output = ContainerOutput(tmp_path, key, 10)
+        output.add(Piece(False, "2026-11-23T11:40:01.000000001Z", b"x"))
+        output.mark()
+        output.close(is_over=False)
+    clear_marks(tmp_path, "w1@docker", keys[:1])
+    assert [mark_path(tmp_path, key).exists() for key in keys] == [True, False, True]
+
+
+def test_output_is_read_on_by_time_and_by_the_number_of_pieces_of_that_time(tmp_path: Path) -> None:
+    def pieces(*said: tuple[int, bytes]) -> list[Piece]:
+        return [Piece(False, f"2026-11-23T11:40:01.{at:09d}Z", data) for at, data in said]
+
+    log = pieces((1, b"a"), (1, b"b"), (1, b"c"), (5, b"d"), (5, b"e"))
+    first = ContainerOutput(tmp_path, "w|k", 100)
+    assert first.since == "0"
+    assert [event.data for piece in log[:2] if (event := first.add(piece))] == [b"a", b"b"]
+    first.mark()
+    first.add(log[2])  # written, and then it died before it could note that
+    first.close(is_over=False)
+    second = ContainerOutput(tmp_path, "w|k", 100)
+    assert int(second.since) == 1795434001 - MARGIN_S
+    told = [event for piece in log if (event := second.add(piece))]
+    assert [(event.offset, event.data) for event in told] == [(2, b"c"), (3, b"d"), (4, b"e")]
+    assert second.sizes == (5, 0)
+    assert output_path(tmp_path, "w|k", "stdout").read_bytes() == b"abcde"
+    assert int(second.since) > 0
+    assert [piece for piece in log if second.add(piece)] == [], "the log may be read again at any time"
+    second.close(is_over=True)
+    assert not mark_path(tmp_path, "w|k").exists()
 
 
 def test_importing_it_does_not_import_the_client_of_the_engine() -> None:
@@ -406,8 +466,8 @@ def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -
     asked, env = devices_of(cards, own, {"CDISpecDirs": ["/etc/cdi"]})
     assert asked == {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-a", "nvidia.com/gpu=1"]}]}
     assert env == {"NVIDIA_VISIBLE_DEVICES": "void", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility,video"}
-    infos: list[dict[str, Any]] = [{}, {"CDISpecDirs": []}]
-    for info in infos:
+    without: list[dict[str, Any]] = [{}, {"CDISpecDirs": []}]
+    for info in without:
         asked, env = devices_of(cards, own, info)
         (one,) = asked["DeviceRequests"]
         assert (one["Driver"], one["DeviceIDs"]) == ("nvidia", ["GPU-a", "GPU-b"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -144,4 +145,17 @@ class ContainerOutput:
 
 def mark_path(state: Path, key: str) -> Path:
     """Return where it stands how far the output of a member was read."""
-    return state / FOLDER / member_digest(key)
+    return state / FOLDER / f"{_mark_prefix(key.partition('|')[0])}{member_digest(key)}"
+
+
+def clear_marks(state: Path, owner: str, keys: Collection[str]) -> None:
+    """Remove what stands there of other members of this owner; other drivers and workers have theirs beside."""
+    kept, prefix = {mark_path(state, key).name for key in keys}, _mark_prefix(owner)
+    with contextlib.suppress(OSError):
+        for path in (state / FOLDER).iterdir():
+            if path.name.startswith(prefix) and path.name not in kept:
+                path.unlink()
+
+
+def _mark_prefix(owner: str) -> str:
+    return f"{member_digest(owner)[:16]}-"

@@ -25,7 +25,7 @@ from moorage.schemas.job import Request
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, CODE_NOT_FOUND, Assignment, Driver, Living
 from moorage.worker.drivers.container_config import DockerSettings, check_policy, check_request, config_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, EngineError
-from moorage.worker.drivers.container_output import FOLDER, ContainerOutput, mark_path
+from moorage.worker.drivers.container_output import ContainerOutput, clear_marks
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.process import WORKER_STOPPED, key_of, name_of, read_output
@@ -159,7 +159,8 @@ class DockerDriver(Driver):
             # an end is told once its output and its exit code are known: until then it is as if it ran
             living.append(Living(member.name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
         known = set(self._members)
-        self._clean(self._sweep(known))
+        clear_marks(self._link.state, self._owner, [self._key(name) for name in known])
+        self._clean(self._sweep())
         for name in known:
             self._run(self._members[name], self._adopt(self._members[name]))
         return living
@@ -295,7 +296,10 @@ class DockerDriver(Driver):
                 return
             log.warning("%s: the engine went away during its start: %s", name[1], error)
             self._link.end(key, 0.0, "its engine went away during its start")
-            await self._follow(member)
+            await self._remove(member)  # until then it may still be started
+            await member.over
+            self._members.pop(name, None)
+            self.report(Ended([(name, CODE_LOST, "end" if member.is_ending else "lost")]))
         else:
             self.report(Started([name]))
             await self._follow(member)
@@ -517,13 +521,8 @@ class DockerDriver(Driver):
                 await self._engine.remove(container)
                 return
 
-    async def _sweep(self, known: set[MemberName]) -> None:
-        """Remove what an agent before created and told nobody of, or did not come to remove; and old marks."""
-        digests = {mark_path(self._link.state, self._key(name)).name for name in known}
-        with contextlib.suppress(OSError):
-            for path in (self._link.state / FOLDER).iterdir():
-                if path.name not in digests:
-                    path.unlink()
+    async def _sweep(self) -> None:
+        """Remove what an agent before created without telling the supervisor, or did not come to remove."""
         while True:
             try:
                 found = await self._engine.labelled(f"{LABEL_STATE}={self._state_mark}")
