@@ -208,3 +208,15 @@ def test_whatever_is_asked_few_changes_are_tried(
         assert fixes_module.fixes(drive.engine, drive.now, "t", "j")[1] == []
     assert len(tried) <= TRIED_MAX
     assert set(tried) <= {2}, "at once, and one after the other"
+
+
+def test_what_no_host_has_room_for_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Driving()
+    drive.worker("w", 1)
+    drive.submit("runs", gpu={})
+    drive.settle()
+    drive.submit("j", gpu={})
+    tried = list[Any]()
+    monkeypatch.setattr(fixes_module, "ask_all", lambda works, limit_s: tried.append(works) or [None])
+    assert fixes_module.fixes(drive.engine, drive.now, "t", "j") == ("busy", [])
+    assert tried == []
