@@ -173,6 +173,7 @@ def world(hosts: list[tuple[str, int, str, int]], jobs: list[dict[str, Any]], as
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HOSTS, st.lists(ASKS, max_size=6), ASKS)
 def test_every_fix_starts_the_job_on_the_same_state(
@@ -207,3 +208,15 @@ def test_whatever_is_asked_few_changes_are_tried(
         assert fixes_module.fixes(drive.engine, drive.now, "t", "j")[1] == []
     assert len(tried) <= TRIED_MAX
     assert set(tried) <= {2}, "at once, and one after the other"
+
+
+def test_what_no_host_has_room_for_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Driving()
+    drive.worker("w", 1)
+    drive.submit("runs", gpu={})
+    drive.settle()
+    drive.submit("j", gpu={})
+    tried = list[Any]()
+    monkeypatch.setattr(fixes_module, "ask_all", lambda works, limit_s: tried.append(works) or [None])
+    assert fixes_module.fixes(drive.engine, drive.now, "t", "j") == ("busy", [])
+    assert tried == []
