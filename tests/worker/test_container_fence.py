@@ -19,7 +19,7 @@ from tests.engines import DockerEngine, engine, why_no_dockerd
 from tests.waiting import until
 from tests.worker.supervisor_rig import Rig, lives, rig_at
 
-pytestmark = [pytest.mark.slow, pytest.mark.docker]
+pytestmark = pytest.mark.slow
 
 IMAGE: Final = "moorage-test:fence"
 

@@ -114,7 +114,6 @@ def settings(docker: DockerEngine, **fields: Any) -> DockerSettings:
 
 
 @pytest.mark.slow
-@pytest.mark.docker
 async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         words = "echo out; echo err >&2; id -u; echo $GREETING $MOORAGE_JOB; exit 7"
@@ -130,7 +129,6 @@ async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(docker: 
 
 
 @pytest.mark.slow
-@pytest.mark.docker
 async def test_it_is_shut_in_and_has_its_limits(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker, pids_max=99)) as rig:
         limits = Resources(cpu_milli=500, memory_mib=64)
@@ -148,7 +146,6 @@ async def test_it_is_shut_in_and_has_its_limits(docker: DockerEngine, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.docker
 async def test_an_end_gives_the_grace_and_a_timeout_ends_it(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         saves = "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.1; done"
@@ -163,7 +160,6 @@ async def test_an_end_gives_the_grace_and_a_timeout_ends_it(docker: DockerEngine
 
 
 @pytest.mark.slow
-@pytest.mark.docker
 async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once(
     docker: DockerEngine, tmp_path: Path
 ) -> None:
@@ -215,7 +211,6 @@ class Dying(Engine):
 
 
 @pytest.mark.slow
-@pytest.mark.docker
 @pytest.mark.parametrize("step", ["created", "told", "started", "ended"])
 async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngine, tmp_path: Path, step: str) -> None:
     async with state_of(tmp_path) as state:
@@ -246,7 +241,6 @@ async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngi
 
 
 @pytest.mark.slow
-@pytest.mark.docker
 async def test_an_engine_that_dies_and_comes_back(tmp_path: Path) -> None:
     if why := why_no_dockerd():
         pytest.skip(why)
@@ -270,7 +264,6 @@ async def test_an_engine_that_dies_and_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.docker
 async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
         absent = rig.start("absent", "no-such-program")
@@ -288,7 +281,6 @@ async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tm
 
 
 @pytest.mark.slow
-@pytest.mark.docker
 async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         dying = Dying(docker.socket)
@@ -308,7 +300,6 @@ echo "$@" > {folder}/words
 
 
 @pytest.mark.slow
-@pytest.mark.docker
 async def test_nvidias_hook_gets_the_leased_gpus_and_without_it_the_job_goes_elsewhere(
     docker: DockerEngine, tmp_path: Path
 ) -> None:
@@ -346,7 +337,6 @@ class Lame(Engine):
 
 
 @pytest.mark.slow
-@pytest.mark.docker
 @pytest.mark.parametrize("happens", [True, False])
 async def test_a_start_without_an_answer_is_lost_and_over(docker: DockerEngine, tmp_path: Path, happens: bool) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
