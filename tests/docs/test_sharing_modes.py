@@ -13,6 +13,7 @@ from typing import Any
 from moorage.schemas.gpu import SHARING_MODES
 from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.docker import DockerDriver
 from moorage.worker.drivers.handler import HandlerDriver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.process import ProcessDriver
@@ -25,7 +26,7 @@ from moorage.worker.memory_guard import MemoryGuard
 from tests.nvidia.stub import Board, Stub
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/explanation/sharing-modes.md"
-DRIVERS: tuple[type[Driver], ...] = (ProcessDriver, HandlerDriver, NoopDriver)
+DRIVERS: tuple[type[Driver], ...] = (ProcessDriver, DockerDriver, HandlerDriver, NoopDriver)
 
 
 class Clock:

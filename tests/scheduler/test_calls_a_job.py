@@ -16,7 +16,7 @@ def test_a_job_costs_the_scheduler_a_bounded_number_of_calls() -> None:
     for number in range(JOBS // 8):
         drive.worker(f"w{number}", 8)
     engine: Any = drive.engine
-    for step in ("offer", "build", "prepare_early", "early", "commit"):
+    for step in ("offer", "build", "prepare_early", "early", "commit", "complete"):
         setattr(engine, step, calls.inside(getattr(engine, step)))
     for number in range(JOBS):
         drive.offer_submit(f"j{number}", gpu={"count": 1})

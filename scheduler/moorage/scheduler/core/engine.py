@@ -221,11 +221,6 @@ class Engine:
         """Ledger time of the next timer, in ms; infinity when there is none."""
         return self.timers.next_ms
 
-    @property
-    def next_pass_ms(self) -> float:
-        """Ledger time from which on a pass may place more though nothing happens before; infinity where none may."""
-        return self.planner.next_ms(self.standing_draft())
-
     # ------------------------------------------------------------------------------------------- build
 
     def build(self, time_ms: int, mono_ms: int) -> bytes:

@@ -17,6 +17,7 @@ import msgspec
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Submit
+from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.state import AT_RUNNING, Member
 from moorage.schemas.codec import Decoder, canonical
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place, Wanted
@@ -102,7 +103,7 @@ class Play:
 
     def next_pass_ms(self) -> float:
         """Ledger time at which time alone may let the core place more; infinity where it does not."""
-        return max(self.engine.next_pass_ms, self.time_ms + LOOK_MS)
+        return max(View(self.engine).next_pass_ms, self.time_ms + LOOK_MS)
 
     def go_to(self, time_ms: int) -> None:
         """Let time pass to a moment, and end what ends then; `settle` is to follow."""

@@ -47,6 +47,11 @@ class View:
         return self._engine.queue.is_empty
 
     @property
+    def next_pass_ms(self) -> float:
+        """Ledger time from which on a pass may place more though nothing happens before; infinity where none may."""
+        return self._engine.planner.next_ms(self._engine.standing_draft())
+
+    @property
     def preempts(self) -> bool:
         """Whether jobs may be ended for others at all."""
         return self._engine.planner.preempting.allowed
