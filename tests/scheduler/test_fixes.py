@@ -217,6 +217,11 @@ def test_what_no_host_has_room_for_is_not_tried(monkeypatch: pytest.MonkeyPatch)
     drive.settle()
     drive.submit("j", gpu={})
     tried = list[Any]()
-    monkeypatch.setattr(fixes_module, "ask_all", lambda works, limit_s: tried.append(works) or [None])
+
+    def ask(works: Any, limit_s: float) -> list[None]:
+        tried.append(works)
+        return [None]
+
+    monkeypatch.setattr(fixes_module, "ask_all", ask)
     assert fixes_module.fixes(drive.engine, drive.now, "t", "j") == ("busy", [])
     assert tried == []
