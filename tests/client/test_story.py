@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from moorage.client.follow.story import AHEAD_MAX, Story, changes_of, shown_event
+from moorage.schemas.capabilities import Enforced
 from moorage.schemas.frames import Answer, Event
 from tests.client.scripted_scheduler import change, shown
 
@@ -76,6 +78,16 @@ def test_an_answer_of_a_leader_that_was_replaced_is_known_by_its_record() -> Non
     assert [event.state for event in accept(story, restored)] == ["QUEUED"]
     assert not story.has_gap, "what was heard before the restore has no meaning any more"
     assert revs_of([event for event in [story.take(heard(3))] if event is not None]) == [3]
+
+
+def test_how_a_job_is_kept_is_news_without_a_transition_and_an_event_heard_twice_is_none() -> None:
+    story = Story("j")
+    placed = heard(1, 2, state="PLACED", enforced=Enforced("guarded", "advisory"))
+    assert story.take(placed) is placed
+    assert story.take(placed) is None
+    assert story.take(heard(2, state="PLACED", enforced=Enforced("guarded", "advisory"))) is None
+    now = replace(heard(2, state="PLACED", enforced=Enforced("advisory", "advisory")), changes=[])
+    assert story.take(now) is now
 
 
 def test_only_the_reason_why_a_job_waits_is_news_without_a_transition() -> None:

@@ -70,10 +70,10 @@ def test_what_no_gpu_has_is_a_reason_of_its_own_with_a_fix() -> None:
     assert {
         "say": "compute capability 7.0 instead of 9.0",
         "request": {"gpu": {"vendor": "", "min_compute_capability": "7.0"}},
-    }.items() <= told["fixes"][0].items()
+    }.items() <= drive.fixes("j")[0].items()
     refused = drive.submit("never", on_no_match="reject", **asks("9.0"))
     assert (refused["code"], "the highest of a GPU that it names is 7.0" in refused["message"]) == ("no-match", True)
-    drive.submit("fixed", **told["fixes"][0]["request"])
+    drive.submit("fixed", **drive.fixes("j")[0]["request"])
     assert drive.states("fixed") == ["PLACED"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.host import Host
@@ -278,7 +279,7 @@ def test_explain_says_for_whose_end_it_waits() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "hold"])
 def test_the_hosts_are_open_again_when_the_preemptor_goes(how: str) -> None:
-    drive = running()
+    drive = running(replace(ON, reserve_after=1000.0))  # the jobs that ended have waited long, and would reserve them
     slow(drive, 4)
     drive.submit("big", gpu={"count": 2}, priority=90)
     drive.pass_time(1_500)

@@ -100,12 +100,12 @@ async def test_a_job_whose_files_cannot_be_stored_has_not_succeeded(
         await leader.want("w1", placed(large, "head -c 2000000 /dev/zero > big", keep=["big"]))
         exited = await leader.heard("w1", "exited", large)
         assert exited.code == 1
-        assert exited.detail.startswith("not-kept: files: more than")
+        assert exited.detail.startswith("not-stored: files: more than")
         monkeypatch.setattr(JobFiles, "keep", slow)
         monkeypatch.setattr(process, "STORE_S_MAX", 0.3)
         await leader.want("w1", msgspec.structs.replace(placed(late, "touch x", keep=["x"]), slots=[1]))
         exited = await leader.heard("w1", "exited", late)
-        assert (exited.code, exited.detail) == (1, "not-kept: files: not stored within 0.3 s")
+        assert (exited.code, exited.detail) == (1, "not-stored: files: not stored within 0.3 s")
 
 
 async def test_an_end_while_files_are_stored_waits_no_longer_than_its_grace(
@@ -124,7 +124,7 @@ async def test_an_end_while_files_are_stored_waits_no_longer_than_its_grace(
         await asyncio.wait_for(reached.wait(), 10)
         await leader.want("w1", End(*name, why="cancelling"))
         exited = await leader.heard("w1", "exited", name)
-        assert (exited.code, exited.detail) == (1, "not-kept: files: the attempt had to end")
+        assert (exited.code, exited.detail) == (1, "not-stored: files: the attempt had to end")
 
 
 async def test_the_next_agent_stores_what_ended_without_one(nats_url: str, unique: str, tmp_path: Path) -> None:

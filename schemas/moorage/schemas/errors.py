@@ -61,7 +61,7 @@ ENDS: Final[dict[str, str]] = {
     "over-memory": "it held more of a shared GPU's memory than its share, and was ended (a CUDA context counts)",
     "end": "its worker ended it when asked to: for a cancel, a drain, a preemption or an act of an operator",
     "disk": "its folder took more than its worker's folder_bytes, so its worker ended it",
-    "not-kept": "it ended well, and the files that it was to keep could not be stored",
+    "not-stored": "it ended well, and the files that it was to keep could not be stored",
     "lost": "its host or its supervisor went away under it; it counts as a loss, and is tried again elsewhere while the"
     " bound on losses allows",
     "fence": "its worker was cut off for too long and ended it, so that nothing runs twice; it counts as a loss",

@@ -60,7 +60,7 @@ log = logging.getLogger("moorage.worker")
 #: why a job ended that was ended with all that its worker runs, by `moorage up` or a service manager
 WORKER_STOPPED: Final = "its worker was stopped"
 #: how the `why` of an attempt begins that ended well and whose files could not be stored, and its code
-NOT_KEPT: Final = "not-kept"
+NOT_STORED: Final = "not-stored"
 CODE_NOT_KEPT: Final = 1
 #: how long storing what a member leaves may hold up the report of its end
 STORE_S_MAX: Final = 300.0
@@ -389,7 +389,7 @@ class ProcessDriver(Driver):
             log.exception("files of %s could not be stored", job)
             trouble = "files: moorage failed on them"
         if trouble and (code, why) == (0, "exit"):
-            code, why = CODE_NOT_KEPT, carried(f"{NOT_KEPT}: {trouble}")
+            code, why = CODE_NOT_KEPT, carried(f"{NOT_STORED}: {trouble}")
         elif trouble:
             log.warning("what %s left is not kept: %s", job, trouble)
         del self._storing[name]
