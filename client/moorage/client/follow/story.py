@@ -54,7 +54,7 @@ class Story:
         """Merge an event that was heard. Return what of it is new, None if that is nothing or comes after a gap."""
         rev, changes = self.rev, event.changes
         if event.rev <= rev:
-            if event.rev < rev or changes or (event.waiting is None and event.enforced is None):
+            if event.rev < rev or (event.waiting is None and (changes or event.enforced is None)):
                 return None
             self.why = event.why or self.why
             return event  # no transition: only the reason why it waits has changed, or how it is kept to its part
