@@ -77,7 +77,7 @@ class Bench:
         """Send the worker a placement; without slots the job asks for no GPU. `hold`: it waits for its gang."""
         body = request | ({"gpu": request.get("gpu", {}) | {"count": len(slots)}} if slots else {})
         mode = "exclusive" if slots else "none"
-        await self.leader.want(WORKER, Place(*name, list(slots), mode, hold, encode(body), ""))
+        await self.leader.want(WORKER, Place(*name, list(slots), mode, hold, encode(body), "", folder=True))
 
     async def start_gang(self, name: MemberName, address: str, port: int, world_size: int) -> None:
         await self.leader.want(WORKER, Start(*name, address, port, world_size))
