@@ -10,6 +10,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.schedule import reserve
 from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS, Reservation
 from tests.scheduler.driving import Driving
 
@@ -250,3 +251,44 @@ def test_a_job_becomes_overdue_though_nothing_happens(monkeypatch: pytest.Monkey
     assert drive.engine.planner.holding.reservation is not None
     assert found[0] > accepted + PATIENCE_MS
     assert len(found) <= 2
+
+
+def test_no_hosts_are_reserved_for_a_job_behind_one_that_waits_for_its_tenants_limit() -> None:
+    """It may not start before that one does, which may be never: the hosts would be idle for as long."""
+    drive = Driving()
+    for number in range(2):
+        drive.worker(f"w{number}", 4)
+    drive.order("limit", gpus=6)
+    drive.submit("runs", gpu={"count": 4})
+    for number in range(4):
+        drive.submit(f"other{number}", tenant="u", gpu={})
+    drive.settle()
+    drive.submit("big", gpu={"count": 4})  # waits for the limit
+    drive.submit("small", gpu={"count": 2})  # is within it, and waits behind big
+    drive.pass_time(PATIENCE_MS + 5_000)
+    drive.run_out("w1")
+    for number in range(4):
+        drive.submit(f"more{number}", tenant="u", gpu={})
+    drive.pass_time(3_000)
+    drive.settle()
+    assert [drive.states(f"more{number}", "u") for number in range(4)] == [["RUNNING"]] * 4
+
+
+def test_jobs_that_no_host_could_ever_hold_cost_no_walk_over_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Driving()
+    drive.checks = False
+    for number in range(4):
+        drive.worker(f"w{number}", 4)
+    for number in range(40):
+        drive.submit(
+            f"j{number}", replicas=5, resources={"cpu_milli": number + 1}, gpu={"count": 4, "scheduling": "gang"}
+        )
+    walks = list[int]()
+
+    def counted(*arguments: object) -> tuple[frozenset[int], None]:
+        walks.append(drive.now)
+        return frozenset(), None
+
+    monkeypatch.setattr(reserve, "soonest", counted)
+    drive.pass_time(PATIENCE_MS + 5_000)
+    assert walks == []

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+
+from moorage.schemas.frames import Device
+from moorage.schemas.gpu import GpuSpec
+from moorage.worker.inventory.cdi import read_registry
+from moorage.worker.inventory.cdi_devices import cdi_names
 from moorage.worker.inventory.faults import Fault
 from moorage.worker.inventory.nvml import open_nvml
+from moorage.worker.leases.offer import matching
+from moorage.worker.member_processes import MemberProcesses
 from moorage.worker.pool import GpuPool
 from tests.nvidia.stub import Board, Slice, Stub
 from tests.waiting import until
@@ -91,3 +100,40 @@ async def test_what_happens_to_a_gpu_happens_to_all_its_slices(tmp_path: Path) -
         assert heard == [(slot, "Xid 79: the GPU has fallen off the bus") for slot in (1, 2)] + [(0, "Xid 13")]
         found.close()
         await asyncio.sleep(0)
+
+
+def test_a_local_lease_takes_whole_gpus_unless_it_asks_for_a_slice() -> None:
+    whole = Device(0, "nvidia", "NVIDIA H100 80GB HBM3", WHOLE, memory_mib=81_559)
+    part = Device(1, "nvidia", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", SMALL, memory_mib=9_856, profile="1g.10gb")
+    for spec, slots in (
+        (GpuSpec(model="H100"), {0}),
+        (GpuSpec(count=2), {0}),
+        (GpuSpec(profile="1g.10gb"), {1}),
+        (GpuSpec(profile="7g.80gb"), set[int]()),
+        (GpuSpec(min_memory_mib=8_000), {0, 1}),
+    ):
+        assert matching(spec, [whole, part]) == slots, spec
+
+
+def test_a_slice_has_the_cdi_name_of_its_uuid_alone(tmp_path: Path) -> None:
+    """A name of its GPU's file would bring the whole GPU, without what the slice needs."""
+    edits = {"containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}
+    devices = [{"name": name} | edits for name in ("0", WHOLE, SMALL)]
+    spec = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
+    (tmp_path / "nvidia.json").write_bytes(msgspec.json.encode(spec))
+    part = Device(0, "nvidia", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", SMALL, profile="1g.10gb")
+    whole = Device(0, "nvidia", "NVIDIA H100 80GB HBM3", WHOLE)
+    found = cdi_names([part, whole], [("/dev/nvidia0",), ("/dev/nvidia0",)], read_registry([tmp_path]))
+    assert found == [[f"nvidia.com/gpu={SMALL}"], [f"nvidia.com/gpu={WHOLE}", "nvidia.com/gpu=0"]]
+
+
+def test_a_process_id_that_is_used_again_is_the_new_members() -> None:
+    ours, gone, after = MemberProcesses(), ("t", "a", 0, 1, 1), ("t", "b", 0, 1, 2)
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        ours.started(gone, process.pid, os.getpid())
+        ours.started(after, process.pid, os.getpid())
+        ours.ended(gone)
+        assert ours.members_of([process.pid], os.getpid()) == {process.pid: after}
+        ours.ended(after)
+        process.kill()
+    assert ours.members_of([os.getpid()], os.getpid()) == {}, "the supervisor itself is no member's"

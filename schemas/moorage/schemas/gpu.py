@@ -206,6 +206,16 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return self.sharing or "exclusive"
 
     @property
+    def slice_profile(self) -> str | None:
+        """Return the profile of the MIG slice that it takes, "" for any profile; None: it takes whole devices alone."""
+        if self.profile is not None:
+            return self.profile
+        takes_any = (
+            self.count == 1 and self.effective_sharing == "exclusive" and self.min_memory_mib and not self.models
+        )
+        return "" if takes_any else None
+
+    @property
     def effective_scheduling(self) -> Scheduling:
         return self.scheduling or "best-effort"
 
@@ -217,6 +227,11 @@ def capability_of(text: str) -> int:
     """Return a CUDA compute capability as a number that orders: 86 of `8.6`; 0 of any other text, such as `gfx942`."""
     found = _CAPABILITY.fullmatch(text)
     return 0 if found is None else 10 * int(found[1]) + int(found[2])
+
+
+def takes_part(asked: str | None, profile: str) -> bool:
+    """Return whether a request with this `slice_profile` takes a slice of a profile; "" is a whole device."""
+    return asked in ("", profile) if profile else not asked
 
 
 def mig_profile(name: str) -> str:

@@ -34,7 +34,8 @@ class MemberProcesses:
         """Nothing of it is left."""
         pid = self._pids.pop(name, None)
         if pid is not None:
-            del self._names[pid]
+            if self._names.get(pid) == name:  # else the number is another member's by now
+                del self._names[pid]
             self._groups = {group: of for group, of in self._groups.items() if of != name}
 
     def members_of(self, pids: Collection[int], supervisor: int) -> dict[int, MemberName | None]:
@@ -47,7 +48,7 @@ class MemberProcesses:
             name = self._by_group(pid) or self._by_ancestors(pid) or self._by_marks(pid)
             if name is not None:
                 found[pid] = name
-            elif supervisor in _ancestors(pid):
+            elif supervisor in _ancestors(pid)[1:]:
                 found[pid] = None
         return found
 

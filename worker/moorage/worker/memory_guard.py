@@ -38,6 +38,14 @@ GUARDED: Final = Enforced("guarded", "advisory")
 _Hidden = tuple[int, int]
 
 
+def sees_all_pids() -> bool:
+    """Return whether this process is in the host's PID namespace, whose number Linux fixes (PROC_PID_INIT_INO)."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC
+    except OSError:
+        return False
+
+
 class MemoryGuard:
     """One worker's. `held` are its members, `grace_s` None turns it off. `levels` says what it can do now."""
 
@@ -62,6 +70,7 @@ class MemoryGuard:
         self._never = self._never_guarded(inventory.devices(), grace_s)
         self._failed: dict[str, int] = dict.fromkeys(SHARED, 0)
         self._well: dict[str, int] = dict.fromkeys(SHARED, 0)
+        self._sees_all_pids = sees_all_pids()
         self._over: dict[MemberName, float] = {}
         self._hidden: dict[_Hidden, float] = {}
         self._asked: set[MemberName] = set()
@@ -172,6 +181,9 @@ class MemoryGuard:
         """Add what is found of one device to `over` and `hidden`; returns why whose a process is could not be told."""
         sums: dict[MemberName, int] = {}
         left = set(held)
+        absent = next((pid for pid in left if members and not os.path.exists(f"/proc/{pid}")), None)
+        if absent is not None and not self._sees_all_pids:  # then a number may be another process here
+            return f"NVML names pid {absent}, which is not in the worker's PID namespace"
         for driver in {member.driver: self._drivers[member.driver] for member in members}.values():
             for pid, name in driver.members_of(left).items():
                 left.discard(pid)

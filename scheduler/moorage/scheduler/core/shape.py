@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.records import MODE_OF, Mode
-from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, mig_profile, model_matches
+from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, mig_profile, model_matches, takes_part
 from moorage.schemas.job import Request
 
 #: shapes that the table holds at most, then it is emptied
@@ -90,11 +90,7 @@ class Shape:
         self.levels = gpu.levels_required if gpu else (0, 0)  # at which its part of a device has to be kept, at least
         self.device_ids = request.device_ids if gpu else ()  # it takes these and no others; empty: any that answer
         #: of the MIG slice that it takes, "" for any profile; None: it takes whole devices alone
-        self.slice_profile: str | None = None
-        if gpu is not None and gpu.profile is not None:
-            self.slice_profile = gpu.profile
-        elif self.count == 1 and self.mode == Mode.EXCLUSIVE and self.min_memory_mib and not self.models:
-            self.slice_profile = ""
+        self.slice_profile = gpu.slice_profile if gpu else None
         #: ranking takes for one class what asks for as many GPUs of a kind
         self.gpu_kind: GpuKind = (
             self.vendor, self.models, self.min_memory_mib, self.min_compute, self.slice_profile
@@ -108,12 +104,6 @@ class Shape:
         self.together = request.replicas if scheduling == "gang" else 1
         self.gpus = self.count * self.together  # that it takes at once
 
-    def takes_part(self, profile: str) -> bool:
-        """Whether it takes a MIG slice of this profile; "" is a whole device, which every other request takes."""
-        if profile:
-            return self.slice_profile in ("", profile)
-        return not self.slice_profile
-
     def device_rank(self, vendor: str, name: str, memory_mib: int, compute: int, index: int) -> int:
         """How well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all."""
         if self.vendor and vendor.lower() != self.vendor:
@@ -124,7 +114,7 @@ class Shape:
             return 0
         if self.slot_index is not None and index != self.slot_index:
             return 0
-        if not self.takes_part(mig_profile(name)):
+        if not takes_part(self.slice_profile, mig_profile(name)):
             return 0
         if not self.models:
             return 2

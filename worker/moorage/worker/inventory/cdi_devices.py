@@ -47,6 +47,8 @@ def _names_of(device: Device, own: frozenset[str], specs: Registry) -> list[str]
         files = frozenset(filter(of_one.fullmatch, specs.own_nodes(f"{kind}={name}")))
         if name == device.uuid and (not files or not own or files <= own):
             found.insert(0, f"{kind}={name}")
+        elif device.profile:  # what names the GPU's file is the whole GPU, not its slice
+            continue
         elif name != ALL and ":" not in name and files and files <= own and not _UUID.fullmatch(name):
             found.append(f"{kind}={name}")
     return found[:NAMES_MAX]

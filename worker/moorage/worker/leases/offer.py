@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.frames import Device
-from moorage.schemas.gpu import GpuSpec, capability_of, format_token, model_matches
+from moorage.schemas.gpu import GpuSpec, capability_of, format_token, mig_profile, model_matches, takes_part
 
 
 def matches(spec: GpuSpec, device: Device) -> bool:
@@ -19,7 +19,7 @@ def matches(spec: GpuSpec, device: Device) -> bool:
         return False
     if capability_of(device.compute) < capability_of(spec.min_compute_capability or ""):
         return False
-    return device.memory_mib >= (spec.min_memory_mib or 0)
+    return takes_part(spec.slice_profile, mig_profile(device.name)) and device.memory_mib >= (spec.min_memory_mib or 0)
 
 
 def matching(spec: GpuSpec, devices: Sequence[Device]) -> set[int]:

@@ -115,19 +115,22 @@ class Lines:
         self._rates = Rates(fleet)
         self._draft: Draft | None = None  # the last pass's
         self._classes: list[int] = []  # this pass: the priorities of the jobs that wait, where jobs age
-        #: this pass: by tenant the queue group whose first job waits for the tenant's limit, and that job's number
+        #: this pass: by tenant the group whose first job waits for the tenant's limit, and that job's number
         self._full: dict[str, tuple[Line, int]] = {}
 
     def begin(self, draft: Draft) -> None:
         """A pass begins."""
         self._draft = draft
-        self._full.clear()
         standing = None
         if self.ageing is not None:
             standing = self.standing
             self._classes = sorted({line.priority for line in self.queue.lines.values() if line.entries})
         self.turns = Turns(draft, self._rates, standing) if self.is_fair(draft) else None
         self.key = self._choose_key()
+
+    def forget_limits(self) -> None:
+        """Forget which tenants' jobs wait for a limit, as this pass finds out anew: until then the last one counts."""
+        self._full.clear()
 
     def is_fair(self, draft: Draft) -> bool:
         """Whether tenants have turns: an operator has set a share, and the order is not another."""
@@ -243,7 +246,9 @@ class Lines:
             return math.inf
         full = self._full.get(line.tenant)
         room = self.room_of(draft, line.tenant)
-        return min(room, 0) if full is not None and not self._comes_before(line, full[0]) else room
+        if full is None or not full[0].entries or self._comes_before(line, full[0]):
+            return room
+        return min(room, 0)
 
     def room_of(self, draft: Draft, tenant: str) -> float:
         """Return how many GPUs a tenant may still lease, whatever waits for its limit."""
@@ -253,7 +258,7 @@ class Lines:
         return max(0, row.gpus_max - row.gpus) if row.gpus_max else math.inf
 
     def _comes_before(self, line: Line, other: Line) -> bool:
-        if not line.entries or not other.entries:
+        if not line.entries:
             return False
         return (self.key(line), line.entries[0]) < (self.key(other), other.entries[0])
 

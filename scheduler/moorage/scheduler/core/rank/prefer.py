@@ -41,6 +41,8 @@ class Preferring(Pack):
                     host = cls.hosts[num]
                     if host.room_beside(slot, device, shape) and host.fits_host(shape):
                         best, best_users = Choice(host, 1 << slot, host.open.bit_count()), device.users
+                        if best_users == 1:
+                            return best  # no shared device has fewer
         return best
 
     def _slots_for(self, host: Host, shape: Shape, fit: Fit) -> int | None:

@@ -80,7 +80,7 @@ class Planner:
         self.preempting = preempting
         self.could_ever = could_ever
         self.lines = Lines(fleet, queue, order, ageing)
-        self.holding = Holding(fleet, self.lines, estimates, preempting, patience_ms)
+        self.holding = Holding(fleet, self.lines, estimates, preempting, patience_ms, could_ever)
         self.placing = Placing(fleet, self.lines, ranker)
         self.filling = Filling(queue, self.lines, self.holding, self.placing, estimates)
         self.verdicts = Verdicts(fleet, self.lines, self.holding)
@@ -165,7 +165,8 @@ class Planner:
             self.holding.give_up()
             return False
         self.lines.begin(draft)
-        self.holding.begin(draft)
+        self.holding.begin(draft)  # by the limits that jobs waited for in the last pass
+        self.lines.forget_limits()
         self._unprepared = not self.placing.ranker.prepare(self.fleet)
         self.verdicts.begin()
         return not self._unprepared

@@ -207,8 +207,15 @@ class Holding:
     """Over one engine's fleet and queue. Hosts are named by their workers' numbers."""
 
     def __init__(
-        self, fleet: Fleet, lines: Lines, estimates: Estimates, preempting: Preempting, patience_ms: int
+        self,
+        fleet: Fleet,
+        lines: Lines,
+        estimates: Estimates,
+        preempting: Preempting,
+        patience_ms: int,
+        could_ever: Callable[[Shape], bool],
     ) -> None:
+        self._could_ever = could_ever
         self.reservation: Reservation | None = None
         self.is_waited_for = False  # a queue group waits for the reserved hosts, or did so when it was scanned last
         self._fleet = fleet
@@ -308,7 +315,7 @@ class Holding:
                 overdue_ms = job.accepted_ms + self._patience_ms + 1
                 if overdue_ms > draft.time_ms:
                     self._next_claim_ms = min(self._next_claim_ms, overdue_ms)
-        claims = self._claims_of(draft, likely, NOBODY)
+        claims = self._claims_of(draft, likely)
         self.reservation = self._grant(draft, claims)
         if self.reservation is not None:
             self._moved_ms = draft.time_ms
@@ -316,11 +323,8 @@ class Holding:
 
     def _may_start(self, draft: Draft, held: Reservation) -> bool:
         """Whether the job of a reservation still waits, and its tenant may start it."""
-        return self._lines.waits(draft, held.item) and held.shape.gpus <= self._lines.room_of(draft, held.tenant)
-
-    def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
-        """Return the reservation that would be next with these jobs (their numbers) gone; changes nothing."""
-        return self._grant(draft, self._claims_of(draft, self._likely_lines(), without), early=True)
+        line = self._lines.queue.line_of(held.priority, held.shape, held.tenant)
+        return line is not None and self._lines.waits(draft, held.item) and self._lines.may(draft, line)
 
     def _likely_lines(self) -> list[Line]:
         """Return the queue groups whose first job may be the first reservation candidate.
@@ -337,11 +341,11 @@ class Holding:
         likely = nsmallest(LINES_MAX, rows) + nsmallest(LINES_MAX, whole)
         return list({line: None for _, _, line in likely})
 
-    def _claims_of(self, draft: Draft, lines: list[Line], without: frozenset[int]) -> list[Claim]:
-        """Return the overdue jobs that are first of their group, in order; with these jobs (their numbers) gone."""
+    def _claims_of(self, draft: Draft, lines: list[Line]) -> list[Claim]:
+        """Return the overdue jobs that are first of their group, in order."""
         impatient: list[Claim] = []
         for line in lines:
-            item = next((item for item in line.entries if item >> REPLICA_BITS not in without), None)
+            item = line.entries[0] if line.entries else None
             job = draft.state.jobs.get(item >> REPLICA_BITS) if item is not None else None
             if item is None or job is None or draft.time_ms - job.accepted_ms <= self._patience_ms:
                 continue
@@ -351,10 +355,14 @@ class Holding:
                 )
         return self._claims.in_order(impatient)
 
-    def _grant(self, draft: Draft, claims: list[Claim], *, early: bool = False) -> Reservation | None:
-        """Hosts for the first of these claims that some could hold, if it is due or `early`."""
+    def _grant(self, draft: Draft, claims: list[Claim]) -> Reservation | None:
+        """Hosts for the first of these claims that some could hold, if it is due."""
+        in_vain = set[tuple[int, frozenset[int]]]()  # each try is a walk over the fleet
         for claim in claims:  # a job that no host could hold must not hide one that could be helped
-            if not early and (due_ms := self._due_ms(draft, claim)) > draft.time_ms:
+            tried = claim.line.shape.index, self._lines.left_too_soon(draft, claim.item)
+            if tried in in_vain or not self._could_ever(claim.line.shape):
+                continue
+            if (due_ms := self._due_ms(draft, claim)) > draft.time_ms:
                 self._next_claim_ms = min(self._next_claim_ms, due_ms)
                 return None
             line = claim.line
@@ -364,6 +372,7 @@ class Holding:
             if hosts:
                 tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
                 return Reservation(claim.item, line, tenant, hosts, start_ms, draft.time_ms)
+            in_vain.add(tried)
         return None
 
     def _due_ms(self, draft: Draft, claim: Claim) -> int:
