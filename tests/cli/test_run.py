@@ -137,7 +137,7 @@ async def test_a_command_that_is_not_there_is_told(node: Node, unique: str) -> N
     ran = await node.run("run", "--gpu", "1", "--", "echo hi", tenant=unique)
     assert "no program 'echo hi' in PATH /usr" in ran.err
     assert "one word" in ran.err
-    ran = await node.run("run", "--gpu", "1", "--cwd", ".", "--", "true", tenant=unique)
+    ran = await node.run("run", "--gpu", "1", "--cwd", "../up", "--", "true", tenant=unique)
     assert (ran.code, ran.out) == (2, "")
     assert "error[invalid-argument]" in ran.err
     assert "absolute" in ran.err

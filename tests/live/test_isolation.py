@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,16 +32,20 @@ class Users(NamedTuple):
 
     acme: int
     beta: int
+    folders: Path  # of their jobs: the folders of tests let no other user pass
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"run_as_for": {"acme": str(self.acme), "beta": str(self.beta)}}
+        users = {"acme": str(self.acme), "beta": str(self.beta)}
+        return {"run_as_for": users, "folder_dir": str(self.folders), "folder_keep": 0}
 
 
 @pytest.fixture
-def users() -> Users:
+def users() -> Iterator[Users]:
     acme = UIDS_FROM + 2 * secrets.randbelow(UIDS // 2)
-    return Users(acme, acme + 1)
+    with tempfile.TemporaryDirectory(prefix="moorage-jobs-", ignore_cleanup_errors=True) as folders:
+        Path(folders).chmod(0o711)
+        yield Users(acme, acme + 1, Path(folders))
 
 
 async def said(made: Stack, job: str, tenant: str = "acme") -> str:
@@ -81,7 +87,7 @@ async def _is_its_tenants_user(nats_server: Server, unique: str, users: Users) -
         text = await said(made, "who")
         lines = text.splitlines()
         assert lines[:4] == [*3 * [str(users.acme)], "0077"], text
-        assert "home=/" in lines
+        assert any(line.startswith(f"home={users.folders}/") for line in lines), text
         assert "NoNewPrivs:\t1" in lines
         assert "CapEff:\t0000000000000000" in lines
         assert "again" in lines, "a job may open its own output"

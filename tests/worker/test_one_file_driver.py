@@ -177,7 +177,12 @@ async def test_sdk_and_scheduler_know_of_it_what_it_declares(nats_server: Server
             await operator.leader()
             await operator.workers_up("aviary")
             (row,) = (await operator.fleet())["workers"]
-            assert row["capabilities"]["parrot"] == {
+            told = row["capabilities"]["parrot"]
+            assert told.pop("enforced") == {
+                "exclusive": {"memory": "hard", "compute": "hard"},
+                "time-slice": {"memory": "advisory", "compute": "advisory"},
+            }
+            assert told == {
                 "needs_argv": True,
                 "keeps_output": True,
                 "ends_streams": True,
