@@ -8,8 +8,9 @@ import hashlib
 import io
 import os
 import tarfile
+import threading
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,17 @@ async def test_a_job_that_is_ended_while_its_files_come_never_starts(
         assert (exited.code, exited.detail) == (-15, "end")
         assert "started" not in leader.seat("w1").kinds(name)
         assert list((agent.settings.state_dir / FOLDERS / "w1").iterdir()) == []
+
+
+async def test_pieces_are_made_outside_the_loop(nats_url: str, unique: str) -> None:
+    threads: set[int] = set()
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(3):
+            threads.add(threading.get_ident())
+            yield bytes(CHUNK_BYTES)
+
+    async with bucket(nats_url, unique) as store:
+        await store.put("x", pieces(), {}, lambda _: None)
+    assert threads
+    assert threading.get_ident() not in threads

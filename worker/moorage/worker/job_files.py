@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from moorage.bus.archives import MEMBERS_MAX, BadArchive, Inflating, compressed, unpack
+from moorage.bus.archives import MEMBERS_MAX, PATH_BYTES_MAX, BadArchive, Inflating, compressed, unpack
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import files_store
 from moorage.schemas.errors import Refused, problem
+from moorage.schemas.job import is_quick
 from moorage.schemas.subjects import Subjects
 
 #: below the state folder
@@ -126,6 +127,8 @@ class JobFiles:
         """
         import pathspec
 
+        if not all(map(is_quick, patterns)):  # a match holds the interpreter's lock, and with it the whole agent
+            raise NotKept("a pattern of keep has too many stars")
         try:
             kept = pathspec.GitIgnoreSpec.from_lines(patterns)
         except ValueError as error:
@@ -136,6 +139,8 @@ class JobFiles:
                 folders.sort()
                 for file in sorted(files):
                     name = os.path.relpath(os.path.join(above, file), folder)
+                    if len(os.fsencode(name)) > PATH_BYTES_MAX:
+                        raise NotKept("the folders are too deep")
                     if not kept.match_file(name):
                         continue
                     try:
