@@ -100,18 +100,20 @@ def unpack(
     bytes_max: int,
     ids: tuple[int, int] | None = None,
     only: str = "",
+    keep_modes: bool = False,
 ) -> int:
     """Unpack a tar file into a folder that no other process writes to; returns how many members that made. With
     `only` what has that name or lies below it is unpacked, and no more.
 
-    With `ids` everything belongs to that user and group. Raises BadArchive, and OSError for what the disk refuses.
+    With `ids` everything belongs to that user and group. With `keep_modes` a file has the archive's mode, as far as
+    the umask lets it; else each user may read it. Raises BadArchive, and OSError for what the disk refuses.
     """
     count = 0
     try:
         with tarfile.open(fileobj=source, mode="r:", tarinfo=_Member) as archive:
             for member in check_members(archive, bytes_max):
                 if not only or PurePosixPath(member.name).is_relative_to(only):
-                    _make(member, source, into, ids)
+                    _make(member, source, into, ids, keep_modes)
                     count += 1
     except BadArchive:
         raise
@@ -124,7 +126,9 @@ def unpack(
     return count
 
 
-def _make(member: tarfile.TarInfo, source: IO[bytes], into: str | Path, ids: tuple[int, int] | None) -> None:
+def _make(
+    member: tarfile.TarInfo, source: IO[bytes], into: str | Path, ids: tuple[int, int] | None, keep_modes: bool
+) -> None:
     """Make one member that was checked; `TarFile.extract` takes three times as long over it."""
     path = os.path.join(into, member.name)
     if member.isdir():
@@ -135,9 +139,12 @@ def _make(member: tarfile.TarInfo, source: IO[bytes], into: str | Path, ids: tup
         os.symlink(member.linkname, path)
     else:
         mode = 0o755 if member.mode & 0o100 else 0o644
+        if keep_modes:
+            mode = member.mode & 0o755 | 0o600
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with open(descriptor, "wb", buffering=0) as file:
-            os.fchmod(descriptor, mode)  # whatever the umask is
+            if not keep_modes:
+                os.fchmod(descriptor, mode)  # whatever the umask is
             source.seek(member.offset_data)
             left = member.size
             while left:
