@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -145,12 +146,15 @@ class JobFiles:
         """
         import pathspec
 
-        if not all(map(is_quick, patterns)):  # a match holds the interpreter's lock, and with it the whole agent
-            raise NotKept("a pattern of keep has too many stars")
+        slow = next((pattern for pattern in patterns if not is_quick(pattern)), None)
+        if slow is not None:  # a match holds the interpreter's lock, and with it the whole agent
+            raise NotKept(
+                f"{slow[:80]!r} of keep has too many stars: two in a part of the path, and in two parts, may be"
+            )
         try:
             kept = pathspec.GitIgnoreSpec.from_lines(patterns)
-        except ValueError as error:
-            raise NotKept(str(error)) from None
+        except (ValueError, re.error) as error:
+            raise NotKept(f"keep: {error}") from None
         owner, seen, count, size = os.stat(folder).st_uid, 0, 0, 0
         with tarfile.open(fileobj=into, mode="w", format=tarfile.GNU_FORMAT) as archive:
             for above, folders, files, place in os.fwalk(folder, follow_symlinks=False):
