@@ -141,3 +141,46 @@ def test_a_bomb_is_given_up_at_its_bound_and_what_is_no_gzip_at_once() -> None:
     assert len(into.getvalue()) <= MIB
     with pytest.raises(BadArchive, match="not compressed by gzip"):
         Inflating(io.BytesIO(), MIB).feed(b"plain")
+
+
+KINDS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [b"", tarfile.TarInfo("a").tobuf()])
+def test_a_header_that_is_large_is_refused_before_it_is_read(tmp_path: Path, kind: bytes, first: bytes) -> None:
+    header = tarfile.TarInfo("large")
+    header.type, header.size = kind, MIB
+    source = io.BytesIO(first + header.tobuf(tarfile.GNU_FORMAT) + b"a" * MIB)
+    with pytest.raises(BadArchive, match="no tar file: a header takes 1048576 bytes"):
+        unpack(source, tmp_path, 1 << 30)
+    assert source.tell() < MIB
+
+
+def pax(name: str, text: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    return member(name, text, type=tarfile.XHDTYPE)
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ([member("a", b"x"), member("a/b", b"x")], "its names cannot be made: File exists"),
+        ([member("n" * 300, b"x")], "its names cannot be made: File name too long"),
+        ([member(".", b"x")], "its names cannot be made: Is a directory"),
+        ([member("b"), pax("p", b"14 size=-1024\n"), member("a")], "no tar file"),
+        ([pax("p", b"13 mtime=nan\n"), member("a")], "no tar file"),
+    ],
+)
+def test_what_no_host_could_unpack_is_the_archives_fault(
+    tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]], why: str
+) -> None:
+    with pytest.raises(BadArchive, match=why):
+        unpack(tar(*members), tmp_path, MIB)
+
+
+def test_a_long_name_is_no_large_header(tmp_path: Path) -> None:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("x/" * 100 + "y"))
+    held.seek(0)
+    assert unpack(held, tmp_path, MIB) == 1

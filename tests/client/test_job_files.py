@@ -146,3 +146,17 @@ async def test_the_command_gets_what_a_job_kept(node: Node, unique: str, tmp_pat
     again = await node.run("get", "j", "--out", str(tmp_path / "j"), tenant=unique)
     assert again.code != 0
     assert "is there already" in again.err
+
+
+async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(
+    node: Node, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "mkdir out; echo secret > out/key; chmod 600 out/key; echo x > run; chmod 755 run"
+    async with AsyncClient(node.url, tenant=unique) as client:
+        job = await client.submit(["sh", "-c", script], keep=["*"])
+        await job.result()
+        monkeypatch.chdir(tmp_path)
+        assert [path.as_posix() for path in await job.files(".")] == ["out/key", "run"]
+        assert Path("out/key").read_text() == "secret\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+        assert [Path(name).stat().st_mode & 0o777 for name in ("out/key", "run")] == [0o600, 0o755]

@@ -114,3 +114,12 @@ def test_what_is_compressed_already_is_not_compressed_again(tmp_path: Path) -> N
     assert size < len(sent) < size + 10_000
     (tmp_path / "zeros").write_bytes(bytes(2 << 20))
     assert len(compressed(tmp_path / "zeros")[0]) < 20_000
+
+
+def test_a_file_that_the_caller_names_by_a_link_comes_with_its_content(tmp_path: Path) -> None:
+    made(tmp_path, "far/away.txt")
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near/model.txt").symlink_to("../far/away.txt")
+    assert unpacked([tmp_path / "near/model.txt"], tmp_path / "into") == ["model.txt"]
+    assert not (tmp_path / "into/model.txt").is_symlink()
+    assert (tmp_path / "into/model.txt").read_text() == "far/away.txt"

@@ -374,3 +374,16 @@ def test_what_no_worker_could_do_is_known_by_its_field_and_still_read(fields: di
 @pytest.mark.parametrize("fields", POSSIBLE)
 def test_what_a_worker_may_be_able_to_do_is_no_trouble(fields: dict[str, Any]) -> None:
     assert decode_request(json.dumps(fields).encode()).trouble is None
+
+
+@pytest.mark.parametrize("pattern", ["*a*a*a*a*ab", "***", "*a*/*a*/*a*/b", "**/*a*/**/*a*/b", "a/*b*c*"])
+def test_a_keep_pattern_that_takes_long_to_match_is_refused(pattern: str) -> None:
+    trouble = decode(run={**RUN, "keep": ["out/**", pattern]}).trouble
+    assert trouble is not None
+    assert (trouble.field, trouble.found) == ("run.keep[1]", pattern)
+    assert "at most two stars" in trouble.message
+
+
+def test_keep_patterns_as_people_write_them_are_taken() -> None:
+    keep = ["out/**", "*.log", "**/out/**", "*/*/*/*/*.txt", "out/**/*model*.pt", "*a*/*b*", "!out/tmp/**"]
+    assert decode(run={**RUN, "keep": keep}).trouble is None

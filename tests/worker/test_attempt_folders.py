@@ -193,3 +193,14 @@ def test_folders_of_workers_that_are_here_stay(tmp_path: Path) -> None:
     clear_unknown(tmp_path, lambda name: name == "here")
     clear_unknown(tmp_path / "no-such-folder", lambda name: False)
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+async def test_the_folder_of_an_attempt_that_starts_again_is_not_swept(tmp_path: Path) -> None:
+    (name,) = names(1)
+    Path(folders(tmp_path).make(name, 1.0, ["*"]), "file").touch()
+    next_agent = folders(tmp_path, folder_keep=0.0)
+    next_agent.begin([])
+    path = Path(next_agent.make(name, 1.0, ["*"]))
+    assert await next_agent.sweep() == 0
+    assert path.is_dir()
+    assert path.with_name(path.name + ".keep").exists()

@@ -8,8 +8,9 @@ import hashlib
 import io
 import os
 import tarfile
+import threading
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,61 @@ async def test_a_job_that_is_ended_while_its_files_come_never_starts(
         assert (exited.code, exited.detail) == (-15, "end")
         assert "started" not in leader.seat("w1").kinds(name)
         assert list((agent.settings.state_dir / FOLDERS / "w1").iterdir()) == []
+
+
+async def test_pieces_are_made_outside_the_loop(nats_url: str, unique: str) -> None:
+    threads: set[int] = set()
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(3):
+            threads.add(threading.get_ident())
+            yield bytes(CHUNK_BYTES)
+
+    async with bucket(nats_url, unique) as store:
+        await store.put("x", pieces(), {}, lambda _: None)
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_what_was_damaged_on_the_disk_is_fetched_once_more(nats_url: str, unique: str, tmp_path: Path) -> None:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        link, large = tarfile.TarInfo("link"), tarfile.TarInfo("large")
+        link.type, link.linkname, large.size = tarfile.SYMTYPE, "large", 100_000
+        archive.addfile(link)
+        archive.addfile(large, io.BytesIO(bytes(large.size)))
+    async with bucket(nats_url, unique) as store, bringing(nats_url, unique, tmp_path) as files:
+        address = await sent(store, held.getvalue())
+        await files.bring("acme", address, fresh(tmp_path, 1), None)
+        for number, size in enumerate((0, 50_000), start=2):
+            os.truncate(tmp_path / CACHE / f"acme.{address}", size)
+            folder = Path(fresh(tmp_path, number))
+            await files.bring("acme", address, str(folder), None)
+            assert (folder / "link").read_bytes() == bytes(large.size)
+
+
+async def test_what_is_fetched_is_on_the_disk_before_it_has_its_name(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[bool, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((kept.exists(), os.fstat(descriptor).st_size))
+
+    data = tar(a=b"a")
+    async with bucket(nats_url, unique) as store, bringing(nats_url, unique, tmp_path) as files:
+        kept = tmp_path / CACHE / f"acme.{await sent(store, data)}"
+        monkeypatch.setattr(os, "fsync", fsync)
+        await files.bring("acme", kept.name.partition(".")[2], fresh(tmp_path), None)
+        assert synced == [(False, len(data))]
+
+
+async def test_another_fetch_may_remove_what_is_looked_at_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = JobFiles(None, "moorage", tmp_path, MIB, 1)  # type: ignore[arg-type]
+    files.open()
+    (tmp_path / CACHE / "acme.a").write_bytes(b"12")
+    (tmp_path / CACHE / "acme.gone").symlink_to("none")  # as what goes between the listing and the look at it
+    files._make_room(0)
+    assert not (tmp_path / CACHE / "acme.a").exists()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from moorage.bus.archives import Inflating, unpack
 from moorage.bus.object_store import ObjectStore
 from moorage.schemas.frames import End
+from moorage.worker import job_files
 from moorage.worker.attempt_folders import FOLDERS
 from moorage.worker.drivers import process
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
@@ -166,3 +169,60 @@ async def test_what_the_job_could_not_read_is_not_read_for_it(nats_url: str, uni
                 await files.keep("acme", "j.0.2", str(folder), ["**"])
         finally:  # pytest could not remove it either
             await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("*a*a*a*ab", "'\\*a.* of keep has too many stars"),
+        ("*a*/*a*/*a*/b", "of keep has too many stars"),
+        ("[z-a]", "keep: bad character range z-a"),
+    ],
+)
+async def test_a_pattern_that_would_hold_up_the_agent_or_is_none_is_not_matched(
+    tmp_path: Path, pattern: str, why: str
+) -> None:
+    folder = Path(fresh(tmp_path))
+    (folder / ("a" * 30)).touch()
+    files = JobFiles(None, "moorage", tmp_path, 1 << 20, 1 << 20)  # type: ignore[arg-type]
+    files.open()
+    with pytest.raises(NotKept, match=why):
+        await files.keep("acme", "j.0.1", str(folder), [pattern])
+
+
+def packed(root: Path, folder: Path, stopped: threading.Event) -> int:
+    files = JobFiles(None, "moorage", root, 1 << 20, 1 << 20)  # type: ignore[arg-type]
+    return files._pack(io.BytesIO(), str(folder), ["out"], stopped)
+
+
+def test_no_more_entries_are_looked_at_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(fresh(tmp_path))
+    for name in ("out", "a", "b"):
+        (folder / name).touch()
+    (folder / "empty").mkdir()
+    monkeypatch.setattr(job_files, "ENTRIES_MAX", 4)
+    assert packed(tmp_path, folder, threading.Event()) == 1
+    monkeypatch.setattr(job_files, "ENTRIES_MAX", 3)
+    with pytest.raises(NotKept, match="more than 3 files and folders"):
+        packed(tmp_path, folder, threading.Event())
+
+
+async def test_packing_ends_with_the_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[threading.Event] = []
+
+    def pack(_self: object, _into: object, _folder: str, _patterns: object, stopped: threading.Event) -> int:
+        given.append(stopped)
+        stopped.wait(10)
+        return 0
+
+    monkeypatch.setattr(JobFiles, "_pack", pack)
+    files = JobFiles(None, "moorage", tmp_path, 1 << 20, 1 << 20)  # type: ignore[arg-type]
+    files.open()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await files.keep("acme", "j.0.1", str(tmp_path), ["out"])
+    assert given[0].is_set()
+    monkeypatch.undo()
+    (tmp_path / "out").touch()
+    with pytest.raises(NotKept):
+        packed(tmp_path, tmp_path, given[0])

@@ -13,11 +13,13 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
+from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.descriptors import trouble_with_descriptors
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.process import ProcessDriver, _verdict
 from moorage.worker.drivers.supervisor_link import Listener, SupervisorLink
 from moorage.worker.member_messages import NotStarted
+from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.protocol import Ended, Event
 
 
@@ -119,3 +121,14 @@ def test_a_limit_of_open_files_below_what_the_slots_need_is_told(monkeypatch: py
     assert "the limit of open files is 400; the 128 jobs that 64 GPUs may get need 640" in trouble
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, resource.RLIM_INFINITY))
     assert not trouble_with_descriptors(64, ("exclusive", "mps"), {})
+
+
+async def test_a_failed_start_of_a_job_that_keeps_files_is_still_its_hosts_fault(tmp_path: Path) -> None:
+    name = ("a", "b", 0, 1, 2)
+    folders = AttemptFolders(WorkerSettings(tmp_path), "w1")
+    folders.make(name, 1.0, ["*"])
+    ended = Ended(key="a/b/0/1/2", reason="start-failed", proof="cgroup", errno=errno.EMFILE, stage="exec")
+    driver = ProcessDriver(Remembering(tmp_path, ended), "w1", folders=folders)
+    (living,) = await driver.open()
+    await driver.close()
+    assert (living.name, living.phase) == (name, "refused")

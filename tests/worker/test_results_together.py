@@ -230,3 +230,22 @@ async def test_a_message_that_is_gone_or_another_one_holds_no_result(nats_server
             assert await store.get("acme", "b.0.1", other) is None
         finally:
             await jetstream.delete_stream(stream)
+
+
+def nested(levels: int) -> Any:
+    found: Any = 0
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+async def test_a_result_that_cannot_be_read_again_spoils_no_other(nats_url: str, unique: str, tmp_path: Path) -> None:
+    values = {"a": 1, "deep": nested(800), "b": {"x": 2}, "raw": {"x": msgspec.Raw(b"{no json")}, "c": nested(100)}
+    async with world(nats_url, unique, tmp_path) as it:
+        ends = await it.finish(**values)
+        assert ends.pop("raw").code == 1
+        assert {job: await it.value(job, end) for job, end in ends.items()} == {
+            job: value for job, value in values.items() if job != "raw"
+        }
+        deep = ends.pop("deep")
+        assert result_of(deep.detail) not in {result_of(end.detail) for end in ends.values()}

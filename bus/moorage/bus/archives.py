@@ -6,6 +6,7 @@ place outside the folder that it is unpacked into, and nothing is written throug
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tarfile
@@ -24,8 +25,32 @@ _READ_BYTES: Final = 1 << 20
 _WORTH: Final = 0.95
 
 
+#: a member that only holds what stands in the header of the next one, such as a long name
+_HEADER_BYTES_MAX: Final = 64 * 1024
+_HEADERS: Final = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+
+
+#: a file where a folder is to be, a name that is too long: no host could make them
+_NO_SUCH_NAMES: Final = (errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+
+
 class BadArchive(ValueError):
     """An archive holds what it may not. The message names it."""
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header is small: `tarfile` reads headers whole, before anything can look at them."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.size < 0 or (self.type in _HEADERS and self.size > _HEADER_BYTES_MAX):
+            raise tarfile.ReadError(f"a header takes {self.size} bytes, at most {_HEADER_BYTES_MAX}")
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
 
 
 def check_members(archive: tarfile.TarFile, bytes_max: int) -> Iterator[tarfile.TarInfo]:
@@ -75,25 +100,35 @@ def unpack(
     bytes_max: int,
     ids: tuple[int, int] | None = None,
     only: str = "",
+    keep_modes: bool = False,
 ) -> int:
     """Unpack a tar file into a folder that no other process writes to; returns how many members that made. With
     `only` what has that name or lies below it is unpacked, and no more.
 
-    With `ids` everything belongs to that user and group. Raises BadArchive, and OSError for what the disk refuses.
+    With `ids` everything belongs to that user and group. With `keep_modes` a file has the archive's mode, as far as
+    the umask lets it; else each user may read it. Raises BadArchive, and OSError for what the disk refuses.
     """
     count = 0
     try:
-        with tarfile.open(fileobj=source, mode="r:") as archive:
+        with tarfile.open(fileobj=source, mode="r:", tarinfo=_Member) as archive:
             for member in check_members(archive, bytes_max):
                 if not only or PurePosixPath(member.name).is_relative_to(only):
-                    _make(member, source, into, ids)
+                    _make(member, source, into, ids, keep_modes)
                     count += 1
-    except (tarfile.TarError, EOFError) as error:
+    except BadArchive:
+        raise
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:  # also a size below 0, a time that is none
         raise BadArchive(f"it is no tar file: {error}") from None
+    except OSError as error:
+        if error.errno in _NO_SUCH_NAMES and os.path.isdir(into):
+            raise BadArchive(f"its names cannot be made: {error.strerror}") from None
+        raise
     return count
 
 
-def _make(member: tarfile.TarInfo, source: IO[bytes], into: str | Path, ids: tuple[int, int] | None) -> None:
+def _make(
+    member: tarfile.TarInfo, source: IO[bytes], into: str | Path, ids: tuple[int, int] | None, keep_modes: bool
+) -> None:
     """Make one member that was checked; `TarFile.extract` takes three times as long over it."""
     path = os.path.join(into, member.name)
     if member.isdir():
@@ -104,9 +139,12 @@ def _make(member: tarfile.TarInfo, source: IO[bytes], into: str | Path, ids: tup
         os.symlink(member.linkname, path)
     else:
         mode = 0o755 if member.mode & 0o100 else 0o644
+        if keep_modes:
+            mode = member.mode & 0o755 | 0o600
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with open(descriptor, "wb", buffering=0) as file:
-            os.fchmod(descriptor, mode)  # whatever the umask is
+            if not keep_modes:
+                os.fchmod(descriptor, mode)  # whatever the umask is
             source.seek(member.offset_data)
             left = member.size
             while left:

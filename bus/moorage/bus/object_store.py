@@ -97,7 +97,8 @@ class ObjectStore:
         digest, size, count, done, first = hashlib.sha256(), 0, 0, 0, 0
         pending: list[tuple[asyncio.Task[int], int]] = []
         try:
-            for piece in _of_size(pieces):
+            sized = iter(_of_size(pieces))
+            while (piece := await asyncio.to_thread(next, sized, None)) is not None:  # they may be read and compressed
                 if count == 0:  # alone: it may have to make the bucket
                     first = await self._append(subject, piece)
                     done += len(piece)

@@ -81,10 +81,15 @@ async def _unpacked(store: ObjectStore, info: ObjectInfo, place: Path, path: str
 def _written(plain: IO[bytes], place: Path, path: str) -> list[Path]:
     """Unpack into `place`, whole or not at all; returns the files."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".moorage-") as folder:
+    is_there = place.exists()  # empty, and perhaps the folder that the caller is in
+    with tempfile.TemporaryDirectory(dir=place if is_there else place.parent, prefix=".moorage-") as folder:
         fresh = Path(folder, "files")
         fresh.mkdir()
-        if not unpack(plain, fresh, KEPT_BYTES_MAX, only=path.strip("/")):
+        if not unpack(plain, fresh, KEPT_BYTES_MAX, only=path.strip("/"), keep_modes=True):
             return []
-        fresh.rename(place)  # which is not there, or empty
+        if is_there:
+            for entry in list(fresh.iterdir()):
+                entry.rename(place / entry.name)
+        else:
+            fresh.rename(place)
     return sorted(each for each in place.rglob("*") if not each.is_dir())

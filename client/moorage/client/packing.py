@@ -84,7 +84,7 @@ def _below(path: Path) -> Iterator[tuple[str, Path]]:
             raise rejected(
                 "invalid-argument", f"there is no file or folder {path}", found=str(path), next="name one that is here"
             )
-        yield path.resolve().name if path.name in ("", "..") else path.name, path
+        yield path.resolve().name if path.name in ("", "..") else path.name, path.resolve()  # the content of a link
         return
     import pathspec  # only where a folder is brought
 

@@ -28,6 +28,8 @@ REQUIRED_MAX: Final = 256
 WORD_CHARS_MAX: Final = 256
 #: patterns in `keep`
 KEEP_MAX: Final = 64
+#: parts of such a pattern with two stars: the time of a match multiplies with each
+KEEP_STARS_MAX: Final = 2
 #: bytes of a path, with the NUL behind it: PATH_MAX of limits.h
 PATH_BYTES_MAX: Final = 4096
 #: the greatest user id: 2**32 - 1 is -1, which setuid(2) takes for no user
@@ -160,6 +162,11 @@ def _command_trouble(run: Run) -> Trouble | None:
         message = "files must be the address of an archive"
         return Trouble("run.files", message, quoted(run.files), "64 hexadecimal digits: the SHA-256 of a tar file")
     for at, pattern in enumerate(run.keep):
+        if not is_quick(pattern):
+            message = (
+                f"keep: a part of a path may have at most two stars, and at most {KEEP_STARS_MAX} parts may have two"
+            )
+            return Trouble(f"run.keep[{at}]", message, quoted(pattern[:80]), 'as in "out/**", "*.log", "out/**/*a*.pt"')
         if at >= KEEP_MAX or not pattern.strip() or "\0" in pattern or len(pattern) > WORD_CHARS_MAX:
             message = f"keep may list {KEEP_MAX} patterns of 1..{WORD_CHARS_MAX} characters"
             return Trouble(f"run.keep[{at}]", message, quoted(pattern[:80]), 'patterns as in a .gitignore: "out/**"')
@@ -173,6 +180,13 @@ def _command_trouble(run: Run) -> Trouble | None:
                 f"run.env.{name}.secret", "secret must be the name of a secret", quoted(value.secret), SECRET_WORDS
             )
     return None
+
+
+def is_quick(pattern: str) -> bool:
+    """Return whether no name takes long to match with a pattern of `keep`, which is a regular expression where it is
+    matched."""
+    stars = [part.count("*") for part in pattern.split("/")]
+    return max(stars) <= 2 and stars.count(2) <= KEEP_STARS_MAX
 
 
 def stays_below(path: str) -> bool:

@@ -96,6 +96,8 @@ class AttemptFolders:
     def make(self, name: MemberName, grace_s: float, keep: Sequence[str] = ()) -> str:
         """Make the folder of an attempt, the agent's until `give`, and return its path. Raises FolderUnavailable."""
         path = self.path(name)
+        for left in (_folder_of(name), _folder_of(name) + _KEEP):  # of an agent that died: it would be swept
+            self._ended.pop(left, None)
         try:
             self._mkdir(path)
             if keep:  # for the agent that may take over

@@ -33,6 +33,8 @@ RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
 INLINE_BYTES_MAX: Final = 32 * 1024
 #: and one up to this size goes together with others
 TOGETHER_BYTES_MAX: Final = 16 * 1024
+#: arrays and objects in one another, of a result that goes together with others
+NESTED_MAX: Final = 200
 #: of one message: a piece of an object, or small results
 CHUNK_BYTES: Final = 128 * 1024
 #: the last token of the subject of messages with small results, where pieces of objects have their object's id
@@ -74,6 +76,8 @@ def encode_result(value: object) -> Result:
     else:
         try:
             result = Result("application/json", _encode(value))
+            if len(result.data) <= INLINE_BYTES_MAX:
+                _decode_raw(result.data)  # it may hold a `msgspec.Raw` that is no JSON, and others' lines are beside it
         except (TypeError, msgspec.MsgspecError) as error:
             raise refuse("invalid-argument", f"the result is neither bytes nor text nor JSON: {error}") from None
     if len(result.data) > RESULT_BYTES_MAX:
@@ -90,7 +94,7 @@ def decode_result(result: Result) -> Any:
 
 def inline(result: Result) -> object:
     """A small result as it stands in the line on the log subject: JSON, text, or bytes in base64; else None."""
-    if len(result.data) > INLINE_BYTES_MAX:
+    if len(result.data) > INLINE_BYTES_MAX or _is_deep(result):
         return None
     if result.content_type == "application/json":
         return msgspec.Raw(result.data)
@@ -116,7 +120,24 @@ class _Lines(msgspec.Struct, frozen=True):
     results: list[_Line]
 
 
+_decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_lines: Final = msgspec.json.Decoder(_Lines).decode
+
+
+def goes_together(result: Result) -> bool:
+    """Return whether a result is stored in one message with others."""
+    return len(result.data) <= TOGETHER_BYTES_MAX and not _is_deep(result)
+
+
+def _is_deep(result: Result) -> bool:
+    """Return whether JSON is nested so deeply that a reader's stack may be too small for it."""
+    data = result.data
+    if result.content_type != "application/json" or data.count(b"[") + data.count(b"{") <= NESTED_MAX:
+        return False
+    level = [msgspec.json.decode(data)]
+    for _ in range(NESTED_MAX):
+        level = [each for v in level if isinstance(v, list | dict) for each in (v.values() if type(v) is dict else v)]
+    return any(isinstance(value, list | dict) for value in level)
 
 
 def line_of(name: str, result: Result) -> bytes:

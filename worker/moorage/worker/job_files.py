@@ -10,24 +10,30 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
+import shutil
 import stat
 import tarfile
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from moorage.bus.archives import MEMBERS_MAX, BadArchive, Inflating, compressed, unpack
+from moorage.bus.archives import MEMBERS_MAX, PATH_BYTES_MAX, BadArchive, Inflating, compressed, unpack
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import files_store
 from moorage.schemas.errors import Refused, problem
+from moorage.schemas.job import is_quick
 from moorage.schemas.subjects import Subjects
 
 #: below the state folder
 CACHE: Final = "files"
 #: how long the files of one job may take to arrive
 FETCH_S_MAX: Final = 600.0
+#: files and folders of an attempt's folder that are looked at for what is to be kept
+ENTRIES_MAX: Final = 1_000_000
 #: what is being fetched or was given up is called so
 _PART: Final = ".part"
 
@@ -77,9 +83,15 @@ class JobFiles:
         """
         kept = self._folder / f"{tenant}.{address}"  # by tenant: to know an address is not to have a right to the files
         try:
-            source = await self._opened(kept, tenant, address)
-            with source:
-                await asyncio.to_thread(unpack, source, into, self._bytes_max, ids)
+            is_old = kept.exists()
+            try:
+                await self._bring(kept, tenant, address, into, ids)
+            except BadArchive:
+                if not is_old:
+                    raise
+                kept.unlink(missing_ok=True)  # this disk may have damaged it
+                await asyncio.to_thread(_empty, into)
+                await self._bring(kept, tenant, address, into, ids)
         except BadArchive as error:
             raise FilesRefused(str(error)) from None
         except TimeoutError:
@@ -88,6 +100,10 @@ class JobFiles:
             raise FilesUnavailable(error.strerror or str(error)) from None
         except BusError as error:
             raise FilesUnavailable(error.problem.message) from None
+
+    async def _bring(self, kept: Path, tenant: str, address: str, into: str, ids: tuple[int, int] | None) -> None:
+        with await self._opened(kept, tenant, address) as source:
+            await asyncio.to_thread(unpack, source, into, self._bytes_max, ids)
 
     async def _opened(self, kept: Path, tenant: str, address: str) -> BinaryIO:
         with contextlib.suppress(FileNotFoundError):
@@ -107,8 +123,12 @@ class JobFiles:
         """
         try:
             with tempfile.TemporaryFile(dir=self._folder) as spool:
-                if not await asyncio.to_thread(self._pack, spool, folder, patterns):
-                    return
+                stopped = threading.Event()
+                try:
+                    if not await asyncio.to_thread(self._pack, spool, folder, patterns, stopped):
+                        return
+                finally:
+                    stopped.set()
                 store = files_store(self._jetstream, self._subjects, tenant)
                 await store.put(name, compressed(spool), {"Content-Type": "application/gzip"}, lambda _: None)
         except OSError as error:
@@ -118,24 +138,36 @@ class JobFiles:
         except BusError as error:
             raise NotKept(error.problem.message) from None
 
-    def _pack(self, into: BinaryIO, folder: str, patterns: Sequence[str]) -> int:
-        """Write a tar file of what matches; returns how many files. Raises NotKept, OSError.
+    def _pack(self, into: BinaryIO, folder: str, patterns: Sequence[str], stopped: threading.Event) -> int:
+        """Write a tar file of what matches, until `stopped`; returns how many files. Raises NotKept, OSError.
 
         The agent may read more than the job: so no link is followed, and only what belongs to the folder's owner is
         read.
         """
         import pathspec
 
+        slow = next((pattern for pattern in patterns if not is_quick(pattern)), None)
+        if slow is not None:  # a match holds the interpreter's lock, and with it the whole agent
+            raise NotKept(
+                f"{slow[:80]!r} of keep has too many stars: two in a part of the path, and in two parts, may be"
+            )
         try:
             kept = pathspec.GitIgnoreSpec.from_lines(patterns)
-        except ValueError as error:
-            raise NotKept(str(error)) from None
-        owner, count, size = os.stat(folder).st_uid, 0, 0
+        except (ValueError, re.error) as error:
+            raise NotKept(f"keep: {error}") from None
+        owner, seen, count, size = os.stat(folder).st_uid, 0, 0, 0
         with tarfile.open(fileobj=into, mode="w", format=tarfile.GNU_FORMAT) as archive:
             for above, folders, files, place in os.fwalk(folder, follow_symlinks=False):
                 folders.sort()
+                seen += len(folders) + len(files)
+                if seen > ENTRIES_MAX:
+                    raise NotKept(f"more than {ENTRIES_MAX} files and folders to look at")
                 for file in sorted(files):
+                    if stopped.is_set():
+                        raise NotKept("given up")
                     name = os.path.relpath(os.path.join(above, file), folder)
+                    if len(os.fsencode(name)) > PATH_BYTES_MAX:
+                        raise NotKept("the folders are too deep")
                     if not kept.match_file(name):
                         continue
                     try:
@@ -177,6 +209,8 @@ class JobFiles:
                 async with asyncio.timeout(FETCH_S_MAX):
                     async for piece in store.get(info):
                         await asyncio.to_thread(inflating.feed, piece)
+                into.flush()
+                await asyncio.to_thread(os.fsync, into.fileno())  # a file of that name is not checked again
             if inflating.address() != address:
                 raise BadArchive("they are not what their address says")
             await asyncio.to_thread(self._make_room, part.stat().st_size)
@@ -187,7 +221,11 @@ class JobFiles:
 
     def _make_room(self, size: int) -> None:
         """Remove what was used longest ago, until `size` more fits; what is being read goes once it is read."""
-        found = [(path.stat(), path) for path in self._folder.iterdir() if not path.name.endswith(_PART)]
+        found: list[tuple[os.stat_result, Path]] = []
+        for path in self._folder.iterdir():
+            if not path.name.endswith(_PART):
+                with contextlib.suppress(FileNotFoundError):  # another fetch makes room, too
+                    found.append((path.stat(), path))
         left = size + sum(about.st_size for about, _ in found)
         for about, path in sorted(found, key=lambda each: each[0].st_mtime_ns):
             if left <= self._cache_bytes:
@@ -200,6 +238,14 @@ class JobFiles:
         for fetching in list(self._fetching.values()):
             fetching.cancel()
             await asyncio.wait((fetching,))
+
+
+def _empty(folder: str) -> None:
+    for entry in list(os.scandir(folder)):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
 
 
 def _private(path: str, flags: int) -> int:

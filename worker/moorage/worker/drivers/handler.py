@@ -37,9 +37,9 @@ from moorage.worker.environment import SharingUnavailable, lay_over
 from moorage.worker.handler_context import DRIVER, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import (
     CHUNK_BYTES,
-    TOGETHER_BYTES_MAX,
     Result,
     encode_result,
+    goes_together,
     line_of,
     result_object,
     together,
@@ -359,7 +359,7 @@ class HandlerDriver(Driver):
         except Exception as error:  # whatever it was, the job is over, and its GPUs are free
             self._not_kept([running], error)
             return
-        if (is_old := self._level() < RESULT_LEVEL) or len(result.data) > TOGETHER_BYTES_MAX:
+        if (is_old := self._level() < RESULT_LEVEL) or not goes_together(result):
             storing = self._store.put(context.tenant, name, result)
             self._spawn(self._store_all([(running, line)], storing, "exit" if is_old else ""))
         elif (waiting := self._small.get(context.tenant)) is not None:

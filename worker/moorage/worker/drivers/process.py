@@ -360,9 +360,11 @@ class ProcessDriver(Driver):
         """Begin to store what a member that is over leaves, and report its end then; returns whether there is any."""
         if name in self._storing:
             return True
-        if self._folders is None or not self._folders.keep(name) or event.proof == "never-ran":
+        if self._folders is None or not self._folders.keep(name):
             return False
-        asked = event.reason not in ("exit", "start-failed")
+        if event.proof == "never-ran" or event.reason == "start-failed":
+            return False  # it left nothing, and whose fault that is decides where it goes next
+        asked = event.reason != "exit"
         seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if asked else STORE_S_MAX
         self._storing[name] = asyncio.get_running_loop().create_task(self._store_then_end(name, event, seconds))
         return True
