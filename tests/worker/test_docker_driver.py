@@ -21,7 +21,7 @@ from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container_config import DockerSettings, config_of, devices_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
-from moorage.worker.drivers.docker import DockerDriver
+from moorage.worker.drivers.docker import PULLS_MAX, STARTS_MAX, DockerDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
@@ -347,6 +347,50 @@ async def test_a_start_without_an_answer_is_lost_and_over(docker: DockerEngine, 
         name = rig.start("j1", "sleep", "600")
         assert await rig.reported(Ended, name) == (name, -9, "lost"), "it may have run"
         assert docker.containers() == []
+
+
+class SlowRegistry(Engine):
+    """An engine's API, with a registry of which no image ever arrives."""
+
+    pulls = 0
+
+    async def pull(self, image: str) -> AsyncIterator[str]:
+        self.pulls += 1
+        await asyncio.Event().wait()
+        yield ""
+
+
+async def with_slow_registry(rig: Rig, docker: DockerEngine) -> SlowRegistry:
+    slow = SlowRegistry(docker.socket)
+    await rig.driver._engine.close()
+    rig.driver._engine = slow
+    return slow
+
+
+@pytest.mark.slow
+async def test_images_that_do_not_arrive_keep_no_container_from_its_start(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
+        slow = await with_slow_registry(rig, docker)
+        waiting = [rig.start(f"w{at}", "true", image=f"nowhere/none:{at}") for at in range(STARTS_MAX)]
+        await until(lambda: slow.pulls >= PULLS_MAX)
+        here = rig.start("here", "sh", "-c", "exit 3")
+        assert await rig.reported(Ended, here) == (here, 3, "exit")
+        assert slow.pulls == PULLS_MAX, "the registry is not asked for more at once"
+        for name in waiting:
+            rig.driver.end(name, 0.0, "cancelled")
+        for name in waiting:
+            assert (await rig.reported(Ended, name))[2] == "end"
+
+
+@pytest.mark.slow
+async def test_an_image_that_does_not_arrive_in_time_sends_the_job_elsewhere(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.drivers.docker.PULL_S_MAX", 0.5)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
+        await with_slow_registry(rig, docker)
+        name = rig.start("j1", "true", image="nowhere/none:1")
+        assert "nowhere/none:1 cannot be pulled: it is not here after" in (await rig.reported(NotStarted, name))[1]
 
 
 # -- without an engine

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
@@ -22,10 +21,11 @@ from moorage.schemas.driver_config import DockerBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
-from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, CODE_NOT_FOUND, Assignment, Driver, Living
+from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container_config import DockerSettings, check_policy, check_request, config_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, EngineError
 from moorage.worker.drivers.container_output import ContainerOutput, clear_marks
+from moorage.worker.drivers.container_faults import CannotStart, pull_fault, start_fault
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.process import WORKER_STOPPED, key_of, name_of, read_output
@@ -46,28 +46,15 @@ ENGINE_S: Final = 10.0
 RETRY_S: Final = 0.5
 #: containers that are made at once; an engine makes them one after the other anyway
 STARTS_MAX: Final = 16
+#: images that are pulled at once, each within a time
+PULLS_MAX: Final = 4
+PULL_S_MAX: Final = 1800.0
 #: pieces of output that are kept before other work has its turn
 TURN_PIECES_MAX: Final = 64
 #: how long pieces wait for others, to be told in one frame
 FLUSH_S: Final = 0.02
 LABEL: Final = "moorage.member"
 LABEL_STATE: Final = "moorage.state"
-#: what an engine says where the job itself names what is not there
-_NO_PROGRAM: Final = re.compile(r"exec: .*(executable file not found|no such file or directory)", re.IGNORECASE)
-_BAD_PROGRAM: Final = re.compile(r"exec: .*(permission denied|is a directory)|exec format error", re.IGNORECASE)
-#: what a registry says where the image is not there, or not for everybody: no other host would fare better
-_NO_IMAGE: Final = re.compile(
-    r"manifest unknown|manifest for .* not found|repository does not exist|pull access denied|invalid reference format",
-    re.IGNORECASE,
-)
-
-
-class _CannotStart(Exception):
-    """A start that did not happen. `code`: the job's own fault; None: this host's."""
-
-    def __init__(self, code: int | None, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class _Member:
@@ -132,6 +119,7 @@ class DockerDriver(Driver):
         self._info: dict[str, Any] | None = None
         self._members: dict[MemberName, _Member] = {}
         self._starts = asyncio.Semaphore(STARTS_MAX)
+        self._pulls = asyncio.Semaphore(PULLS_MAX)
         self._cleaning: set[asyncio.Task[None]] = set()
         self._output = OutputFrames()
         self._fresh: set[ContainerOutput] = set()
@@ -274,25 +262,28 @@ class DockerDriver(Driver):
         name, key = member.name, self._key(member.name)
         try:
             async with self._starts:
-                await self._create(member, assignment)
+                config = await self._config(member, assignment)
+            await self._pull(member, assignment.request.image)
+            async with self._starts:
+                await self._create(member, config)
             # from here on the supervisor may know it: then its end is the supervisor's to prove
             member.is_told = True
             await self._tell(member, assignment)
             if member.is_ending:
-                raise _CannotStart(None, "it was asked to end before its start")
+                raise CannotStart(None, "it was asked to end before its start")
             async with self._starts:
                 await self._engine.start(member.container)
         except asyncio.CancelledError:
             if not member.is_ending:
                 raise  # the agent goes: the next one finds what is left
-            await self._not_started(member, _CannotStart(None, "it was asked to end before its start"))
-        except _CannotStart as refused:
+            await self._not_started(member, CannotStart(None, "it was asked to end before its start"))
+        except CannotStart as refused:
             await self._not_started(member, refused)
         except EngineError as error:
-            await self._not_started(member, _start_fault(error, member.is_told))
+            await self._not_started(member, start_fault(error, member.is_told))
         except EngineDown as error:
             if not member.is_told:
-                await self._not_started(member, _CannotStart(None, f"the container engine does not answer: {error}"))
+                await self._not_started(member, CannotStart(None, f"the container engine does not answer: {error}"))
                 return
             log.warning("%s: the engine went away during its start: %s", name[1], error)
             self._link.end(key, 0.0, "its engine went away during its start")
@@ -304,52 +295,63 @@ class DockerDriver(Driver):
             self.report(Started([name]))
             await self._follow(member)
 
-    async def _create(self, member: _Member, assignment: Assignment) -> None:
-        """Raises _CannotStart, EngineDown, EngineError."""
+    async def _config(self, member: _Member, assignment: Assignment) -> dict[str, Any]:
+        """What the engine is to create, if this worker lets the tenant run it. Raises CannotStart."""
         request, own = assignment.request, self._own
         try:
             check_policy(member.name[0], request, own, self._policy)
             info = await self._ask_info() if assignment.devices or self._info is None else self._info
             if info is None:
-                raise _CannotStart(None, "the container engine does not answer")
-            config = config_of(
+                raise CannotStart(None, "the container engine does not answer")
+            return config_of(
                 assignment, own, self._policy, info,
                 labels=self._labels(member.name), log_bytes=self._output_cap_bytes,
                 interface=self._interface, simulated=self._simulated,
             )  # fmt: skip
         except SharingUnavailable as error:
-            raise _CannotStart(None, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
+            raise CannotStart(None, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
         except MoorageError as error:
             code = None if error.code == "failed-precondition" else CODE_CANNOT_START
-            raise _CannotStart(code, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
-        await self._pull(member, request.image)
+            raise CannotStart(code, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
+
+    async def _create(self, member: _Member, config: dict[str, Any]) -> None:
+        """Raises CannotStart, EngineDown, EngineError."""
         digest = member_digest(f"{self._state_mark}|{self._key(member.name)}")
         try:
             member.container = await self._engine.create(config, f"moorage-{digest}")
         except EngineError as error:
             if error.status == 400:  # what it cannot read is the request's, as a folder that is not absolute
-                raise _CannotStart(CODE_CANNOT_START, error.message) from None
+                raise CannotStart(CODE_CANNOT_START, error.message) from None
             raise
 
     async def _pull(self, member: _Member, image: str) -> None:
-        """Raises as `_create`."""
-        own = self._own
-        if own.pull == "never" or (own.pull == "missing" and await self._engine.has_image(image)):
+        """Have the image here, as the settings say. Raises as `_create`."""
+        if await self._has_image(image):
             return
-        log.info("%s: pulling the image %s", member.name[1], image)
-        before = ""
-        try:
-            async for told in self._engine.pull(image):
-                if told != before:
-                    log.debug("%s: image %s: %s", member.name[1], image, told)
-                before = told
-        except EngineError as error:
-            is_the_jobs = error.status == 404 or _NO_IMAGE.search(error.message)
-            code = CODE_CANNOT_START if is_the_jobs else None
-            raise _CannotStart(code, f"image {image} cannot be pulled: {error.message}") from None
+        async with self._pulls:
+            if await self._has_image(image):  # another pulled it meanwhile
+                return
+            log.info("%s: pulling the image %s", member.name[1], image)
+            before = ""
+            try:
+                async with asyncio.timeout(PULL_S_MAX):
+                    async for told in self._engine.pull(image):
+                        if told != before:
+                            log.debug("%s: image %s: %s", member.name[1], image, told)
+                        before = told
+            except TimeoutError:
+                why = f"image {image} cannot be pulled: it is not here after {PULL_S_MAX / 60:g} minutes"
+                raise CannotStart(None, why) from None
+            except EngineError as error:
+                raise pull_fault(image, error) from None
+
+    async def _has_image(self, image: str) -> bool:
+        """Whether there is nothing to pull."""
+        pull = self._own.pull
+        return pull == "never" or (pull == "missing" and await self._engine.has_image(image))
 
     async def _tell(self, member: _Member, assignment: Assignment) -> None:
-        """Tell the supervisor of a created container. Raises _CannotStart."""
+        """Tell the supervisor of a created container. Raises CannotStart."""
         run = assignment.run
         start = StartMember(
             key=self._key(member.name),
@@ -367,9 +369,9 @@ class DockerDriver(Driver):
         except SupervisorError as error:
             # a supervisor that died may have written it down, and the next one says what became of it
             member.is_told = isinstance(error, SupervisorGone)
-            raise _CannotStart(None, str(error)) from None
+            raise CannotStart(None, str(error)) from None
 
-    async def _not_started(self, member: _Member, refused: _CannotStart) -> None:
+    async def _not_started(self, member: _Member, refused: CannotStart) -> None:
         """A start that did not happen: nothing of it is left in the engine, then it is told."""
         code, why, reason = refused.code, f"{START_FAILED}: {refused}", "exit"
         if member.is_told:
@@ -399,7 +401,7 @@ class DockerDriver(Driver):
                     break
                 await asyncio.wait((member.over,), timeout=RETRY_S)
         if state is not None and state["Status"] == "created":
-            await self._not_started(member, _CannotStart(None, "its agent ended before its start"))
+            await self._not_started(member, CannotStart(None, "its agent ended before its start"))
             return
         if state is None:
             self._link.removed(self._key(member.name))
@@ -434,8 +436,8 @@ class DockerDriver(Driver):
             await asyncio.wait((reading, outcome))
         await self._remove(member)
         ended = await member.over
-        stdout_bytes, stderr_bytes = output.sizes
-        self._output.end(name, _with_sizes(ended, stdout_bytes, stderr_bytes))
+        out, err = output.sizes
+        self._output.end(name, msgspec.structs.replace(ended, stdout_bytes=out, stderr_bytes=err))
         self._publish_output()
         output.close(is_over=True)
         self._members.pop(name, None)
@@ -552,23 +554,6 @@ class DockerDriver(Driver):
             "moorage.replica": str(replica),
             "moorage.attempt": str(attempt),
         }
-
-
-def _start_fault(error: EngineError, is_created: bool) -> _CannotStart:
-    """Whose fault it is that the engine could not create or start a container."""
-    message = error.message.strip()
-    if error.status == 404 and not is_created:
-        return _CannotStart(CODE_CANNOT_START, f"{message} (and it is not pulled here)")
-    if is_created and error.status in (400, 404, 500):
-        if _NO_PROGRAM.search(message):
-            return _CannotStart(CODE_NOT_FOUND, message)
-        if _BAD_PROGRAM.search(message):
-            return _CannotStart(CODE_CANNOT_START, message)
-    return _CannotStart(None, message)
-
-
-def _with_sizes(ended: ChildEnded, stdout_bytes: int, stderr_bytes: int) -> ChildEnded:
-    return msgspec.structs.replace(ended, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes)
 
 
 def _verdict(ended: ChildEnded, state: dict[str, Any] | None) -> tuple[int, str]:
