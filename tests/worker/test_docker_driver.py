@@ -393,6 +393,42 @@ async def test_an_image_that_does_not_arrive_in_time_sends_the_job_elsewhere(
         assert "nowhere/none:1 cannot be pulled: it is not here after" in (await rig.reported(NotStarted, name))[1]
 
 
+class SlowOutput(Engine):
+    """An engine's API that brings output late and piece by piece, and none at all once it `stalls`."""
+
+    piece_s = 0.0
+    stalls = False
+
+    async def output(self, container: str, since: str, follow: bool) -> AsyncIterator[Piece]:
+        if self.stalls:
+            await asyncio.Event().wait()
+        if follow:
+            await self.wait(container)
+        async for piece in super().output(container, since, False):
+            await asyncio.sleep(self.piece_s)
+            yield piece
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stalls", [False, True])
+async def test_output_that_comes_slowly_is_waited_for_and_what_does_not_come_is_told(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalls: bool
+) -> None:
+    monkeypatch.setattr("moorage.worker.drivers.docker.ENGINE_S", 2.0)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        slow = SlowOutput(docker.socket)
+        slow.piece_s, slow.stalls = 0.5, stalls
+        await rig.driver._engine.close()
+        rig.driver._engine = slow
+        name = rig.start("j1", "seq", "1", "8")
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        ask = ReadLog("s", *name, driver="docker", stream="out", offset=0, limit=1 << 16, ended_ms=1)
+        page = await rig.driver.read_log(ask)
+        whole = "".join(f"{at}\n" for at in range(1, 9))
+        assert (page.text, page.truncated) == (("", True) if stalls else (whole, False))
+        assert docker.containers() == []
+
+
 # -- without an engine
 
 

@@ -18,7 +18,7 @@ import msgspec
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.disk_room import DiskRoom
 from moorage.worker.drivers.container_engine import Piece
-from moorage.worker.supervisor.output import OutputPump, member_digest, output_path
+from moorage.worker.supervisor.output import OutputPump, cut_notice, member_digest, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Output, Stream
 
 #: beside the supervisor's own files
@@ -81,6 +81,11 @@ class _Stream(OutputPump):
         )  # fmt: skip
         return True
 
+    def cut(self) -> None:
+        """Have the file end with the notice of a cut, unless it has one."""
+        if not self.dropped_bytes:
+            self._write(cut_notice(self.stream, self.written_bytes))
+
 
 class ContainerOutput:
     """Both streams of one container. Its methods block for what writing to a file takes."""
@@ -98,6 +103,8 @@ class ContainerOutput:
         self._out = _Stream(output_path(state, key, "stdout"), cap_bytes, "stdout", room, out)
         self._err = _Stream(output_path(state, key, "stderr"), cap_bytes, "stderr", room, err)
         self._marked = -1
+        self.pieces = 0
+        """That the log gave, read before or not."""
 
     @property
     def since(self) -> str:
@@ -118,11 +125,17 @@ class ContainerOutput:
 
     def add(self, piece: Piece) -> Output | None:
         """Keep a piece, and return it as it is told; None for one that was read before."""
+        self.pieces += 1
         stream = self._err if piece.is_error else self._out
         if not stream.add(piece):
             return None
         offset = stream.seen_bytes - len(piece.data)
         return Output(key=self._key, stream=stream.stream, offset=offset, data=piece.data)
+
+    def cut(self) -> None:
+        """Have both files say that there was more, or may have been. No piece may come after it."""
+        self._out.cut()
+        self._err.cut()
 
     def mark(self) -> None:
         """Note how far it was read; once after some pieces, since a lost note only means to read them again."""

@@ -24,8 +24,8 @@ from moorage.schemas.job import Request
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container_config import DockerSettings, check_policy, check_request, config_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, EngineError
-from moorage.worker.drivers.container_output import ContainerOutput, clear_marks
 from moorage.worker.drivers.container_faults import CannotStart, pull_fault, start_fault
+from moorage.worker.drivers.container_output import ContainerOutput, clear_marks
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.process import WORKER_STOPPED, key_of, name_of, read_output
@@ -43,6 +43,8 @@ log = logging.getLogger("moorage.worker")
 
 #: how long a container that is over waits for its engine to tell exit code and output
 ENGINE_S: Final = 10.0
+#: how long its output is read after its end, as long as some comes within `ENGINE_S`
+OUTPUT_S_MAX: Final = 600.0
 RETRY_S: Final = 0.5
 #: containers that are made at once; an engine makes them one after the other anyway
 STARTS_MAX: Final = 16
@@ -425,7 +427,8 @@ class DockerDriver(Driver):
             done, _ = await asyncio.wait((outcome,), timeout=ENGINE_S)
             if done:
                 state = outcome.result()
-                await asyncio.wait((reading,), timeout=ENGINE_S)
+                await _read_out(reading, output)
+            is_whole = reading.done() and reading.exception() is None
         except asyncio.CancelledError:
             self._publish_output()
             output.close(is_over=False)
@@ -439,6 +442,9 @@ class DockerDriver(Driver):
         out, err = output.sizes
         self._output.end(name, msgspec.structs.replace(ended, stdout_bytes=out, stderr_bytes=err))
         self._publish_output()
+        if not is_whole:
+            log.warning("%s: its output is cut: the engine did not bring the rest", name[1])
+            output.cut()
         output.close(is_over=True)
         self._members.pop(name, None)
         self.report(Ended([(name, *_verdict(ended, state))]))
@@ -554,6 +560,16 @@ class DockerDriver(Driver):
             "moorage.replica": str(replica),
             "moorage.attempt": str(attempt),
         }
+
+
+async def _read_out(reading: asyncio.Task[None], output: ContainerOutput) -> None:
+    """Wait for the rest of an output as long as the engine brings some, whatever that is: pieces come again, too."""
+    seen = -1
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(OUTPUT_S_MAX):
+            while not reading.done() and output.pieces != seen:
+                seen = output.pieces
+                await asyncio.wait((reading,), timeout=ENGINE_S)
 
 
 def _verdict(ended: ChildEnded, state: dict[str, Any] | None) -> tuple[int, str]:
