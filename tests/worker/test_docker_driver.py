@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -426,6 +428,33 @@ async def test_output_that_comes_slowly_is_waited_for_and_what_does_not_come_is_
         page = await rig.driver.read_log(ask)
         whole = "".join(f"{at}\n" for at in range(1, 9))
         assert (page.text, page.truncated) == (("", True) if stalls else (whole, False))
+        assert docker.containers() == []
+
+
+class Bereft(Lame):
+    """An engine that does not answer a start, and that has removed the container while there is no supervisor."""
+
+    happens = False
+
+    def __init__(self, socket: Path, link: SupervisorLink) -> None:
+        super().__init__(socket)
+        self._link = link
+
+    async def remove(self, container: str) -> None:
+        await super().remove(container)
+        os.kill(self._link.pid, signal.SIGKILL)
+        await until(lambda: self._link.pid == 0)
+
+
+@pytest.mark.slow
+async def test_the_next_supervisor_is_told_what_was_removed_while_there_was_none(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        await rig.driver._engine.close()
+        rig.driver._engine = Bereft(docker.socket, rig.link)
+        name = rig.start("j1", "sleep", "600")
+        assert await rig.reported(Ended, name) == (name, -9, "lost")
         assert docker.containers() == []
 
 

@@ -67,6 +67,8 @@ class _Member:
         self.container = ""
         self.is_told = False
         """Whether the supervisor knows it, or may."""
+        self.is_removed = False
+        """Whether the engine has it no more. Told to each supervisor, since none may have been there to hear it."""
         self.is_ending = False
         self.over: asyncio.Future[ChildEnded] = asyncio.get_running_loop().create_future()
         """What the supervisor says of its end."""
@@ -224,6 +226,9 @@ class DockerDriver(Driver):
             missing.discard(name_of(key))
             if event is not None:
                 self.on_event(key, event)
+            member = self._members.get(name_of(key))
+            if member is not None and member.is_removed and not member.over.done():
+                self._link.removed(self._key(member.name))
         for name in missing:  # the next supervisor does not know it: its word never reached a journal
             self._members[name].over.set_result(
                 ChildEnded(key=self._key(name), reason="supervisor-died", proof="never-ran")
@@ -406,7 +411,7 @@ class DockerDriver(Driver):
             await self._not_started(member, CannotStart(None, "its agent ended before its start"))
             return
         if state is None:
-            self._link.removed(self._key(member.name))
+            self._removed(member)
         await self._follow(member)
 
     async def _container_of(self, name: MemberName) -> str:
@@ -498,7 +503,7 @@ class DockerDriver(Driver):
 
     async def _remove(self, member: _Member) -> None:
         """Have the engine remove it, until it has or the supervisor has proven the end; then the supervisor knows."""
-        key, delay_s = self._key(member.name), RETRY_S
+        delay_s = RETRY_S
         while member.container:
             try:
                 await self._engine.remove(member.container)
@@ -510,7 +515,11 @@ class DockerDriver(Driver):
                     return
                 await asyncio.wait((member.over,), timeout=delay_s)
                 delay_s = min(2 * delay_s, ENGINE_S)
-        self._link.removed(key)
+        self._removed(member)
+
+    def _removed(self, member: _Member) -> None:
+        member.is_removed = True
+        self._link.removed(self._key(member.name))
 
     async def _remove_unknown(self, name: MemberName) -> None:
         """The engine may have created a container of which nothing was heard: remove it."""
