@@ -18,6 +18,7 @@ import pytest
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device, ReadLog
 from moorage.schemas.frames import Output as OutputFrame
+from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container_config import DockerSettings, config_of, devices_of
@@ -525,6 +526,21 @@ async def test_what_no_container_can_have_is_refused_with_a_word(tmp_path: Path)
     await driver._engine.close()
 
 
+async def test_a_gang_whose_containers_have_no_network_goes_to_another_worker(tmp_path: Path) -> None:
+    gang = msgspec.structs.replace(
+        request(image="a"), gpu=GpuSpec(scheduling="gang", distributed=Distributed()), replicas=2
+    )
+    driver = driver_of(tmp_path)
+    with pytest.raises(Refused, match="have no network") as refused:
+        driver.check(gang)
+    assert refused.value.code == "failed-precondition", "another worker may have one"
+    driver.check(msgspec.structs.replace(gang, replicas=1))
+    await driver._engine.close()
+    driver = driver_of(tmp_path, DockerSettings(socket=tmp_path / "none.sock", network="ours"))
+    driver.check(gang)
+    await driver._engine.close()
+
+
 @pytest.mark.parametrize(
     ("own", "run", "word"),
     [
@@ -574,6 +590,13 @@ def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -
         assert "NVIDIA_VISIBLE_DEVICES" not in env, "those of the lease stand"
     with pytest.raises(Refused, match="is no CDI name"):
         devices_of([Device(0, "nvidia", "x", "u", cdi=["t.test/c=0"])], own, {"CDISpecDirs": ["/etc/cdi"]})
+
+
+@pytest.mark.parametrize("vendor", ["amd", "intel"])
+def test_a_card_of_another_vendor_brings_no_gpu_of_nvidia(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.worker.drivers.container_config._nodes", lambda _: ["/dev/dri/renderD128"])
+    config = made(DockerSettings(), [Device(0, vendor, "card", "u")], env={"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert "NVIDIA_VISIBLE_DEVICES=void" in config["Env"], "an image may say all by itself"
 
 
 async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:
