@@ -496,6 +496,25 @@ def test_output_is_read_on_by_time_and_by_the_number_of_pieces_of_that_time(tmp_
     assert not mark_path(tmp_path, "w|k").exists()
 
 
+def test_output_after_the_clock_was_set_back_is_kept_once(tmp_path: Path) -> None:
+    def piece(time: str, data: bytes) -> Piece:
+        return Piece(False, f"2026-11-23T{time}.000000000Z", data)
+
+    log = [piece("11:30:00", b"a"), piece("12:00:00", b"b"), piece("11:00:00", b"c"), piece("11:00:20", b"d")]
+    first = ContainerOutput(tmp_path, "w|k", 100)
+    assert [piece for piece in log if first.add(piece)] == log
+    first.mark()
+    first.close(is_over=False)
+    second = ContainerOutput(tmp_path, "w|k", 100)
+    assert int(second.since) == 1795431600 - MARGIN_S, "the engine leaves out what is earlier than that"
+    more = [piece("11:00:30", b"e"), piece("12:00:00", b"f"), piece("12:00:01", b"g")]
+    assert [piece for piece in log + more if second.add(piece)] == more
+    assert int(second.since) == 1795435201 - MARGIN_S
+    assert [piece for piece in log + more if second.add(piece)] == []
+    assert output_path(tmp_path, "w|k", "stdout").read_bytes() == b"abcdefg"
+    second.close(is_over=True)
+
+
 def test_importing_it_does_not_import_the_client_of_the_engine() -> None:
     words = "import sys; import moorage.worker.drivers.docker; sys.exit('aiodocker' in sys.modules)"
     subprocess.run([sys.executable, "-c", words], check=True)

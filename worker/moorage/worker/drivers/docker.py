@@ -444,6 +444,7 @@ class DockerDriver(Driver):
             await asyncio.wait((reading, outcome))
         await self._remove(member)
         ended = await member.over
+        self._publish_output()  # the rest first: both ends come last
         out, err = output.sizes
         self._output.end(name, msgspec.structs.replace(ended, stdout_bytes=out, stderr_bytes=err))
         self._publish_output()
