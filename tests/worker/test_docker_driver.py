@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -16,12 +18,13 @@ import pytest
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device, ReadLog
 from moorage.schemas.frames import Output as OutputFrame
+from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container_config import DockerSettings, config_of, devices_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
-from moorage.worker.drivers.docker import DockerDriver
+from moorage.worker.drivers.docker import PULLS_MAX, STARTS_MAX, DockerDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
@@ -349,6 +352,113 @@ async def test_a_start_without_an_answer_is_lost_and_over(docker: DockerEngine, 
         assert docker.containers() == []
 
 
+class SlowRegistry(Engine):
+    """An engine's API, with a registry of which no image ever arrives."""
+
+    pulls = 0
+
+    async def pull(self, image: str) -> AsyncIterator[str]:
+        self.pulls += 1
+        await asyncio.Event().wait()
+        yield ""
+
+
+async def with_slow_registry(rig: Rig, docker: DockerEngine) -> SlowRegistry:
+    slow = SlowRegistry(docker.socket)
+    await rig.driver._engine.close()
+    rig.driver._engine = slow
+    return slow
+
+
+@pytest.mark.slow
+async def test_images_that_do_not_arrive_keep_no_container_from_its_start(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
+        slow = await with_slow_registry(rig, docker)
+        waiting = [rig.start(f"w{at}", "true", image=f"nowhere/none:{at}") for at in range(STARTS_MAX)]
+        await until(lambda: slow.pulls >= PULLS_MAX)
+        here = rig.start("here", "sh", "-c", "exit 3")
+        assert await rig.reported(Ended, here) == (here, 3, "exit")
+        assert slow.pulls == PULLS_MAX, "the registry is not asked for more at once"
+        for name in waiting:
+            rig.driver.end(name, 0.0, "cancelled")
+        for name in waiting:
+            assert (await rig.reported(Ended, name))[2] == "end"
+
+
+@pytest.mark.slow
+async def test_an_image_that_does_not_arrive_in_time_sends_the_job_elsewhere(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.drivers.docker.PULL_S_MAX", 0.5)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
+        await with_slow_registry(rig, docker)
+        name = rig.start("j1", "true", image="nowhere/none:1")
+        assert "nowhere/none:1 cannot be pulled: it is not here after" in (await rig.reported(NotStarted, name))[1]
+
+
+class SlowOutput(Engine):
+    """An engine's API that brings output late and piece by piece, and none at all once it `stalls`."""
+
+    piece_s = 0.0
+    stalls = False
+
+    async def output(self, container: str, since: str, follow: bool) -> AsyncIterator[Piece]:
+        if self.stalls:
+            await asyncio.Event().wait()
+        if follow:
+            await self.wait(container)
+        async for piece in super().output(container, since, False):
+            await asyncio.sleep(self.piece_s)
+            yield piece
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stalls", [False, True])
+async def test_output_that_comes_slowly_is_waited_for_and_what_does_not_come_is_told(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalls: bool
+) -> None:
+    monkeypatch.setattr("moorage.worker.drivers.docker.ENGINE_S", 2.0)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        slow = SlowOutput(docker.socket)
+        slow.piece_s, slow.stalls = 0.5, stalls
+        await rig.driver._engine.close()
+        rig.driver._engine = slow
+        name = rig.start("j1", "seq", "1", "8")
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        ask = ReadLog("s", *name, driver="docker", stream="out", offset=0, limit=1 << 16, ended_ms=1)
+        page = await rig.driver.read_log(ask)
+        whole = "".join(f"{at}\n" for at in range(1, 9))
+        assert (page.text, page.truncated) == (("", True) if stalls else (whole, False))
+        assert docker.containers() == []
+
+
+class Bereft(Lame):
+    """An engine that does not answer a start, and that has removed the container while there is no supervisor."""
+
+    happens = False
+
+    def __init__(self, socket: Path, link: SupervisorLink) -> None:
+        super().__init__(socket)
+        self._link = link
+
+    async def remove(self, container: str) -> None:
+        await super().remove(container)
+        os.kill(self._link.pid, signal.SIGKILL)
+        await until(lambda: self._link.pid == 0)
+
+
+@pytest.mark.slow
+async def test_the_next_supervisor_is_told_what_was_removed_while_there_was_none(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        await rig.driver._engine.close()
+        rig.driver._engine = Bereft(docker.socket, rig.link)
+        name = rig.start("j1", "sleep", "600")
+        assert await rig.reported(Ended, name) == (name, -9, "lost")
+        assert docker.containers() == []
+
+
 # -- without an engine
 
 
@@ -386,6 +496,25 @@ def test_output_is_read_on_by_time_and_by_the_number_of_pieces_of_that_time(tmp_
     assert not mark_path(tmp_path, "w|k").exists()
 
 
+def test_output_after_the_clock_was_set_back_is_kept_once(tmp_path: Path) -> None:
+    def piece(time: str, data: bytes) -> Piece:
+        return Piece(False, f"2026-11-23T{time}.000000000Z", data)
+
+    log = [piece("11:30:00", b"a"), piece("12:00:00", b"b"), piece("11:00:00", b"c"), piece("11:00:20", b"d")]
+    first = ContainerOutput(tmp_path, "w|k", 100)
+    assert [piece for piece in log if first.add(piece)] == log
+    first.mark()
+    first.close(is_over=False)
+    second = ContainerOutput(tmp_path, "w|k", 100)
+    assert int(second.since) == 1795431600 - MARGIN_S, "the engine leaves out what is earlier than that"
+    more = [piece("11:00:30", b"e"), piece("12:00:00", b"f"), piece("12:00:01", b"g")]
+    assert [piece for piece in log + more if second.add(piece)] == more
+    assert int(second.since) == 1795435201 - MARGIN_S
+    assert [piece for piece in log + more if second.add(piece)] == []
+    assert output_path(tmp_path, "w|k", "stdout").read_bytes() == b"abcdefg"
+    second.close(is_over=True)
+
+
 def test_importing_it_does_not_import_the_client_of_the_engine() -> None:
     words = "import sys; import moorage.worker.drivers.docker; sys.exit('aiodocker' in sys.modules)"
     subprocess.run([sys.executable, "-c", words], check=True)
@@ -413,6 +542,21 @@ async def test_what_no_container_can_have_is_refused_with_a_word(tmp_path: Path)
         assert refused.value.code == "invalid-argument"
     for image in ("a", "a/b:1", "r.example:5000/a/b@sha256:" + "0" * 64):
         driver.check(request(image=image))
+    await driver._engine.close()
+
+
+async def test_a_gang_whose_containers_have_no_network_goes_to_another_worker(tmp_path: Path) -> None:
+    gang = msgspec.structs.replace(
+        request(image="a"), gpu=GpuSpec(scheduling="gang", distributed=Distributed()), replicas=2
+    )
+    driver = driver_of(tmp_path)
+    with pytest.raises(Refused, match="have no network") as refused:
+        driver.check(gang)
+    assert refused.value.code == "failed-precondition", "another worker may have one"
+    driver.check(msgspec.structs.replace(gang, replicas=1))
+    await driver._engine.close()
+    driver = driver_of(tmp_path, DockerSettings(socket=tmp_path / "none.sock", network="ours"))
+    driver.check(gang)
     await driver._engine.close()
 
 
@@ -465,6 +609,13 @@ def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -
         assert "NVIDIA_VISIBLE_DEVICES" not in env, "those of the lease stand"
     with pytest.raises(Refused, match="is no CDI name"):
         devices_of([Device(0, "nvidia", "x", "u", cdi=["t.test/c=0"])], own, {"CDISpecDirs": ["/etc/cdi"]})
+
+
+@pytest.mark.parametrize("vendor", ["amd", "intel"])
+def test_a_card_of_another_vendor_brings_no_gpu_of_nvidia(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.worker.drivers.container_config._nodes", lambda _: ["/dev/dri/renderD128"])
+    config = made(DockerSettings(), [Device(0, vendor, "card", "u")], env={"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert "NVIDIA_VISIBLE_DEVICES=void" in config["Env"], "an image may say all by itself"
 
 
 async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:

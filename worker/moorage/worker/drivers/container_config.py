@@ -93,6 +93,14 @@ def check_request(request: Request, settings: DockerSettings) -> None:
             )
     if request.gpu is not None and request.gpu.effective_sharing == "mps":
         raise SharingUnavailable("mps", "the driver docker shares by time-slice alone")
+    if settings.network == "none" and request.replicas > 1 and request.gpu and request.gpu.scheduling == "gang":
+        raise refuse(
+            "failed-precondition",
+            "the ranks of a gang cannot meet: containers of this worker have no network",
+            field="$.gpu.scheduling",
+            found="gang",
+            allowed="a worker whose driver.docker.network is a network on which its hosts reach each other",
+        )
 
 
 def _wrong(message: str, field: str, found: str | None, allowed: str) -> Refused:
@@ -202,6 +210,8 @@ def devices_of(
             asked["DeviceRequests"] = [
                 {"Driver": "nvidia", "DeviceIDs": [each.uuid for each in nvidia], "Capabilities": [["gpu", *words]]}
             ]
+    else:
+        variables.setdefault("NVIDIA_VISIBLE_DEVICES", "void")  # the same, beside cards of another vendor
     nodes = [node for device in devices if device.vendor != "nvidia" for node in _nodes(device)]
     if nodes:
         asked["Devices"] = [

@@ -1,7 +1,7 @@
 """The output of a container, from the engine's log into the files where a worker keeps all output.
 
 The engine keeps it, too, so an agent that starts again reads on where the last one ended. A small file beside says how
-far that was: for each stream the time of the last piece, how many pieces of that time were read, and how much is kept.
+far that was: for each stream the latest time of a piece, how many pieces were read from there on, and how much is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.disk_room import DiskRoom
 from moorage.worker.drivers.container_engine import Piece
-from moorage.worker.supervisor.output import OutputPump, member_digest, output_path
+from moorage.worker.supervisor.output import OutputPump, cut_notice, member_digest, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Output, Stream
 
 #: beside the supervisor's own files
@@ -29,9 +29,13 @@ _READ_BYTES: Final = 512
 
 
 class _Mark(msgspec.Struct):
-    """How far a stream was read: the time of the last piece, and how many pieces of that very time."""
+    """How far a stream was read: the latest time of a piece, and how many pieces were read from that one on.
+
+    `low` is the earliest time of either stream since: before `stamp` where the clock was set back.
+    """
 
     stamp: str = ""
+    low: str = ""
     count: int = 0
     seen_bytes: int = 0
     written_bytes: int = 0
@@ -44,12 +48,13 @@ _marks: Final = msgspec.json.Decoder(tuple[_Mark, _Mark])
 class _Stream(OutputPump):
     """One stream, and the file behind it; what it has no room for is counted, as for processes."""
 
-    __slots__ = ("_to_skip", "mark")
+    __slots__ = ("_is_there", "_to_skip", "mark")
 
     def __init__(self, path: Path, cap_bytes: int, stream: Stream, room: DiskRoom, mark: _Mark) -> None:
         super().__init__(-1, path, cap_bytes, stream, room)
         self.mark = mark
         self._to_skip = mark.count
+        self._is_there = False
         self.seen_bytes, self.written_bytes, self.dropped_bytes = (
             mark.seen_bytes, mark.written_bytes, mark.dropped_bytes,
         )  # fmt: skip
@@ -62,24 +67,30 @@ class _Stream(OutputPump):
     def again(self) -> None:
         """The log is read again from a time before the mark."""
         self._to_skip = self.mark.count
+        self._is_there = False
 
     def add(self, piece: Piece) -> bool:
         """Keep a piece; False for one that was read before."""
         mark = self.mark
-        if piece.stamp < mark.stamp:
+        if self._to_skip and piece.stamp <= mark.stamp:
+            self._is_there |= piece.stamp == mark.stamp
+            self._to_skip -= self._is_there  # behind the mark each one was read, whatever its time
             return False
-        if piece.stamp == mark.stamp and self._to_skip:
-            self._to_skip -= 1
-            return False
-        mark.count = mark.count + 1 if piece.stamp == mark.stamp else 1
-        mark.stamp = piece.stamp
         self._to_skip = 0
+        mark.count += 1
+        if piece.stamp > mark.stamp:
+            mark.stamp, mark.low, mark.count = piece.stamp, piece.stamp, 1
         self.seen_bytes += len(piece.data)
         self._keep(piece.data)
         mark.seen_bytes, mark.written_bytes, mark.dropped_bytes = (
             self.seen_bytes, self.written_bytes, self.dropped_bytes,
         )  # fmt: skip
         return True
+
+    def cut(self) -> None:
+        """Have the file end with the notice of a cut, unless it has one."""
+        if not self.dropped_bytes:
+            self._write(cut_notice(self.stream, self.written_bytes))
 
 
 class ContainerOutput:
@@ -98,13 +109,15 @@ class ContainerOutput:
         self._out = _Stream(output_path(state, key, "stdout"), cap_bytes, "stdout", room, out)
         self._err = _Stream(output_path(state, key, "stderr"), cap_bytes, "stderr", room, err)
         self._marked = -1
+        self.pieces = 0
+        """That the log gave, read before or not."""
 
     @property
     def since(self) -> str:
         """From when on the log must be read, in seconds of the epoch; nothing is left out, and pieces come again."""
         self._out.again()
         self._err.again()
-        last = max(self._out.mark.stamp, self._err.mark.stamp)
+        last = max(self._out.mark, self._err.mark, key=lambda mark: mark.stamp).low
         if not last:
             return "0"
         with contextlib.suppress(ValueError):
@@ -118,11 +131,19 @@ class ContainerOutput:
 
     def add(self, piece: Piece) -> Output | None:
         """Keep a piece, and return it as it is told; None for one that was read before."""
+        self.pieces += 1
         stream = self._err if piece.is_error else self._out
         if not stream.add(piece):
             return None
+        for mark in (self._out.mark, self._err.mark):
+            mark.low = min(mark.low, piece.stamp)
         offset = stream.seen_bytes - len(piece.data)
         return Output(key=self._key, stream=stream.stream, offset=offset, data=piece.data)
+
+    def cut(self) -> None:
+        """Have both files say that there was more, or may have been. No piece may come after it."""
+        self._out.cut()
+        self._err.cut()
 
     def mark(self) -> None:
         """Note how far it was read; once after some pieces, since a lost note only means to read them again."""

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
@@ -22,9 +21,10 @@ from moorage.schemas.driver_config import DockerBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
-from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, CODE_NOT_FOUND, Assignment, Driver, Living
+from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container_config import DockerSettings, check_policy, check_request, config_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, EngineError
+from moorage.worker.drivers.container_faults import CannotStart, pull_fault, start_fault
 from moorage.worker.drivers.container_output import ContainerOutput, clear_marks
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
@@ -43,31 +43,20 @@ log = logging.getLogger("moorage.worker")
 
 #: how long a container that is over waits for its engine to tell exit code and output
 ENGINE_S: Final = 10.0
+#: how long its output is read after its end, as long as some comes within `ENGINE_S`
+OUTPUT_S_MAX: Final = 600.0
 RETRY_S: Final = 0.5
 #: containers that are made at once; an engine makes them one after the other anyway
 STARTS_MAX: Final = 16
+#: images that are pulled at once, each within a time
+PULLS_MAX: Final = 4
+PULL_S_MAX: Final = 1800.0
 #: pieces of output that are kept before other work has its turn
 TURN_PIECES_MAX: Final = 64
 #: how long pieces wait for others, to be told in one frame
 FLUSH_S: Final = 0.02
 LABEL: Final = "moorage.member"
 LABEL_STATE: Final = "moorage.state"
-#: what an engine says where the job itself names what is not there
-_NO_PROGRAM: Final = re.compile(r"exec: .*(executable file not found|no such file or directory)", re.IGNORECASE)
-_BAD_PROGRAM: Final = re.compile(r"exec: .*(permission denied|is a directory)|exec format error", re.IGNORECASE)
-#: what a registry says where the image is not there, or not for everybody: no other host would fare better
-_NO_IMAGE: Final = re.compile(
-    r"manifest unknown|manifest for .* not found|repository does not exist|pull access denied|invalid reference format",
-    re.IGNORECASE,
-)
-
-
-class _CannotStart(Exception):
-    """A start that did not happen. `code`: the job's own fault; None: this host's."""
-
-    def __init__(self, code: int | None, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class _Member:
@@ -78,6 +67,8 @@ class _Member:
         self.container = ""
         self.is_told = False
         """Whether the supervisor knows it, or may."""
+        self.is_removed = False
+        """Whether the engine has it no more. Told to each supervisor, since none may have been there to hear it."""
         self.is_ending = False
         self.over: asyncio.Future[ChildEnded] = asyncio.get_running_loop().create_future()
         """What the supervisor says of its end."""
@@ -132,6 +123,7 @@ class DockerDriver(Driver):
         self._info: dict[str, Any] | None = None
         self._members: dict[MemberName, _Member] = {}
         self._starts = asyncio.Semaphore(STARTS_MAX)
+        self._pulls = asyncio.Semaphore(PULLS_MAX)
         self._cleaning: set[asyncio.Task[None]] = set()
         self._output = OutputFrames()
         self._fresh: set[ContainerOutput] = set()
@@ -234,6 +226,9 @@ class DockerDriver(Driver):
             missing.discard(name_of(key))
             if event is not None:
                 self.on_event(key, event)
+            member = self._members.get(name_of(key))
+            if member is not None and member.is_removed and not member.over.done():
+                self._link.removed(self._key(member.name))
         for name in missing:  # the next supervisor does not know it: its word never reached a journal
             self._members[name].over.set_result(
                 ChildEnded(key=self._key(name), reason="supervisor-died", proof="never-ran")
@@ -274,25 +269,28 @@ class DockerDriver(Driver):
         name, key = member.name, self._key(member.name)
         try:
             async with self._starts:
-                await self._create(member, assignment)
+                config = await self._config(member, assignment)
+            await self._pull(member, assignment.request.image)
+            async with self._starts:
+                await self._create(member, config)
             # from here on the supervisor may know it: then its end is the supervisor's to prove
             member.is_told = True
             await self._tell(member, assignment)
             if member.is_ending:
-                raise _CannotStart(None, "it was asked to end before its start")
+                raise CannotStart(None, "it was asked to end before its start")
             async with self._starts:
                 await self._engine.start(member.container)
         except asyncio.CancelledError:
             if not member.is_ending:
                 raise  # the agent goes: the next one finds what is left
-            await self._not_started(member, _CannotStart(None, "it was asked to end before its start"))
-        except _CannotStart as refused:
+            await self._not_started(member, CannotStart(None, "it was asked to end before its start"))
+        except CannotStart as refused:
             await self._not_started(member, refused)
         except EngineError as error:
-            await self._not_started(member, _start_fault(error, member.is_told))
+            await self._not_started(member, start_fault(error, member.is_told))
         except EngineDown as error:
             if not member.is_told:
-                await self._not_started(member, _CannotStart(None, f"the container engine does not answer: {error}"))
+                await self._not_started(member, CannotStart(None, f"the container engine does not answer: {error}"))
                 return
             log.warning("%s: the engine went away during its start: %s", name[1], error)
             self._link.end(key, 0.0, "its engine went away during its start")
@@ -304,52 +302,63 @@ class DockerDriver(Driver):
             self.report(Started([name]))
             await self._follow(member)
 
-    async def _create(self, member: _Member, assignment: Assignment) -> None:
-        """Raises _CannotStart, EngineDown, EngineError."""
+    async def _config(self, member: _Member, assignment: Assignment) -> dict[str, Any]:
+        """What the engine is to create, if this worker lets the tenant run it. Raises CannotStart."""
         request, own = assignment.request, self._own
         try:
             check_policy(member.name[0], request, own, self._policy)
             info = await self._ask_info() if assignment.devices or self._info is None else self._info
             if info is None:
-                raise _CannotStart(None, "the container engine does not answer")
-            config = config_of(
+                raise CannotStart(None, "the container engine does not answer")
+            return config_of(
                 assignment, own, self._policy, info,
                 labels=self._labels(member.name), log_bytes=self._output_cap_bytes,
                 interface=self._interface, simulated=self._simulated,
             )  # fmt: skip
         except SharingUnavailable as error:
-            raise _CannotStart(None, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
+            raise CannotStart(None, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
         except MoorageError as error:
             code = None if error.code == "failed-precondition" else CODE_CANNOT_START
-            raise _CannotStart(code, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
-        await self._pull(member, request.image)
+            raise CannotStart(code, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
+
+    async def _create(self, member: _Member, config: dict[str, Any]) -> None:
+        """Raises CannotStart, EngineDown, EngineError."""
         digest = member_digest(f"{self._state_mark}|{self._key(member.name)}")
         try:
             member.container = await self._engine.create(config, f"moorage-{digest}")
         except EngineError as error:
             if error.status == 400:  # what it cannot read is the request's, as a folder that is not absolute
-                raise _CannotStart(CODE_CANNOT_START, error.message) from None
+                raise CannotStart(CODE_CANNOT_START, error.message) from None
             raise
 
     async def _pull(self, member: _Member, image: str) -> None:
-        """Raises as `_create`."""
-        own = self._own
-        if own.pull == "never" or (own.pull == "missing" and await self._engine.has_image(image)):
+        """Have the image here, as the settings say. Raises as `_create`."""
+        if await self._has_image(image):
             return
-        log.info("%s: pulling the image %s", member.name[1], image)
-        before = ""
-        try:
-            async for told in self._engine.pull(image):
-                if told != before:
-                    log.debug("%s: image %s: %s", member.name[1], image, told)
-                before = told
-        except EngineError as error:
-            is_the_jobs = error.status == 404 or _NO_IMAGE.search(error.message)
-            code = CODE_CANNOT_START if is_the_jobs else None
-            raise _CannotStart(code, f"image {image} cannot be pulled: {error.message}") from None
+        async with self._pulls:
+            if await self._has_image(image):  # another pulled it meanwhile
+                return
+            log.info("%s: pulling the image %s", member.name[1], image)
+            before = ""
+            try:
+                async with asyncio.timeout(PULL_S_MAX):
+                    async for told in self._engine.pull(image):
+                        if told != before:
+                            log.debug("%s: image %s: %s", member.name[1], image, told)
+                        before = told
+            except TimeoutError:
+                why = f"image {image} cannot be pulled: it is not here after {PULL_S_MAX / 60:g} minutes"
+                raise CannotStart(None, why) from None
+            except EngineError as error:
+                raise pull_fault(image, error) from None
+
+    async def _has_image(self, image: str) -> bool:
+        """Whether there is nothing to pull."""
+        pull = self._own.pull
+        return pull == "never" or (pull == "missing" and await self._engine.has_image(image))
 
     async def _tell(self, member: _Member, assignment: Assignment) -> None:
-        """Tell the supervisor of a created container. Raises _CannotStart."""
+        """Tell the supervisor of a created container. Raises CannotStart."""
         run = assignment.run
         start = StartMember(
             key=self._key(member.name),
@@ -367,9 +376,9 @@ class DockerDriver(Driver):
         except SupervisorError as error:
             # a supervisor that died may have written it down, and the next one says what became of it
             member.is_told = isinstance(error, SupervisorGone)
-            raise _CannotStart(None, str(error)) from None
+            raise CannotStart(None, str(error)) from None
 
-    async def _not_started(self, member: _Member, refused: _CannotStart) -> None:
+    async def _not_started(self, member: _Member, refused: CannotStart) -> None:
         """A start that did not happen: nothing of it is left in the engine, then it is told."""
         code, why, reason = refused.code, f"{START_FAILED}: {refused}", "exit"
         if member.is_told:
@@ -399,10 +408,10 @@ class DockerDriver(Driver):
                     break
                 await asyncio.wait((member.over,), timeout=RETRY_S)
         if state is not None and state["Status"] == "created":
-            await self._not_started(member, _CannotStart(None, "its agent ended before its start"))
+            await self._not_started(member, CannotStart(None, "its agent ended before its start"))
             return
         if state is None:
-            self._link.removed(self._key(member.name))
+            self._removed(member)
         await self._follow(member)
 
     async def _container_of(self, name: MemberName) -> str:
@@ -423,7 +432,8 @@ class DockerDriver(Driver):
             done, _ = await asyncio.wait((outcome,), timeout=ENGINE_S)
             if done:
                 state = outcome.result()
-                await asyncio.wait((reading,), timeout=ENGINE_S)
+                await _read_out(reading, output)
+            is_whole = reading.done() and reading.exception() is None
         except asyncio.CancelledError:
             self._publish_output()
             output.close(is_over=False)
@@ -434,9 +444,13 @@ class DockerDriver(Driver):
             await asyncio.wait((reading, outcome))
         await self._remove(member)
         ended = await member.over
-        stdout_bytes, stderr_bytes = output.sizes
-        self._output.end(name, _with_sizes(ended, stdout_bytes, stderr_bytes))
+        self._publish_output()  # the rest first: both ends come last
+        out, err = output.sizes
+        self._output.end(name, msgspec.structs.replace(ended, stdout_bytes=out, stderr_bytes=err))
         self._publish_output()
+        if not is_whole:
+            log.warning("%s: its output is cut: the engine did not bring the rest", name[1])
+            output.cut()
         output.close(is_over=True)
         self._members.pop(name, None)
         self.report(Ended([(name, *_verdict(ended, state))]))
@@ -490,7 +504,7 @@ class DockerDriver(Driver):
 
     async def _remove(self, member: _Member) -> None:
         """Have the engine remove it, until it has or the supervisor has proven the end; then the supervisor knows."""
-        key, delay_s = self._key(member.name), RETRY_S
+        delay_s = RETRY_S
         while member.container:
             try:
                 await self._engine.remove(member.container)
@@ -502,7 +516,11 @@ class DockerDriver(Driver):
                     return
                 await asyncio.wait((member.over,), timeout=delay_s)
                 delay_s = min(2 * delay_s, ENGINE_S)
-        self._link.removed(key)
+        self._removed(member)
+
+    def _removed(self, member: _Member) -> None:
+        member.is_removed = True
+        self._link.removed(self._key(member.name))
 
     async def _remove_unknown(self, name: MemberName) -> None:
         """The engine may have created a container of which nothing was heard: remove it."""
@@ -554,21 +572,14 @@ class DockerDriver(Driver):
         }
 
 
-def _start_fault(error: EngineError, is_created: bool) -> _CannotStart:
-    """Whose fault it is that the engine could not create or start a container."""
-    message = error.message.strip()
-    if error.status == 404 and not is_created:
-        return _CannotStart(CODE_CANNOT_START, f"{message} (and it is not pulled here)")
-    if is_created and error.status in (400, 404, 500):
-        if _NO_PROGRAM.search(message):
-            return _CannotStart(CODE_NOT_FOUND, message)
-        if _BAD_PROGRAM.search(message):
-            return _CannotStart(CODE_CANNOT_START, message)
-    return _CannotStart(None, message)
-
-
-def _with_sizes(ended: ChildEnded, stdout_bytes: int, stderr_bytes: int) -> ChildEnded:
-    return msgspec.structs.replace(ended, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes)
+async def _read_out(reading: asyncio.Task[None], output: ContainerOutput) -> None:
+    """Wait for the rest of an output as long as the engine brings some, whatever that is: pieces come again, too."""
+    seen = -1
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(OUTPUT_S_MAX):
+            while not reading.done() and output.pieces != seen:
+                seen = output.pieces
+                await asyncio.wait((reading,), timeout=ENGINE_S)
 
 
 def _verdict(ended: ChildEnded, state: dict[str, Any] | None) -> tuple[int, str]:
