@@ -162,7 +162,7 @@ async def test_what_the_job_could_not_read_is_not_read_for_it(nats_url: str, uni
     async with bucket(nats_url, unique) as store, bringing(nats_url, unique, tmp_path) as files:
         await files.keep("acme", "j.0.1", str(folder), ["**"])
         assert await kept(store, "j.0.1", tmp_path) == expected
-        deeper = "import os\nfor _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')\n"
+        deeper = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
         await asyncio.to_thread(subprocess.run, ["python3", "-c", deeper], cwd=folder, check=True)
         try:
             with pytest.raises(NotKept):

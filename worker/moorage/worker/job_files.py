@@ -158,6 +158,8 @@ class JobFiles:
         owner, seen, count, size = os.stat(folder).st_uid, 0, 0, 0
         with tarfile.open(fileobj=into, mode="w", format=tarfile.GNU_FORMAT) as archive:
             for above, folders, files, place in os.fwalk(folder, follow_symlinks=False):
+                if len(os.fsencode(above)) - len(os.fsencode(folder)) > PATH_BYTES_MAX:
+                    raise NotKept("the folders are too deep")
                 folders.sort()
                 seen += len(folders) + len(files)
                 if seen > ENTRIES_MAX:
