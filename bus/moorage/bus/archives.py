@@ -50,7 +50,10 @@ class _Member(tarfile.TarInfo):
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.size < 0 or (self.type in _HEADERS and self.size > _HEADER_BYTES_MAX):
             raise tarfile.ReadError(f"a header takes {self.size} bytes, at most {_HEADER_BYTES_MAX}")
-        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
+        try:
+            return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
+        except tarfile.HeaderError as error:  # which some Pythons take for the end of the archive
+            raise tarfile.ReadError(str(error)) from None
 
 
 def check_members(archive: tarfile.TarFile, bytes_max: int) -> Iterator[tarfile.TarInfo]:
