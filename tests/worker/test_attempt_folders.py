@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -111,7 +112,9 @@ async def test_an_attempt_whose_folder_takes_too_much_is_ended(
         await leader.want("w1", placed(name, script), msgspec.structs.replace(placed(other, small), slots=[1]))
         exited = await leader.heard("w1", "exited", name)
         # also where it ended well by itself when it was asked to: what it was to write is not whole
-        assert (exited.code, exited.detail) == (0, f"{DISK}: its folder takes 2 MiB, folder_bytes is 1 MiB")
+        # the size is that of a look, which may come while it still writes
+        assert re.fullmatch(f"{DISK}: its folder takes [12] MiB, folder_bytes is 1 MiB", exited.detail)
+        assert exited.code == 0
         root = agent.settings.state_dir / FOLDERS / "w1"
         (root / "go").touch()
         assert (await leader.heard("w1", "exited", other)).detail == "exit"
