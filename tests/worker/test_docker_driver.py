@@ -81,6 +81,12 @@ class Rig:
         self.driver.start([Assignment(name, request, list(self.devices), "exclusive")])
         return name
 
+    async def use(self, other: Engine) -> None:
+        """Give the driver another engine's API, once it has swept what an agent before it left."""
+        await asyncio.gather(*self.driver._cleaning)
+        await self.driver._engine.close()
+        self.driver._engine = other
+
     def told(self, kind: type, name: MemberName) -> Any:
         """What it reported of this member in an event of that kind; None so far."""
         for event in self.events:
@@ -116,6 +122,11 @@ def settings(docker: DockerEngine, **fields: Any) -> DockerSettings:
     return DockerSettings(socket=docker.socket, pull=fields.pop("pull", "never"), **fields)
 
 
+async def no_containers(docker: DockerEngine) -> None:
+    """Wait until the engine has none left: one that is slow to remove it is asked again after the end is told."""
+    await until(lambda: docker.containers() == [], deadline_s=60, what="no container is left")
+
+
 @pytest.mark.slow
 async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
@@ -126,7 +137,7 @@ async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(docker: 
         assert await rig.output(name) == rig.live_output(name) == "out\n65534\nhi j1\n"
         assert await rig.output(name, "err") == rig.live_output(name, "err") == "err\n"
         assert [frame.end for of, frame in rig.frames if of == name][-2:] == [True, True]
-        assert docker.containers() == []
+        await no_containers(docker)
         assert list((state / FOLDER).iterdir()) == []
         rig.driver.forget([name])
 
@@ -159,7 +170,7 @@ async def test_an_end_gives_the_grace_and_a_timeout_ends_it(docker: DockerEngine
         assert await rig.reported(Ended, asked) == (asked, 3, "end")
         assert await rig.output(asked) == "up\nsaved\n"
         assert await rig.reported(Ended, late) == (late, -9, "timeout")
-        assert docker.containers() == []
+        await no_containers(docker)
 
 
 @pytest.mark.slow
@@ -186,7 +197,7 @@ async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once
             assert await second.output(name) == "a1\na2\na3\nb\n"
             assert await second.output(name, "err") == "e1\ne2\ne3\n"
             assert second.live_output(name) == "b\n", "what the first agent told is not told again"
-        assert docker.containers() == []
+        await no_containers(docker)
 
 
 class Dying(Engine):
@@ -220,8 +231,7 @@ async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngi
         async with Rig(state, settings(docker)) as first:
             dying = Dying(docker.socket)
             dying.step = step
-            await first.driver._engine.close()
-            first.driver._engine = dying
+            await first.use(dying)
             name = first.start("j1", "sh", "-c", "sleep 1; exit 5")
             await until(lambda: docker.containers())
             if step in ("started", "ended"):
@@ -231,7 +241,7 @@ async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngi
         async with Rig(state, settings(docker)) as second:
             if step == "created":
                 assert second.living == [], "nothing of it ever ran, and no driver knows it"
-                await until(lambda: docker.containers() == [])
+                await no_containers(docker)
                 return
             (living,) = second.living
             assert living.name == name
@@ -239,7 +249,7 @@ async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngi
                 assert (await second.reported(NotStarted, name))[1].endswith("its agent ended before its start")
             else:
                 assert await second.reported(Ended, name) == (name, 5, "exit")
-            assert docker.containers() == []
+            await no_containers(docker)
             assert second.told(Stuck, name) is None
 
 
@@ -261,7 +271,7 @@ async def test_an_engine_that_dies_and_comes_back(tmp_path: Path) -> None:
             assert rig.told(Ended, name) is None
             docker.start()  # an engine ends what it finds running when it starts
             await rig.reported(Ended, name)
-            await until(lambda: docker.containers() == [], deadline_s=60)
+            await no_containers(docker)
             again = rig.start("j4", "sh", "-c", "exit 2")
             assert await rig.reported(Ended, again) == (again, 2, "exit")
 
@@ -275,7 +285,7 @@ async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tm
         assert (await rig.reported(StartFailed, folder))[1] == 126
         away = rig.start("away", "true", image="127.0.0.1:9/none:1")
         assert "cannot be pulled" in (await rig.reported(NotStarted, away))[1]
-        assert docker.containers() == []
+        await no_containers(docker)
     async with state_of(tmp_path / "never"), Rig(tmp_path / "n", settings(docker)) as rig:
         missing = rig.start("missing", "true", image="nowhere/none:1")
         told = await rig.reported(StartFailed, missing)
@@ -288,8 +298,7 @@ async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path:
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         dying = Dying(docker.socket)
         dying.step = "created"
-        await rig.driver._engine.close()
-        rig.driver._engine = dying
+        await rig.use(dying)
         name = rig.start("j1", "sleep", "600")
         await until(lambda: docker.containers())
         rig.driver.end(name, 10.0, "cancelled")
@@ -311,7 +320,7 @@ async def test_nvidias_hook_gets_the_leased_gpus_and_without_it_the_job_goes_els
     async with state_of(tmp_path) as state, Rig(state, settings(docker), devices=cards) as rig:
         name = rig.start("j1", "true")
         assert 'could not select device driver "nvidia"' in (await rig.reported(NotStarted, name))[1]
-        assert docker.containers() == []
+        await no_containers(docker)
     commands = tmp_path / "commands"
     commands.mkdir()
     for hook in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
@@ -345,11 +354,10 @@ async def test_a_start_without_an_answer_is_lost_and_over(docker: DockerEngine, 
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         lame = Lame(docker.socket)
         lame.happens = happens
-        await rig.driver._engine.close()
-        rig.driver._engine = lame
+        await rig.use(lame)
         name = rig.start("j1", "sleep", "600")
         assert await rig.reported(Ended, name) == (name, -9, "lost"), "it may have run"
-        assert docker.containers() == []
+        await no_containers(docker)
 
 
 class SlowRegistry(Engine):
@@ -365,8 +373,7 @@ class SlowRegistry(Engine):
 
 async def with_slow_registry(rig: Rig, docker: DockerEngine) -> SlowRegistry:
     slow = SlowRegistry(docker.socket)
-    await rig.driver._engine.close()
-    rig.driver._engine = slow
+    await rig.use(slow)
     return slow
 
 
@@ -421,15 +428,14 @@ async def test_output_that_comes_slowly_is_waited_for_and_what_does_not_come_is_
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         slow = SlowOutput(docker.socket)
         slow.piece_s, slow.stalls = 0.5, stalls
-        await rig.driver._engine.close()
-        rig.driver._engine = slow
+        await rig.use(slow)
         name = rig.start("j1", "seq", "1", "8")
         assert await rig.reported(Ended, name) == (name, 0, "exit")
         ask = ReadLog("s", *name, driver="docker", stream="out", offset=0, limit=1 << 16, ended_ms=1)
         page = await rig.driver.read_log(ask)
         whole = "".join(f"{at}\n" for at in range(1, 9))
         assert (page.text, page.truncated) == (("", True) if stalls else (whole, False))
-        assert docker.containers() == []
+        await no_containers(docker)
 
 
 class Bereft(Lame):
@@ -452,11 +458,10 @@ async def test_the_next_supervisor_is_told_what_was_removed_while_there_was_none
     docker: DockerEngine, tmp_path: Path
 ) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
-        await rig.driver._engine.close()
-        rig.driver._engine = Bereft(docker.socket, rig.link)
+        await rig.use(Bereft(docker.socket, rig.link))
         name = rig.start("j1", "sleep", "600")
         assert await rig.reported(Ended, name) == (name, -9, "lost")
-        assert docker.containers() == []
+        await no_containers(docker)
 
 
 # -- without an engine
