@@ -130,8 +130,8 @@ def test_a_slice_has_the_cdi_name_of_its_uuid_alone(tmp_path: Path) -> None:
 def test_a_process_id_that_is_used_again_is_the_new_members() -> None:
     ours, gone, after = MemberProcesses(), ("t", "a", 0, 1, 1), ("t", "b", 0, 1, 2)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
-        ours.started(gone, process.pid, os.getpid())
-        ours.started(after, process.pid, os.getpid())
+        ours.started(gone, process.pid)
+        ours.started(after, process.pid)
         ours.ended(gone)
         assert ours.members_of([process.pid], os.getpid()) == {process.pid: after}
         ours.ended(after)

@@ -1,7 +1,7 @@
 """A folder of its own for each attempt: where it starts, its HOME, bounded in use, removed some time after its end.
 
 It is `<root>/<tenant>.<job>.<replica>.<attempt>.<fence>`, mode 0700, and belongs to the job's user. An empty folder
-goes at once when its attempt is over. The others stay for `keep_s`, so that a person can look at what a job left; the
+goes as soon as its attempt is over. The others stay for `keep_s`, so that a person can look at what a job left; the
 oldest go earlier where there are too many of them, or where they would take the last room on the disk.
 
 Use is measured by du(1) and folders are removed by rm(1): a job may leave a million files, or a tree that is deeper
@@ -77,6 +77,8 @@ class AttemptFolders:
         self._own = settings.folder_dir is None  # below the state folder, which is ours to open for other users
         self.root = (settings.folder_dir or settings.state_dir / FOLDERS) / worker
         self._living: dict[MemberName, float] = {}  # with the grace that each gets if it has to end
+        self._over: list[str] = []  # of those that are empty, nothing stays
+        self._emptying: asyncio.Task[None] | None = None
         self._ended: OrderedDict[str, float] = OrderedDict()  # CLOCK_BOOTTIME of the end, oldest first
         self._is_passable = False
         self._keep: dict[MemberName, list[str]] = {}
@@ -151,12 +153,20 @@ class AttemptFolders:
             return
         if self._keep.pop(name, None) is not None:
             Path(self.path(name) + _KEEP).unlink(missing_ok=True)
-        try:
-            os.rmdir(self.path(name))
-        except FileNotFoundError:
-            return
-        except OSError:  # it is not empty
-            self._ended[_folder_of(name)] = boottime_s()
+        self._over.append(_folder_of(name))
+        if self._emptying is None:
+            self._emptying = asyncio.get_running_loop().create_task(self._remove_empty())
+
+    async def _remove_empty(self) -> None:
+        """In a thread: rmdir(2) takes milliseconds on ext4, and ends wait to be reported meanwhile."""
+        while self._over:
+            over, self._over = self._over, []
+            try:
+                left = await asyncio.to_thread(_left_of, self.root, over)
+            except RuntimeError:  # no thread to be had
+                left = over
+            self._ended.update(dict.fromkeys(left, boottime_s()))
+        self._emptying = None
 
     def begin(self, living: Iterable[MemberName]) -> None:
         """Take over what an earlier agent left: folders of attempts that do not live count as ended when they were
@@ -188,7 +198,9 @@ class AttemptFolders:
             await asyncio.sleep(max(MEASURE_S, (boottime_s() - began_s) / MEASURE_PART))
 
     async def sweep(self) -> int:
-        """Remove the folders that have stayed long enough; returns how many."""
+        """Remove the folders that have stayed long enough; returns how many. Empty ones do not count."""
+        if self._emptying is not None:
+            await asyncio.shield(self._emptying)
         now, doomed = boottime_s(), []
         is_full = bool(self._ended) and spare_bytes(self.root) <= 0
         while self._ended:
@@ -237,6 +249,19 @@ def owner_ids(user: str | None) -> tuple[int, int] | None:
 
 def _folder_of(name: MemberName) -> str:
     return ".".join(map(str, name))
+
+
+def _left_of(root: Path, over: Sequence[str]) -> list[str]:
+    """Remove those of these folders that are empty, and return the others."""
+    left: list[str] = []
+    for folder in over:
+        try:
+            os.rmdir(root / folder)
+        except FileNotFoundError:
+            continue
+        except OSError:  # it is not empty
+            left.append(folder)
+    return left
 
 
 def _used(paths: Sequence[str]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from moorage.worker.cgroup import parse_own_path
@@ -19,16 +19,13 @@ class MemberProcesses:
 
     def __init__(self) -> None:
         self._names: dict[int, MemberName] = {}  # by the pid of the first process, which leads a session
-        self._groups: dict[str, MemberName] = {}  # by the path of a cgroup of version 2, as /proc shows it
+        self._groups: dict[MemberName, str] = {}  # paths of cgroups of version 2, as /proc shows them; "" for none
         self._pids: dict[MemberName, int] = {}
 
-    def started(self, name: MemberName, pid: int, supervisor: int) -> None:
-        """A member's first process runs. Its cgroup is the member's own if the supervisor is not in it as well."""
+    def started(self, name: MemberName, pid: int) -> None:
+        """A member's first process runs."""
         self._names[pid] = name
         self._pids[name] = pid
-        group = _group(pid)
-        if group and group != _group(supervisor) and group != _group(os.getpid()):
-            self._groups[group] = name
 
     def ended(self, name: MemberName) -> None:
         """Nothing of it is left."""
@@ -36,7 +33,7 @@ class MemberProcesses:
         if pid is not None:
             if self._names.get(pid) == name:  # else the number is another member's by now
                 del self._names[pid]
-            self._groups = {group: of for group, of in self._groups.items() if of != name}
+            self._groups.pop(name, None)
 
     def members_of(self, pids: Collection[int], supervisor: int) -> dict[int, MemberName | None]:
         """Return the member of each of these processes; None for one of a member that cannot be told.
@@ -44,21 +41,24 @@ class MemberProcesses:
         That is one which descends from the supervisor, and hides its session and its environment. Others are left out.
         """
         found: dict[int, MemberName | None] = {}
-        for pid in pids if self._names else ():
-            name = self._by_group(pid) or self._by_ancestors(pid) or self._by_marks(pid)
+        if not pids or not self._names:
+            return found
+        groups = self._own_groups(supervisor)
+        for pid in pids:
+            name = _by_group(pid, groups) or self._by_ancestors(pid) or self._by_marks(pid)
             if name is not None:
                 found[pid] = name
             elif supervisor in _ancestors(pid)[1:]:
                 found[pid] = None
         return found
 
-    def _by_group(self, pid: int) -> MemberName | None:
-        path = _group(pid) if self._groups else ""
-        while path.strip("/"):
-            if path in self._groups:
-                return self._groups[path]
-            path = path.rpartition("/")[0]
-        return None
+    def _own_groups(self, supervisor: int) -> dict[str, MemberName]:
+        """Return the members by their cgroups. A group is a member's own if neither supervisor nor agent is in it."""
+        for name, pid in self._pids.items():  # read at the first look: most members end before one
+            if name not in self._groups:
+                self._groups[name] = _group(pid)
+        shared = {"", _group(supervisor), _group(os.getpid())}
+        return {group: name for name, group in self._groups.items() if group not in shared}
 
     def _by_ancestors(self, pid: int) -> MemberName | None:
         process = read_process(pid)
@@ -75,6 +75,15 @@ class MemberProcesses:
             return None
         name = (tenant, job, replica, attempt, fence)
         return name if name in self._pids else None
+
+
+def _by_group(pid: int, groups: Mapping[str, MemberName]) -> MemberName | None:
+    path = _group(pid) if groups else ""
+    while path.strip("/"):
+        if path in groups:
+            return groups[path]
+        path = path.rpartition("/")[0]
+    return None
 
 
 def _ancestors(pid: int) -> list[int]:

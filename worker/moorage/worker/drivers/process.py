@@ -411,7 +411,7 @@ class ProcessDriver(Driver):
 
     def _note_pid(self, name: MemberName, event: Event | None) -> None:
         if isinstance(event, ChildStarted):
-            self._processes.started(name, event.pid, self._link.pid)
+            self._processes.started(name, event.pid)
 
     def _key(self, name: MemberName) -> str:
         return key_of(self._owner, name)
