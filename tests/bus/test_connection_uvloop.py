@@ -46,7 +46,7 @@ def test_every_connection_comes_back_however_often_the_server_is_killed(fresh_da
                         await connection.send([(f"to.{number}", b"", "")])
                         return bool(heard[number])
 
-                    await until(back, 20, f"connection {number} hears again")
+                    await until(back, 30, f"connection {number} hears again")
         finally:
             for task in talking:
                 task.cancel()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -52,22 +54,39 @@ async def tls_server(folder: Path) -> AsyncIterator[str]:
         pytest.skip("openssl is missing: it makes a certificate")
     making = await asyncio.create_subprocess_exec(*OPENSSL.format(folder).split(), stderr=asyncio.subprocess.DEVNULL)
     assert await making.wait() == 0
-    conf = folder / "nats.conf"
-    conf.write_text(
-        f'listen: "127.0.0.1:-1"\nports_file_dir: "{folder}"\n'
-        f'tls {{ cert_file: "{folder}/cert.pem", key_file: "{folder}/key.pem" }}\n'
-    )
-    process = ends_with_the_test(
-        await asyncio.create_subprocess_exec(find_binary(), "-c", str(conf), stderr=asyncio.subprocess.DEVNULL)
-    )
+    conf = f'tls {{ cert_file: "{folder}/cert.pem", key_file: "{folder}/key.pem" }}'
+    async with server_with(folder, conf) as ports:
+        yield f"tls://{urlsplit(ports['nats'][0]).netloc}"
+
+
+@contextlib.asynccontextmanager
+async def server_with(folder: Path, conf: str) -> AsyncIterator[dict[str, list[str]]]:
+    """A server of its own with more configuration; where it listens, by kind."""
+    (folder / "nats.conf").write_text(f'listen: "127.0.0.1:-1"\nports_file_dir: "{folder}"\n{conf}\n')
+    command = (find_binary(), "-c", str(folder / "nats.conf"))
+    process = ends_with_the_test(await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL))
     ports = folder / f"nats-server_{process.pid}.ports"
     await until(lambda: ports.exists() and ports.read_text().endswith("}"), what="it listens")
-    [url] = msgspec.json.decode(ports.read_bytes())["nats"]
     try:
-        yield f"tls://{urlsplit(url).netloc}"
+        yield msgspec.json.decode(ports.read_bytes())
     finally:
         process.terminate()
         await process.wait()
+
+
+def test_what_web_sockets_alone_need_is_not_imported_without_one() -> None:
+    words = "import sys, moorage.bus.connection; sys.exit('aiohttp' in sys.modules)"
+    subprocess.run([sys.executable, "-c", words], check=True)
+
+
+@pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's, to aiohttp
+async def test_a_web_socket_carries_messages(tmp_path: Path) -> None:
+    conf = 'websocket { listen: "127.0.0.1:-1", no_tls: true }'
+    async with server_with(tmp_path, conf) as ports, await connect(ports["websocket"][0], "asker") as connection:
+        heard = asyncio.Event()
+        await connection.subscribe("a", lambda _: heard.set())
+        await connection.send([("a", b"", "")])
+        await asyncio.wait_for(heard.wait(), 30)
 
 
 async def test_a_server_without_tls_is_refused(nats_url: str) -> None:

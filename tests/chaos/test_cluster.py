@@ -20,7 +20,7 @@ from moorage.bus.jetstream import FORBIDDEN_HEADER, Ack, JetStream
 from moorage.scheduler.backup import backup, restore
 from moorage.scheduler.queue_streams import stream_config
 from tests.cluster import Cluster
-from tests.live.stack import caller, is_alive, stack
+from tests.live.stack import ANSWER_S, caller, is_alive, stack
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -154,7 +154,7 @@ async def test_a_lost_copy_is_told_and_so_is_what_is_missing_when_too_few_are_le
         first.start()
         answer = await acme.ask(made.subjects.api("acme", "submit"), {"job": "after", "run": {"argv": ["true"]}}, 60)
         assert answer["kind"] == "accepted"
-        await until(lambda: "the ledger takes records again after" in scheduler.words(), 10, "told")
+        await until(lambda: "the ledger takes records again after" in scheduler.words(), ANSWER_S, "told")
 
 
 SUBMITTER: Final = (
@@ -189,7 +189,7 @@ async def test_a_submitter_of_a_cluster_cannot_reach_what_one_header_would_wedge
                     subjects.request("acme", "submit"), b"{}", headers={FORBIDDEN_HEADER: "never-was"}
                 )
                 await submitter.flush()
-                assert "permissions violation" in str(await asyncio.wait_for(refused.get(), 10)).lower()
+                assert "permissions violation" in str(await asyncio.wait_for(refused.get(), ANSWER_S)).lower()
             finally:
                 await submitter.close()
             assert isinstance(await js.append(subjects.request("acme", "submit"), b"{}"), Ack)
@@ -204,7 +204,7 @@ async def test_the_wedge_itself(unique: str, tmp_path: Path) -> None:
         assert isinstance(await js.append(subject, b"1"), Ack)
         hostile = await nats.connect(cluster.url.split(","))
         try:
-            answer = await hostile.request(subject, b"2", timeout=5, headers={FORBIDDEN_HEADER: "never-was"})
+            answer = await hostile.request(subject, b"2", timeout=ANSWER_S, headers={FORBIDDEN_HEADER: "never-was"})
             assert b"10070" in answer.data
         finally:
             await hostile.close()

@@ -82,7 +82,7 @@ class ScriptedWorker:
 
     async def _ask(self, verb: str, frame: Any) -> bytes:
         assert self._nc is not None
-        answer = await self._nc.request(self._subjects.worker(self.worker, verb), encode(frame, json=False), timeout=10)
+        answer = await self._nc.request(self._subjects.worker(self.worker, verb), encode(frame, json=False), timeout=30)
         return answer.data
 
     async def _on_wanted(self, msg: Msg) -> None:

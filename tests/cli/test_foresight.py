@@ -62,7 +62,7 @@ async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, uniqu
         heard = asyncio.create_task(_first_waiting(second))
         assert (await second.explain())["position"] == 2  # what differs from this is news
         await first.cancel()
-        told = await asyncio.wait_for(heard, 20)
+        told = await asyncio.wait_for(heard, 30)
         assert told["position"] == 1
         for job in (second, *running):
             await job.cancel()
@@ -85,7 +85,7 @@ async def test_explain_and_event_name_the_same_fix(node: Node, unique: str) -> N
         heard = asyncio.create_task(_first_waiting(waits))
         assert (await waits.explain())["position"] == 1  # what differs from this is news
         before = await client.submit(["sleep", "0"], gpu="1xH100", priority=90)
-        told = await asyncio.wait_for(heard, 20)
+        told = await asyncio.wait_for(heard, 30)
         fix = told["fixes"][0]
         assert fix["command"] == f"{command} 4"
         assert fix["say"] == "ask your operator for 4 GPUs, 1 of them for jobs of yours before it"

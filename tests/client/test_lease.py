@@ -285,7 +285,7 @@ async def test_a_drained_worker_asks_back_and_lends_no_more_until_it_is_taken_ba
                     return True
             return False
 
-        await until(lends, 20, "it lends again")
+        await until(lends, 30, "it lends again")
 
 
 @pytest.mark.slow

@@ -116,8 +116,8 @@ async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
         subscriptions = len(link._subscriptions)
 
         async def nothing_is_left() -> None:
-            await until(lambda: len(asyncio.all_tasks()) == tasks, 10, "the tasks of before")
-            await until(lambda: client._stories.feed._timer is None, 10, "it stands no more")
+            await until(lambda: len(asyncio.all_tasks()) == tasks, 30, "the tasks of before")
+            await until(lambda: client._stories.feed._timer is None, 30, "it stands no more")
             assert len(link._subscriptions) == subscriptions
             assert not client._stories.followers
             assert not client._stories.endless
@@ -132,7 +132,7 @@ async def test_a_client_that_is_cancelled_while_it_opens_or_closes_leaves_no_con
     sockets = _sockets()
 
     async def nothing_is_left() -> None:
-        await until(lambda: asyncio.all_tasks() <= before and _sockets() == sockets, 10, "the sockets of before")
+        await until(lambda: asyncio.all_tasks() <= before and _sockets() == sockets, 30, "the sockets of before")
 
     async def opens() -> None:
         async with AsyncClient(node.url):

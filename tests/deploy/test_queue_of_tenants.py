@@ -20,7 +20,7 @@ from moorage.scheduler.core.state import State, Tenant
 from moorage.scheduler.queue_streams import BYTES_MIN, stream_config
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import Subjects
-from tests.servers import Server
+from tests.servers import ANSWER_S, Server
 from tests.sites import RunningSite, running
 from tests.waiting import until
 
@@ -36,7 +36,7 @@ async def leads(site: RunningSite) -> AsyncIterator[Scheduler]:
         running = asyncio.create_task(scheduler.run())
         leading = asyncio.create_task(scheduler.leading.wait())
         try:
-            await asyncio.wait([running, leading], timeout=20, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([running, leading], timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
             assert scheduler.leading.is_set(), running
             yield scheduler
             await scheduler.resign()
@@ -145,7 +145,7 @@ async def test_rights_that_name_a_tenants_stream_move_its_queue_there_under_a_le
             assert not await moved()
             file.write_text(rights)
             await site.reload()
-            await until(moved, 20, "the tenant's own stream")
+            await until(moved, ANSWER_S, "the tenant's own stream")
             for job in taken:
                 await until(lambda job=job: state.job("acme", job), what=job)
             former = partial(JetStream(scheduler.world).stream_info, SUBJECTS.request_stream)
@@ -153,7 +153,7 @@ async def test_rights_that_name_a_tenants_stream_move_its_queue_there_under_a_le
             async def purged() -> bool:
                 return (await former()).messages == 0
 
-            await until(purged, 20, "the former stream is empty")
+            await until(purged, ANSWER_S, "the former stream is empty")
 
 
 async def test_a_restore_goes_by_each_tenants_own_stream(nats_server: Server, unique: str) -> None:

@@ -321,7 +321,12 @@ class Caller:
 
     async def check_story(self, job: str) -> dict[str, Any]:
         """The revisions heard, merged with those of `show`, have no gap, no double and no second story."""
-        shown = await self.show(job)
+
+        async def told() -> dict[str, Any] | None:  # without its changes while the history cannot be read
+            shown = await self.show(job)
+            return shown if "changes" in shown else None
+
+        shown = dict(await until(told, ANSWER_S, f"the story of {job}"))
         merged = {change["rev"]: change for change in shown["changes"]}
         for rev, change in self.heard.get(job, {}).items():
             assert merged.setdefault(rev, change) == change, f"{job}: revision {rev} was told in two ways"

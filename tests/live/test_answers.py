@@ -15,7 +15,7 @@ from moorage.scheduler.service import Scheduler
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device, Hello, Join
 from moorage.schemas.subjects import Subjects
-from tests.servers import Server
+from tests.servers import ANSWER_S, Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.any_server
@@ -57,7 +57,7 @@ async def test_nothing_leaves_before_the_acknowledgement(nats_server: Server, un
     running = asyncio.create_task(scheduler.run())
     heard: list[Delivery] = []
     try:
-        await asyncio.wait_for(scheduler.leading.wait(), 10)
+        await asyncio.wait_for(scheduler.leading.wait(), ANSWER_S)
         hello = Hello(
             "w1", "b", drivers=["process"], gpu_pool=[Device(n, "nvidia", "H100", f"GPU-{n}", 81559) for n in range(2)]
         )

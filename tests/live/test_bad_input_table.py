@@ -346,7 +346,7 @@ async def test_nobody_leads(nats_url: str, unique: str) -> None:
     """Over plain NATS it is the server's own 503; the SDK and the command ask again for as long as they may."""
     nc = await nats.connect(nats_url)
     with pytest.raises(nats.errors.NoRespondersError):
-        await nc.request(f"moorage.api.{unique}.submit", b"{}", timeout=5)
+        await nc.request(f"moorage.api.{unique}.submit", b"{}", timeout=ANSWER_S)
     await nc.close()
     async with AsyncClient(nats_url, tenant=unique, timeout=0.2) as client:
         with pytest.raises(MoorageError) as raised:

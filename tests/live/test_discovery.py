@@ -13,7 +13,7 @@ from nats.micro.service import ServiceInfo, ServicePing, ServiceStats, ServiceVe
 
 from moorage.scheduler.discovery import SERVICE
 from moorage.schemas.subjects import API_VERBS
-from tests.live.stack import Stack, caller, stack
+from tests.live.stack import ANSWER_S, Stack, caller, stack
 from tests.servers import Server
 from tests.waiting import until
 
@@ -39,7 +39,7 @@ async def ask(nc: Client, verb: ServiceVerb, made: Stack, name: str | None = Non
         except (TimeoutError, nats.errors.TimeoutError):
             return any(frame["metadata"]["prefix"] == made.subjects.prefix for frame in found)
 
-    await until(ours, 10, f"an answer to {verb.value}")
+    await until(ours, ANSWER_S, f"an answer to {verb.value}")
     await subscription.unsubscribe()
     return [frame for frame in found if frame["metadata"]["prefix"] == made.subjects.prefix]
 
@@ -109,7 +109,7 @@ async def test_a_new_reign_is_a_new_instance(nats_server: Server, unique: str) -
 
 async def silence(nc: Client, subject: str) -> bool:
     try:
-        await nc.request(subject, timeout=2)
+        await nc.request(subject, timeout=ANSWER_S)
     except nats.errors.NoRespondersError:
         return True
     return False

@@ -11,7 +11,7 @@ import pytest
 
 from moorage.bus.embedded import EmbeddedServer
 from tests.disk import TINY_MIB, fill, mount_small, unmount
-from tests.live.stack import caller, request, stack
+from tests.live.stack import ANSWER_S, caller, request, stack
 from tests.waiting import until
 
 
@@ -42,7 +42,7 @@ async def test_a_full_disk_loses_nothing_that_was_accepted(small_disk: Path, uni
             # the last block has room for a few records more; then the leader says that it cannot append
             await until(lambda: "unclear" in scheduler.words(), 30, "an append is unclear")
             body = msgspec.json.encode(request("meanwhile"))
-            answer = await acme.nc.request(acme.subjects.api("acme", "submit"), body, timeout=10)
+            answer = await acme.nc.request(acme.subjects.api("acme", "submit"), body, timeout=ANSWER_S)
             told = msgspec.json.decode(answer.data)
             assert told["code"] == "not-leading", "whoever asks hears that nothing can be recorded"
             assert "could not write its ledger for" in told["message"]

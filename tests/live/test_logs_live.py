@@ -43,7 +43,7 @@ async def whole(one: Caller, job: str, stream: str = "out", limit: int = PAGE, *
 
 
 def client_of(made: Stack, tenant: str = "acme") -> AsyncClient:
-    return AsyncClient(made.url, tenant=tenant, prefix=made.subjects.prefix, timeout=20)
+    return AsyncClient(made.url, tenant=tenant, prefix=made.subjects.prefix, timeout=ANSWER_S)
 
 
 async def joined(pieces: AsyncIterator[Piece]) -> dict[str, bytes]:
@@ -118,7 +118,7 @@ async def test_following_begins_at_the_beginning_without_gap_or_double(
             page = (await one.api("logs", {"job": "j", "offset": -6}))["data"]
             return bool(page.get("text") == "30000\n" and not page.get("over"))
 
-        await until(has_said, 20, "the first half is written")
+        await until(has_said, ANSWER_S, "the first half is written")
         following = [asyncio.create_task(joined(client.job("j").logs())) for _ in range(3)]
         first = client.job("j").logs(tail=1)
         assert (await anext(first)).text == "30000\n"
@@ -200,7 +200,7 @@ async def test_the_output_of_a_job_that_left_memory_is_found_by_its_history(
             return bool((await one.api("show", {"job": job}))["data"].get("compacted"))
 
         for job in ("said", "large"):
-            await until(lambda job=job: is_compacted(job), 20, f"{job} leaves memory")
+            await until(lambda job=job: is_compacted(job), ANSWER_S, f"{job} leaves memory")
         assert (await whole(one, "said"), await whole(one, "said", "err")) == (b"hello\n", b"why\n")
         assert await whole(one, "large") == b"large\n"  # its request was too large to be kept: the worker finds it
         assert (await one.api("logs", {"job": "said", "attempt": 2}))["code"] == "not-found"
@@ -276,7 +276,7 @@ async def test_hostile_questions_are_refused_and_stop_nothing(nats_server: Embed
             assert answer["kind"] == "error", body
             assert answer["code"] in ("invalid-argument", "not-found"), body
         for junk in (b"7", b"\xff", b"[" * 10_000, b'{"job":', b"\x81\xa3job\xff"):
-            answered = await one.nc.request(one.subjects.api("acme", "logs"), junk, timeout=10)
+            answered = await one.nc.request(one.subjects.api("acme", "logs"), junk, timeout=ANSWER_S)
             assert b"invalid-argument" in answered.data or b"too-large" in answered.data
 
         # who reaches the worker's own subject without its session gets nothing, and cannot name a file

@@ -12,7 +12,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.queue_reader import BATCH
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import Subjects
-from tests.servers import Server
+from tests.servers import ANSWER_S, Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.any_server
@@ -35,7 +35,7 @@ async def test_the_cancel_cursor_waits_while_the_tombstones_are_full(nats_server
         return int(ack["seq"])
 
     try:
-        await asyncio.wait_for(scheduler.leading.wait(), 10)
+        await asyncio.wait_for(scheduler.leading.wait(), ANSWER_S)
         assert scheduler.reign is not None
         state = scheduler.reign.engine.state
         for number in range(FIRST):

@@ -14,7 +14,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.scheduler import queue_reader, queue_streams
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.queue_streams import DUPLICATES_NS, stream_config
-from tests.live.stack import Caller, Stack, caller, request, stack
+from tests.live.stack import ANSWER_S, Caller, Stack, caller, request, stack
 from tests.live.test_queue_turns import queued
 from tests.servers import Server
 from tests.waiting import until
@@ -27,11 +27,11 @@ async def published(nc: Client, subject: str, body: dict[str, Any]) -> dict[str,
     """The PubAck, after as many tries as the server takes the message for one that it has."""
 
     async def stored() -> dict[str, Any] | None:
-        answer = await nc.request(subject, msgspec.json.encode(body), timeout=5, headers=ID)
+        answer = await nc.request(subject, msgspec.json.encode(body), timeout=ANSWER_S, headers=ID)
         ack: dict[str, Any] = msgspec.json.decode(answer.data)
         return None if ack.get("duplicate") else ack
 
-    found = await until(stored, 10, "the server forgets the id, which it keeps for two minutes by default")
+    found = await until(stored, ANSWER_S, "the server forgets the id, which it keeps for two minutes by default")
     return dict(found)
 
 

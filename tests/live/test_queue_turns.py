@@ -17,7 +17,7 @@ from moorage.scheduler.queue_reader import BATCH
 from moorage.scheduler.queue_streams import stream_config
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import Subjects
-from tests.servers import Server
+from tests.servers import ANSWER_S, Server
 from tests.waiting import until
 
 FLOOD = 3 * BATCH
@@ -43,7 +43,7 @@ class Queued:
     async def leads(self) -> AsyncIterator[State]:
         running = asyncio.create_task(self.scheduler.run())
         try:
-            await asyncio.wait_for(self.scheduler.leading.wait(), 10)
+            await asyncio.wait_for(self.scheduler.leading.wait(), ANSWER_S)
             assert self.scheduler.reign is not None
             yield self.scheduler.reign.engine.state
         finally:

@@ -19,7 +19,7 @@ from moorage.scheduler.queue_streams import stream_config
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
 from moorage.schemas.operate import DeadLetter
-from tests.live.stack import QUICK, Caller, caller, request, stack
+from tests.live.stack import QUICK, TRY_S, Caller, caller, request, stack
 from tests.live.test_queue_turns import queued
 from tests.servers import Server
 from tests.waiting import until
@@ -155,7 +155,7 @@ async def test_a_ledger_that_is_gone_is_said_to_be_with_what_to_do(nats_server: 
 
             async def refused() -> dict[str, str] | None:
                 with contextlib.suppress(nats.errors.TimeoutError):  # asked before the append was known to be stuck
-                    told = msgspec.json.decode((await acme.nc.request(submit, body, timeout=5)).data)
+                    told = msgspec.json.decode((await acme.nc.request(submit, body, timeout=TRY_S)).data)
                     return dict(told) if "admin restore" in told.get("next", "") else None
                 return None
 

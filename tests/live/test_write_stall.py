@@ -19,7 +19,7 @@ from moorage.client import AsyncClient, NoScheduler
 from moorage.scheduler.core.config import Config
 from moorage.schemas.subjects import Subjects
 from tests.chaos.proxy import Proxy
-from tests.live.stack import QUICK, Caller, caller, request, stack
+from tests.live.stack import ANSWER_S, QUICK, TRY_S, Caller, caller, request, stack
 from tests.live.test_queue_turns import queued
 from tests.servers import Server
 from tests.waiting import until
@@ -50,7 +50,7 @@ async def test_who_asks_while_the_ledger_takes_no_record_is_told_so(nats_server:
                 # what is asked within the first second of it may be taken for the next record: it is not answered
                 await until(lambda: _is_told(acme, made.subjects.api("acme", "ls")), what="whoever asks is told")
                 assert scheduler.words().count("the ledger is full") == 1, "told once, and not at every try"
-                refused = msgspec.json.decode((await acme.nc.request(submit, _body("refused"), timeout=5)).data)
+                refused = msgspec.json.decode((await acme.nc.request(submit, _body("refused"), timeout=ANSWER_S)).data)
                 assert (refused["code"], refused["retry_after_s"]) == ("not-leading", 1.0)
                 asked = client.submit(["true"], key="meanwhile"), client.ls(), client.fleet()
                 for told in await asyncio.gather(*asked, return_exceptions=True):
@@ -62,7 +62,8 @@ async def test_who_asks_while_the_ledger_takes_no_record_is_told_so(nats_server:
                     assert "look at the disk" in told.fixes[0]
             # it has room again: what was refused is in no record, and the same request is taken
             assert (await acme.api("show", {"job": "refused"}))["code"] == "not-found"
-            assert (await client.submit(["true"], key="meanwhile")).accepted is not None
+            async with AsyncClient(nats_server.url, tenant="acme", prefix=unique, timeout=ANSWER_S) as patient:
+                assert (await patient.submit(["true"], key="meanwhile")).accepted is not None
             assert await acme.state("before") == "QUEUED"
 
 
@@ -87,7 +88,7 @@ async def test_a_leader_cut_off_from_the_ledger_answers_nobody_whom_another_one_
         await acme.leader(2)
         await until(lambda: "unclear" in first.words(), 30, "the first one knows that its append is stuck")
         submit = made.subjects.api("acme", "submit")  # not by the SDK, which asks again whoever does not lead
-        answers = [await acme.nc.request(submit, _body(f"j{number}"), timeout=5) for number in range(20)]
+        answers = [await acme.nc.request(submit, _body(f"j{number}"), timeout=ANSWER_S) for number in range(20)]
         assert [msgspec.json.decode(answer.data)["kind"] for answer in answers] == ["accepted"] * 20
         proxy.heal()
         await until(lambda: "deposed: " in first.words(), 30, "the first one hears of the second")
@@ -117,7 +118,7 @@ async def test_what_nobody_waits_for_is_read_without_end_neither(
 async def _is_told(acme: Caller, asked: str) -> bool:
     """Whether a question is refused as nothing can be recorded; none is answered at the beginning."""
     with contextlib.suppress(TimeoutError):
-        answer: dict[str, str] = msgspec.json.decode((await acme.nc.request(asked, b"{}", timeout=2)).data)
+        answer: dict[str, str] = msgspec.json.decode((await acme.nc.request(asked, b"{}", timeout=TRY_S)).data)
         return answer.get("code") == "not-leading"
     return False
 

@@ -177,14 +177,16 @@ async def test_an_end_gives_the_grace_and_a_timeout_ends_it(docker: DockerEngine
 async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once(
     docker: DockerEngine, tmp_path: Path
 ) -> None:
-    words = 'for i in 1 2 3; do echo "a$i"; echo "e$i" >&2; done; while ! [ -e /tmp/go ]; do sleep 0.1; done; echo b'
+    waits = "while ! [ -e /tmp/go ]; do sleep 0.1; done"
+    words = f'for i in 1 2 3; do echo "a$i"; echo "e$i" >&2; done; {waits}; echo b'
     async with state_of(tmp_path) as state:
         async with Rig(state, settings(docker)) as first:
             name = first.start("j1", "sh", "-c", words)
             await until(lambda: "a3" in first.live_output(name) and "e3" in first.live_output(name, "err"))
-            over = first.start("over", "sh", "-c", "sleep 1.5; echo late; exit 4")
+            over = first.start("over", "sh", "-c", f"{waits}; echo late; exit 4")
             await first.reported(Started, over)
-        (running, _) = sorted(docker.containers(), key=lambda each: "over" in str(docker.inspect(each)["Config"]))
+        (running, ends) = sorted(docker.containers(), key=lambda each: "over" in str(docker.inspect(each)["Config"]))
+        docker.docker("exec", ends, "sh", "-c", ": > /tmp/go")
         await until(lambda: sum(docker.inspect(each)["State"]["Running"] for each in docker.containers()) == 1)
         async with Rig(state, settings(docker)) as second:
             assert {(each.name, each.phase) for each in second.living} <= {
@@ -203,7 +205,10 @@ async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once
 class Dying(Engine):
     """An engine's API at which an agent dies: it comes to a step, and never past it."""
 
-    step = ""
+    def __init__(self, socket: Path, step: str) -> None:
+        super().__init__(socket)
+        self.step = step
+        self.has_come = False
 
     async def create(self, *words: Any) -> str:
         made = await super().create(*words)
@@ -221,6 +226,7 @@ class Dying(Engine):
 
     async def _reach(self, step: str) -> None:
         if step == self.step:
+            self.has_come = True
             await asyncio.Event().wait()
 
 
@@ -229,14 +235,12 @@ class Dying(Engine):
 async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngine, tmp_path: Path, step: str) -> None:
     async with state_of(tmp_path) as state:
         async with Rig(state, settings(docker)) as first:
-            dying = Dying(docker.socket)
-            dying.step = step
+            dying = Dying(docker.socket, step)
             await first.use(dying)
             name = first.start("j1", "sh", "-c", "sleep 1; exit 5")
-            await until(lambda: docker.containers())
+            await until(lambda: dying.has_come, deadline_s=60)
             if step in ("started", "ended"):
                 await until(lambda: docker.inspect(docker.containers()[0])["State"]["Status"] == "exited")
-            await asyncio.sleep(0.5)
         assert len(docker.containers()) == 1
         async with Rig(state, settings(docker)) as second:
             if step == "created":
@@ -296,11 +300,10 @@ async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tm
 @pytest.mark.slow
 async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
-        dying = Dying(docker.socket)
-        dying.step = "created"
+        dying = Dying(docker.socket, "created")
         await rig.use(dying)
         name = rig.start("j1", "sleep", "600")
-        await until(lambda: docker.containers())
+        await until(lambda: dying.has_come, deadline_s=60)
         rig.driver.end(name, 10.0, "cancelled")
         assert await rig.reported(Ended, name) == (name, -9, "end")
 
@@ -424,10 +427,10 @@ class SlowOutput(Engine):
 async def test_output_that_comes_slowly_is_waited_for_and_what_does_not_come_is_told(
     docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalls: bool
 ) -> None:
-    monkeypatch.setattr("moorage.worker.drivers.docker.ENGINE_S", 2.0)
+    monkeypatch.setattr("moorage.worker.drivers.docker.ENGINE_S", 4.0)
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         slow = SlowOutput(docker.socket)
-        slow.piece_s, slow.stalls = 0.5, stalls
+        slow.piece_s, slow.stalls = 0.8, stalls
         await rig.use(slow)
         name = rig.start("j1", "seq", "1", "8")
         assert await rig.reported(Ended, name) == (name, 0, "exit")

@@ -16,7 +16,7 @@ uvloop = pytest.importorskip("uvloop")
 
 def test_a_supervisor_is_started_and_runs_a_member() -> None:
     async def main(state: Path) -> None:
-        supervised = await asyncio.wait_for(Supervised.connect(state), 20)
+        supervised = await asyncio.wait_for(Supervised.connect(state), 30)
         try:
             await supervised.start([StartMember(key="j", argv=("/bin/sh", "-c", "exit 3"), env={})])
             async with asyncio.timeout(60):

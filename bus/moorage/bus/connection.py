@@ -15,8 +15,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-import nats.errors
-
 from moorage.bus.contexts import Context, resolve
 from moorage.bus.dialing import DRAIN_TIMEOUT_S, Dialer, abandon, quietly
 from moorage.bus.direct import DirectClient, header_block
@@ -34,6 +32,7 @@ from moorage.bus.framing import check_filter, headers_size_bytes, new_inbox
 from moorage.bus.health import State
 from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnState
+from moorage.bus.nats_py import nats
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import Delivery, Handler, Outgoing
 

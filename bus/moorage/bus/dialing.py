@@ -14,13 +14,12 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import nats.errors
 import tenacity
-from nats.aio.client import Client
 
 from moorage.bus.contexts import Context
 from moorage.bus.direct import DirectClient, NotEncrypted
 from moorage.bus.errors import BadContext, BusError, CannotConnect, NotAuthorized, NotNats
+from moorage.bus.nats_py import Client, load_web_sockets, nats
 
 #: A silent server is noticed within about PING_INTERVAL_S * (PINGS_OUTSTANDING_MAX + 1).
 PING_INTERVAL_S: Final = 2
@@ -89,6 +88,8 @@ class Dialer:
 
         options = _options(self._context)
         servers = self._context.servers
+        if any(server.startswith(("ws://", "wss://")) for server in servers):
+            load_web_sockets()
         if self._connected is not None:  # its server tells of others as they come, not only at first
             self._gossiped = [uri.geturl() for uri in self._connected.discovered_servers] or self._gossiped
         try:

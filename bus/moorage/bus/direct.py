@@ -23,14 +23,17 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
-import nats.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
-from nats.aio.transport import TcpTransport
-from nats.protocol.command import sub_cmd, unsub_cmd
-from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
-
+from moorage.bus.nats_py import (
+    AWAITING_CONTROL_LINE,
+    Client,
+    Msg,
+    Parser,
+    Subscription,
+    TcpTransport,
+    nats,
+    sub_cmd,
+    unsub_cmd,
+)
 from moorage.bus.plain_messages import END_BYTES, hand_out, plain_line
 from moorage.bus.transport import Delivery, Handler
 

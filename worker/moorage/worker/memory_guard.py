@@ -181,9 +181,9 @@ class MemoryGuard:
         """Add what is found of one device to `over` and `hidden`; returns why whose a process is could not be told."""
         sums: dict[MemberName, int] = {}
         left = set(held)
-        absent = next((pid for pid in left if members and not os.path.exists(f"/proc/{pid}")), None)
-        if absent is not None and not self._sees_all_pids:  # then a number may be another process here
-            return f"NVML names pid {absent}, which is not in the worker's PID namespace"
+        absent = {pid for pid in held if members and not os.path.exists(f"/proc/{pid}")}
+        if absent and not self._sees_all_pids:  # then a number may be another process here
+            return _absent(absent)
         for driver in {member.driver: self._drivers[member.driver] for member in members}.values():
             for pid, name in driver.members_of(left).items():
                 left.discard(pid)
@@ -198,8 +198,7 @@ class MemoryGuard:
                 over[member.name] = (
                     f"{OVER_GRANT}it holds {holds_mib} MiB of GPU {slot}, {_grant_mib(member)} are granted"
                 )
-        absent = next((pid for pid in left if members and not os.path.exists(f"/proc/{pid}")), None)
-        return "" if absent is None else f"NVML names pid {absent}, which is not in the worker's PID namespace"
+        return _absent(absent & left)
 
     def _end(self, over: dict[MemberName, str], hidden: set[_Hidden]) -> None:
         now = self._shell.now()
@@ -245,6 +244,11 @@ class MemoryGuard:
             words = "memory is no longer guarded" if level == "error" else "memory is guarded"
             self._shell.say(Log("error" if level == "error" else "warning", "guard", f"{words} ({said})"))
             self._shell.enqueue(HelloChanged())
+
+
+def _absent(pids: Collection[int]) -> str:
+    """Return what is wrong where NVML names processes that do not exist here; "" where there are none."""
+    return f"NVML names pid {min(pids)}, which is not in the worker's PID namespace" if pids else ""
 
 
 def _grant_mib(member: Member) -> int:
