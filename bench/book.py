@@ -1,8 +1,8 @@
-"""What was measured, kept as numbers beside the pages: bench/figures/<book>.json, one book for each command.
+"""Write down what was measured: into the book of its command, and the page of all books.
 
-A book holds chapters, each with what it was measured with. A command that measures some of its chapters again replaces
-those alone, and every command writes bench/RESULTS.md anew from all books: the bounds with what came (`bounds`), then
-every figure of `make bench`. So the page never mixes rounds of two runs in one row, and each row tells its run.
+A command that measures some of its chapters again replaces those alone, and every command writes bench/RESULTS.md anew
+from all books: the bounds with what came (`bounds`), then every figure of `make bench`. So the page never mixes rounds
+of two runs in one row, and each row tells its run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -18,40 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
+from bench.bounds import BOUNDS
+from bench.kept import ROOT, Book, Chapter, read, spread, write
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-BOOKS: Final = ROOT / "bench" / "figures"
 PAGE: Final = ROOT / "bench" / "RESULTS.md"
-
-
-class Chapter(msgspec.Struct):
-    """Figures of one run: of each its value in every round, in the unit that its name tells."""
-
-    at: str  # UTC
-    rounds: int
-    busy_percent: float  # the machine, before the first round
-    machine: str
-    versions: str
-    figures: dict[str, list[float]]
-
-
-class Book(msgspec.Struct):
-    """All that a command measures, by chapter."""
-
-    command: str
-    page: str  # beside RESULTS.md, with what else there is to say; empty where this is all
-    chapters: dict[str, Chapter]
-
-    @property
-    def figures(self) -> dict[str, list[float]]:
-        return {name: values for chapter in self.chapters.values() for name, values in chapter.figures.items()}
-
-
-def read(name: str) -> Book | None:
-    """A book by its name; None where its command never ran."""
-    path = BOOKS / f"{name}.json"
-    return msgspec.json.decode(path.read_bytes(), type=Book) if path.exists() else None
 
 
 def keep(
@@ -76,9 +45,7 @@ def keep(
                 figure: [float(f"{value:.5g}") for value in values] for figure, values in figures.items() if values
             },
         )
-    BOOKS.mkdir(exist_ok=True)
-    encoded = msgspec.json.format(msgspec.json.encode(book), indent=1)
-    (BOOKS / f"{name}.json").write_bytes(encoded + b"\n")
+    write(name, book)
     PAGE.write_text(render())
 
 
@@ -119,8 +86,6 @@ Compare ratios of one run; absolute numbers are this machine's. The numbers of e
 
 def render() -> str:
     """RESULTS.md from all books."""
-    from bench.bounds import BOUNDS
-
     lines = [HEAD, "## What was aimed at, and what came", ""]
     verdicts = [bound.verdict() for bound in BOUNDS]
     met, goals, missed = (sum(v in of for v in verdicts) for of in (("must", "goal"), ("goal",), ("missed",)))
@@ -160,13 +125,3 @@ def _runs(book: Book) -> list[str]:
         f"- {on}; {with_}. " + "; ".join(f"{', '.join(titles)}: {when}" for when, titles in each.items())
         for (on, with_), each in alike.items()
     ]
-
-
-def spread(values: Sequence[float]) -> str:
-    """min | median | max."""
-    return " | ".join(number(value) for value in (min(values), statistics.median(values), max(values)))
-
-
-def number(value: float) -> str:
-    """As a table shows it: whole from a hundred on, four digits that count from ten on, else three."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}" if abs(value) >= 10 else f"{value:.3g}"

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
-from bench.book import number, read
+from bench.kept import number, read
 
 Verdict = Literal["goal", "must", "missed", "not measured"]
 

@@ -19,6 +19,7 @@ import uvloop
 
 from bench import book, processes, scale, sdk
 from bench.callers import BODY, Callers, quantile
+from bench.kept import spread
 from bench.stack import stack
 from moorage.client import AsyncClient
 
@@ -245,7 +246,7 @@ def main() -> int:
     print("| figure | min | median | max |\n| --- | ---: | ---: | ---: |")
     for figures in chapters.values():
         for figure, values in figures.items():
-            print(f"| {figure} | {book.spread(values)} |")
+            print(f"| {figure} | {spread(values)} |")
     if not arguments.dry:
         book.keep("bench", "make bench", chapters, busy)
     return 0

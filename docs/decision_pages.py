@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-DECISIONS: Final = Path(__file__).resolve().parent / "decisions"
+DECISIONS: Final = Path(__file__).resolve().parents[1] / "docs" / "decisions"
 NOTES: Final = DECISIONS.parents[1] / "bench" / "notes"
 
 _ABOUT_DECISIONS: Final = """# Decisions

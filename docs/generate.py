@@ -22,7 +22,7 @@ from moorage.cli.settings import example_file
 from moorage.schemas.described import json_schema
 from moorage.schemas.job import Request
 
-DOCS: Final = Path(__file__).resolve().parent
+DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 HEAD: Final = "<!-- made by docs/generate.py from the code: edit the code, then `make docs` -->\n\n"
 
 

@@ -16,6 +16,7 @@ from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.job import Request
 from moorage.schemas.subjects import Subjects
 
+PAGES: Final = Path(__file__).resolve().parents[1] / "docs"
 #: what stands above the tables of the page
 SUBJECTS: Final = """Of the kinds, *asked* is answered from memory, and what is *public* names no job and no tenant.
 `moorage` is the prefix of all, unless the settings name another.
@@ -58,7 +59,7 @@ def protocol() -> str:
     subjects = Subjects()
     rows = "\n".join(f"| `{r.subject}` | {r.kind} | {r.writes} | {r.reads} | {r.what} |" for r in subjects.table())
     parts = [
-        (Path(__file__).with_name("protocol.head.md")).read_text(),
+        (PAGES / "protocol.head.md").read_text(),
         "## Subjects\n\n" + SUBJECTS + rows,
         f"\n\n## The request\n\nAt most {REQUEST_BYTES_MAX // 1024} KiB; a frame {FRAME_BYTES_MAX // 1024} KiB. "
         f"Unknown fields are refused. Durations are in seconds, memory is in MiB.\n\n"

@@ -8,16 +8,18 @@ import os
 from pathlib import Path
 from typing import Final
 
+from moorage.cli.codes import ends, error_codes, fix_of, reasons
 from moorage.cli.exit_codes import EXIT_CODES
-from moorage.cli.lookup import ends, error_codes, fix_of, reasons
-from moorage.cli.main import VERBS, main
+from moorage.cli.main import main
 from moorage.cli.settings import sections
+from moorage.cli.verbs import VERBS
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.schemas.job import TRANSITIONS
 from moorage.schemas.roles import OPERATOR_READS, ROLES, names
 from moorage.schemas.settings import Setting, declared, shown
 from moorage.schemas.subjects import Subjects
 
+PAGES: Final = Path(__file__).resolve().parents[1] / "docs"
 #: what a replica in this state is doing, for who reads the story of a job
 STATES: Final[dict[str, str]] = {
     "QUEUED": "waits for a place; `explain` says for what",
@@ -133,7 +135,7 @@ def permissions() -> str:
 
 def settings() -> str:
     """Every setting with its default and what is allowed, by section."""
-    lines = [Path(__file__).with_name("settings.head.md").read_text()]
+    lines = [(PAGES / "settings.head.md").read_text()]
     for name, struct in sections().items():
         lines.append(f"\n## `[{name}]`\n\n| key | what it is | default | allowed |\n| --- | --- | --- | --- |\n")
         for one in declared(name, struct).values():

@@ -18,6 +18,7 @@ import uvloop
 
 from bench import book
 from bench.bounds import bound_of
+from bench.kept import spread
 from bench.peers import environments, ours
 from bench.peers.environments import NoPeer, measured, python_of
 from bench.peers.stick import told
@@ -144,13 +145,13 @@ def report(found: dict[tuple[str, str], list[float]], missing: dict[str, str], b
         "| --- | --- | ---: | ---: | ---: |",
     ]
     for (name, figure), values in found.items():
-        lines.append(f"| {name} | {figure} | {book.spread(values)} |")
+        lines.append(f"| {name} | {figure} | {spread(values)} |")
     lines += ["", "| ours / theirs, round by round | figure | must / goal | min | median | max |"]
     lines.append("| --- | --- | --- | ---: | ---: | ---: |")
     for us, them, figure, values in ratios(found):
         bound = bound_of("peers", name_of(us, them, figure))
         asked = bound.asked if bound is not None else "reported"
-        lines.append(f"| {us} / {them} | {figure} | {asked} | {book.spread(values)} |")
+        lines.append(f"| {us} / {them} | {figure} | {asked} | {spread(values)} |")
     lines += [f"\nNot measured: {name}: {why}" for name, why in missing.items()]
     return "\n".join(lines) + "\n"
 

@@ -21,7 +21,8 @@ from bench.placement.classic import CLASSIC, Random
 from bench.placement.draws import drawn
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.rank.mix import UNIT
-from moorage.scheduler.core.rank.ranker import Ranker, maker_of
+from moorage.scheduler.core.rank.ranker import Ranker
+from moorage.scheduler.core.rank.rankers import maker_of
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Worker
 from moorage.scheduler.simulate.openb import TraceHost, TraceTask

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from moorage.cli import jobs, main, submit
+from moorage.cli import jobs, main, submit, verbs
 from moorage.cli.arguments import CannotRead, arguments_of, read
 from moorage.cli.job_flags import JobFlags
-from moorage.cli.main import all_verbs, below, find
 from moorage.cli.options import Options, RowOptions
 from moorage.cli.processes import SchedulerFlags
+from moorage.cli.verbs import all_verbs, below, find
 
 
 def _read(line: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -114,8 +114,8 @@ def test_every_verb_describes_all_that_it_takes() -> None:
 def test_a_verb_of_two_words_is_found_by_both(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    two = main.Verb("tool list", "moorage.cli.jobs:ls", "As ls.")
-    monkeypatch.setitem(main.VERBS, main.FLEET, (*main.VERBS[main.FLEET], two))
+    two = verbs.Verb("tool list", "moorage.cli.jobs:ls", "As ls.")
+    monkeypatch.setitem(verbs.VERBS, verbs.FLEET, (*verbs.VERBS[verbs.FLEET], two))
     assert find(["tool", "list", "--json"]) == (two, ["--json"])
     assert two.load() is jobs.ls
     assert below("tool") == [two]

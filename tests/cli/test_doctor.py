@@ -17,7 +17,7 @@ from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
 from moorage.cli import checks_fleet, checks_host, checks_nats
-from moorage.cli.checks import Check
+from moorage.cli.check import Check
 from moorage.worker.supervisor import launcher_client
 from tests.bus.test_encrypted import speaking_first
 from tests.cli.node import Node, moorage

@@ -15,8 +15,9 @@ from moorage.cli.arguments import read
 from moorage.cli.examples import EXAMPLES
 from moorage.cli.exit_codes import EXIT_OF_CODE
 from moorage.cli.habits import OURS
-from moorage.cli.main import FIRST_HELP_MAX, LOOKUP, VERBS, find, main
+from moorage.cli.main import main
 from moorage.cli.topics import TOPICS
+from moorage.cli.verbs import FIRST_HELP_MAX, LOOKUP, VERBS, find
 from tests.cli.node import Ran, moorage
 
 NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "300ms")

@@ -18,8 +18,8 @@ from unittest import mock
 
 from moorage.bus.target import read_up
 from moorage.cli.help import first_help, verb_help, whole_help
-from moorage.cli.main import all_verbs
 from moorage.cli.topics import TOPICS
+from moorage.cli.verbs import all_verbs
 from moorage.client.client import AsyncClient
 from tests.cli.terminal import COLUMNS, Terminal, terminal
 from tests.waiting import until

@@ -34,7 +34,7 @@ SHOWN: Final = {"mermaid", "help"}
 LOOKS: Final = tuple(f"moorage {verb}" for verb in ("show", "ls", "explain", "fleet"))
 LOOK_AGAIN_S_MAX: Final = 60.0
 END_S_MAX: Final = 4.0
-FILES: Final = {"python", "js", "go", "sh", "toml", "ini", "jsonl", "csv"}
+FILES: Final = {"python", "js", "go", "sh", "toml", "ini", "jsonl", "csv", "docker"}
 
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from bench.book import read
-from moorage.cli.main import VERBS
+from bench.kept import read
+from moorage.cli.verbs import VERBS
 from tests.cli.node import processes_of
 from tests.docs.driver import environment, run
 from tests.docs.markdown import page

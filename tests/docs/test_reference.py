@@ -11,8 +11,8 @@ import pytest
 import moorage.client
 from docs import python_page, reference_pages
 from moorage.cli import exit_codes
-from moorage.cli.lookup import ends, error_codes, reasons
-from moorage.cli.main import VERBS
+from moorage.cli.codes import ends, error_codes, reasons
+from moorage.cli.verbs import VERBS
 from moorage.client.fields import FIELDS
 from moorage.schemas import frames
 from moorage.schemas.job import STATES

@@ -1,14 +1,19 @@
-"""The units and the settings of the page, by what they start: with keys at its paths, below a folder of the test."""
+"""The units and the settings of the page, by what they start: with keys at its paths, below a folder of the test.
+
+The files of `deploy/` are those of the page.
+"""
 
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shlex
 import shutil
 import signal
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +28,8 @@ from tests.waiting import until
 
 PAGE: Final = DOCS / "how-to" / "run-as-a-service.md"
 MOORAGE: Final = "/opt/moorage/bin/moorage"
+ROOT: Final = DOCS.parent
+DEPLOY: Final = ROOT / "deploy"
 
 
 def written(title: str) -> str:
@@ -46,6 +53,54 @@ def unit(title: str) -> dict[str, str]:
 
 
 UNITS: Final = [block.title for block in page(PAGE).blocks if block.title.endswith(".service")]
+
+
+def test_the_files_of_deploy_are_those_of_the_page() -> None:
+    shown = {block.title: block.body for block in page(PAGE).blocks if block.title}
+    files = [*(DEPLOY / "systemd").iterdir(), DEPLOY / "Dockerfile"]
+    assert {file.name: file.read_text() for file in files} == shown
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile with their arguments."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(word, rest) for line in lines for word, _, rest in (line.partition(" "),)]
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    """Its stages, what it copies and installs, and the program that it starts."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lines = instructions((DEPLOY / "Dockerfile").read_text())
+    known = {"FROM", "COPY", "RUN", "ENV", "USER", "ENTRYPOINT", "CMD"}
+    assert lines[0][0] == "FROM"
+    assert {word for word, _ in lines} == known
+    pythons = {line.rpartition(" ")[2] for line in project["project"]["classifiers"] if "Python :: 3" in line}
+    stages: set[str] = set()
+    for word, rest in lines:
+        if word == "FROM":
+            image, _, stage = rest.partition(" AS ")
+            version = re.fullmatch(r"python:([\d.]+)-slim", image)
+            assert version is not None
+            assert version[1] in pythons
+            stages.add(stage)
+        elif word == "COPY" and rest.startswith("--from="):
+            assert rest.split()[0].removeprefix("--from=") in stages
+        elif word in ("ENTRYPOINT", "CMD"):
+            assert [type(each) for each in json.loads(rest)] == [str]
+    ran = " ".join(rest for word, rest in lines if word == "RUN")
+    [extras] = re.findall(r"'/source\[([\w,]+)\]'", ran)
+    assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
+    assert json.loads(dict(lines)["ENTRYPOINT"])[0] in project["project"]["scripts"]
+
+
+def test_the_image_is_made_of_all_that_an_installation_needs() -> None:
+    """What is sent to the engine that builds it: nothing but the rooms, and what pyproject.toml names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    sent = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+    assert sent[0] == "**"
+    rooms = set(project["tool"]["hatch"]["build"]["dev-mode-dirs"])
+    named = {"pyproject.toml", "constraints.txt", project["project"]["readme"], *project["project"]["license-files"]}
+    assert {line[1:] for line in sent if line.startswith("!")} == rooms | named
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")

@@ -9,7 +9,8 @@ import pytest
 from bench.placement.classic import CLASSIC, Fgd, but_for_memory
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.rank.ranker import MOVED, MOVED_TO, Pack, maker_of
+from moorage.scheduler.core.rank.ranker import Pack
+from moorage.scheduler.core.rank.rankers import MOVED, MOVED_TO, maker_of
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.schemas.gpu import GpuSpec, Share
 from tests.scheduler.test_rank_fragments import add, asked, fits, request, worker

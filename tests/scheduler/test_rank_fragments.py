@@ -14,7 +14,8 @@ from moorage.scheduler.core.rank import table as table_module
 from moorage.scheduler.core.rank import waste as waste_module
 from moorage.scheduler.core.rank.fragments import Fragments
 from moorage.scheduler.core.rank.mix import LOOK_FIRST
-from moorage.scheduler.core.rank.ranker import RANKERS, Choice, Pack
+from moorage.scheduler.core.rank.ranker import Choice, Pack
+from moorage.scheduler.core.rank.rankers import RANKERS
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Worker
 from moorage.schemas.gpu import GpuSpec, Share, Sharing

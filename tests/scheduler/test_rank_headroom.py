@@ -7,7 +7,7 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.rank.headroom import Headroom, score, utilisation_percent
-from moorage.scheduler.core.rank.ranker import RANKERS
+from moorage.scheduler.core.rank.rankers import RANKERS
 from moorage.schemas.frames import Load, SlotLoad
 from tests.scheduler.driving import Driving
 

@@ -8,7 +8,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.rank.mix import LOOK_FIRST
-from moorage.scheduler.core.rank.ranker import RANKERS
+from moorage.scheduler.core.rank.rankers import RANKERS
 from tests.scheduler.driving import Driving
 
 T4: Final = "NVIDIA T4"

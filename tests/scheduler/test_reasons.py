@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from docs import reference_pages
+from moorage.cli.codes import frame, reasons
 from moorage.cli.explain import explained_rows, fix_lines
-from moorage.cli.lookup import frame, reasons
 from moorage.scheduler.core.filters import FILTERS, Filter, Names, Offer
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas.reasons import REASONS, Cure, Ends, Reason

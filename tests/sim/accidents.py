@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.simulated import SERVER
@@ -16,15 +16,11 @@ from moorage.bus.simulated_streams import Stream
 from moorage.schemas.subjects import Subjects
 from moorage.worker.inventory.faults import Fault, Gravity
 from tests.sim.callers import ANSWER_S, TENANTS
-
-if TYPE_CHECKING:
-    from tests.sim.world import World
+from tests.sim.cluster import REORDER_MS, Cluster
 
 SUBJECTS: Final = Subjects()
 #: what a doomed process still does before it dies
 DOOMED_ACTS_MAX: Final = 60
-#: milliseconds by which a message comes late at most
-REORDER_MS: Final = (20, 500, 4_000, 12_000)
 
 #: kinds of accident in half of the worlds: where all kinds happen, a rare sequence of one of them hardly ever does
 #: ("Swarm testing", Groce and others, ISSTA 2012)
@@ -36,7 +32,7 @@ LOOKED_S_MAX: Final = 5.0
 class Accidents:
     """`run` until cancelled, then `heal`. `world.faults` scales how much goes wrong."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Cluster) -> None:
         self.world = world
         self.rng = world.rng
         self._lost: Stream | None = None  # the snapshots' stream, while it is

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest import mock
 
 from moorage.bus.connection import Connection
@@ -16,10 +17,7 @@ from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.subjects import Subjects
-from tests.sim.accidents import REORDER_MS
-
-if TYPE_CHECKING:
-    from tests.sim.wide import WideWorld
+from tests.sim.cluster import REORDER_MS, Cluster
 
 PREFIX: Final = Subjects().prefix
 RESTORES_MAX: Final = 3
@@ -29,10 +27,15 @@ LATE_S: Final = max(REORDER_MS) / 1000 + 1
 
 
 class Restores:
-    """`back_up` and `restore` are accidents. While one is under way, no scheduler comes up."""
+    """`back_up` and `restore` are accidents. While one is under way, no scheduler comes up.
 
-    def __init__(self, world: WideWorld) -> None:
+    `began` is called as one begins, `forgot` with the tenant and the job that one has taken back.
+    """
+
+    def __init__(self, world: Cluster, began: Callable[[], None], forgot: Callable[[str, str], None]) -> None:
         self._world = world
+        self._began = began
+        self._forgot = forgot
         self._files: list[Path] = []
         self._under_way: asyncio.Task[None] | None = None
         self.done = 0
@@ -74,12 +77,11 @@ class Restores:
             world.processes[name].kill()
         # until every answer has come that was sent before: what it says may be forgotten now
         await asyncio.sleep(LATE_S + world.rng.choice((0.0, 5.0, 30.0)))
-        world.followers.restores += 1
+        self._began()
         self._taken_seq = backups.read(file)[0].seq
         while True:
             try:
-                say = world.say
-                await backups.restore("ledger", "users", PREFIX, 1, file, replace=True, say=say)
+                await backups.restore("ledger", "users", PREFIX, 1, file, replace=True, say=lambda _: None)
                 break
             except backups.BackupRefused as refused:
                 world.judge.violated(f"the restore of {file.name} is refused: {refused}", refused)
@@ -87,7 +89,7 @@ class Restores:
                 world.did["a restore was done again"] += 1
                 await asyncio.sleep(TRY_AGAIN_S)
         for tenant, job in self._forgotten:
-            world.callers.again(tenant, job)
+            self._forgot(tenant, job)
         self._under_way = None
         world.start_again(world.schedulers)
 

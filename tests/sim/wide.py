@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import json
 import random
-from collections.abc import Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -25,9 +24,10 @@ from moorage.scheduler.core.state import LOST_KEPT
 from moorage.schemas.subjects import Subjects
 from tests.sim.accidents import FEW_ACTS, Accidents
 from tests.sim.callers import ANSWER_S, TENANTS, Callers
+from tests.sim.cluster import CONFIG
 from tests.sim.followers import Followers
 from tests.sim.restores import Restores
-from tests.sim.world import CONFIG, World
+from tests.sim.world import World
 
 SUBJECTS: Final = Subjects()
 #: how long a stopped agent tries to leave in order
@@ -48,7 +48,7 @@ class WideWorld(World):
         super().__init__(seed, faults=faults, schedulers=chance.choice((2, 2, 3)), jobs=jobs)
         self.whole = dict(self.hosts)
         self.followers = Followers(self.bus, random.Random(chance.random()), self.judge)
-        self.restores = Restores(self)
+        self.restores = Restores(self, self._restore_began, self._forgotten)
         self.judge.on_accepted = self.followers.accepted
         takeover_s = chance.choice((4.0, 4.0, 2.0, 6.0))
         self._configs = {name: self._settings(chance, takeover_s) for name in self.schedulers}
@@ -79,7 +79,7 @@ class WideWorld(World):
         super()._patch(patches)
         self.restores.patched(patches)
 
-    def _accidents(self) -> Accidents:
+    def _hazards(self) -> Accidents:
         return WideAccidents(self)
 
     async def _begin(self) -> None:
@@ -102,11 +102,12 @@ class WideWorld(World):
         if self.did["reinstall"]:
             self.later(GIVE_UP_EVERY_S, self.give_up_kept)
 
-    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        self.accidents.spawn(work)
+    def _restore_began(self) -> None:
+        self.followers.restores += 1
 
-    def say(self, text: str) -> None:
-        """What a restore tells its operator."""
+    def _forgotten(self, tenant: str, job: str) -> None:
+        """A restore has taken a job back that was accepted: its caller submits it again."""
+        self.callers.again(tenant, job)
 
 
 class WideCallers(Callers):

@@ -189,7 +189,7 @@ def test_subjects_are_spelled_in_one_module() -> None:
 #: what speaks of reasons for waiting, below the folders of the scheduler and the command
 OF_REASONS = (
     "core/filters.py", "core/lifecycle/unmatched.py", "core/queries/explain.py",
-    "core/queries/waiting.py", "foresight.py", "lookup.py", "explain.py",
+    "core/queries/waiting.py", "foresight.py", "codes.py", "explain.py",
 )  # fmt: skip
 #: how a worker or a device is called as well
 ALSO_OTHERWISE = {"not-heard", "foreign"}

@@ -9,8 +9,8 @@ import pytest
 
 from moorage.schemas.errors import Refused
 from moorage.schemas.job import Request, Run, Secret
-from moorage.worker.policy import TENANTS_MAX, Policy
-from moorage.worker.settings import settings_from
+from moorage.worker.policy import Policy
+from moorage.worker.settings import TENANTS_MAX, settings_from
 
 
 def policy(**settings: Any) -> Policy:

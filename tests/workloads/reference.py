@@ -7,15 +7,13 @@ memory, nothing of the planner but the reservation, which it confirms as well. A
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from moorage.scheduler.core.state import Job, Member, Replica, State
 from moorage.schemas.codec import decode_request
 from moorage.schemas.gpu import SHARERS_MAX, format_token, model_matches
 from moorage.schemas.job import STATES, Request
-
-if TYPE_CHECKING:
-    from tests.workloads.world import World
+from tests.workloads.record import Record
 
 #: the mode that a member's number stands for
 MODES: Final = ("", "exclusive", "mps", "time-slice")
@@ -25,6 +23,15 @@ SETTLE_MS: Final = 600_000
 SHORT_MS: Final = 60_000
 VOID_MS: Final = 10_000
 ON_THE_WAY: Final = ("PLACED", "CLAIMED", "ENDING", "CANCELLING")
+
+
+class World(Protocol):
+    """What is confirmed of a world; `tests.workloads.world` says what each is."""
+
+    drive: Record
+    ill: dict[str, dict[str, str]]
+    resting: bool
+    renewed: dict[str, int]
 
 
 class Room:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.state import Job, Member
 from moorage.schemas.codec import decode_request
 from moorage.schemas.job import STATES
-from tests.workloads.reference import Waiting, left_too_soon, starts, taken_back
-
-if TYPE_CHECKING:
-    from tests.workloads.world import World
+from tests.workloads.reference import Waiting, World, left_too_soon, starts, taken_back
 
 RUNNING: Final = "RUNNING"
 

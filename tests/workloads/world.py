@@ -12,15 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.ledger.acts import AnyAct
-from moorage.scheduler.core.ledger.invariants import validate
-from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell
-from tests.scheduler.driving import Driving
 from tests.scheduler.honest_worker import Worker
 from tests.workloads import reference, victims
 from tests.workloads.plan import MEMORY_OF, VENDOR_OF, Plan
+from tests.workloads.record import Record
 from tests.workloads.tables import Tables, small_bounds
 
 RENEW_MS: Final = 2_000
@@ -32,8 +29,6 @@ QUIET_TICKS: Final = 6
 REST_TICKS_MAX: Final = 150
 #: records after which the soft tables are looked for anew; how long those are is looked at after each
 TABLES_EVERY: Final = 32
-#: records between two looks at the state of a standby, which folds the same
-SHADOW_EVERY: Final = 8
 #: how a case's end ends its jobs
 END: Final = "the case is over"
 
@@ -58,31 +53,6 @@ class Refusing(Worker):
 
     def say(self, kind: Any, place: Place, code: int = 0, detail: str = "") -> None:
         super().say(kind, place, code, self._said if kind == "refused" and self._said else detail)
-
-
-class Record(Driving):
-    """As `Driving`, which keeps what stands in the last record; the standby's state is compared now and then."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.acts: list[AnyAct] = []
-        self.steps = 0
-        self.held_before: set[int] = set()  # workers that were held for preemptors as the record was built
-
-    def store(self, payload: bytes) -> int:
-        record = decode_record(payload)
-        self.acts, self.steps = record.acts, len(record.steps)
-        self.held_before = {num for job in self.state.preempting.values() for num in (job.preempts or ((),))[0]}
-        return super().store(payload)
-
-    def check(self) -> None:
-        if self.state.seq % SHADOW_EVERY == 0:
-            super().check()
-            return
-        validate(self.state)
-        self.engine.fleet.validate()
-        self.check_counters()
-        self.check_queue()
 
 
 class World:

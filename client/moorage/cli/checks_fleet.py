@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from moorage.cli.checks import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
+from moorage.cli.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
 from moorage.cli.options import Options
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many

@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import Final
 
-from moorage.cli.checks import Check, failed
+from moorage.cli.check import Check, failed
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many
 

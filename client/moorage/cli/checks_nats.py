@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from moorage.cli.checks import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
+from moorage.cli.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
 from moorage.cli.disk import DISK_FREE_MIN, disk_of
 from moorage.cli.options import CONNECT_TIMEOUT_S_MAX, TIMEOUT_DEFAULT, Options
 from moorage.cli.render import age

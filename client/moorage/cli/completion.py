@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from moorage.cli.arguments import Argument, Parameter, arguments_of
 from moorage.cli.console import tell
-from moorage.cli.main import Verb, all_verbs, below
+from moorage.cli.verbs import Verb, all_verbs, below
 
 _BASH: Final = """\
 _moorage() {{

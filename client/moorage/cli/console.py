@@ -112,7 +112,7 @@ def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
     if problem.retry_after_s is not None:
         say(f"  again in {problem.retry_after_s:g} s")
     if not fixes and not problem.next:
-        from moorage.cli.lookup import FIXES
+        from moorage.cli.codes import FIXES
 
         fixes = (FIXES[problem.code],) if problem.code in FIXES else ()
     for fix in [*filter(None, dict.fromkeys(fixes or (problem.next,)))][:FIXES_MAX]:

@@ -6,7 +6,8 @@ import sys
 from typing import Annotated, Final
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.checks import Check, all_checks
+from moorage.cli.check import Check
+from moorage.cli.checks import all_checks
 from moorage.cli.console import emit, paint, say, tell
 from moorage.cli.exit_codes import EXIT_FAILED
 from moorage.cli.interrupts import run

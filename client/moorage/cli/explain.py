@@ -7,10 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
+from moorage.cli.codes import FIXES, code_of, fix_of, frame
 from moorage.cli.console import say, tell
 from moorage.cli.exit_codes import shell_code
 from moorage.cli.instead import as_words
-from moorage.cli.lookup import FIXES, code_of, fix_of, frame
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, ordinal, place_of, utc
 from moorage.cli.screen import APART_S, Screen

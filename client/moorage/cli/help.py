@@ -12,8 +12,8 @@ from typing import Annotated, Final
 from moorage.cli.arguments import Argument, Parameter, arguments_of
 from moorage.cli.console import paint, tell
 from moorage.cli.examples import EXAMPLES
-from moorage.cli.main import LOOKUP, VERBS, Verb, all_verbs, below, find
 from moorage.cli.topics import TOPICS
+from moorage.cli.verbs import LOOKUP, VERBS, Verb, all_verbs, below, find
 from moorage.schemas.nearest import nearest
 
 WIDTH_MAX: Final = 100

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import paint, say, tell
-from moorage.cli.exit_codes import shell_code
+from moorage.cli.job_rows import code_cell, counts_line, jobs_table, matching, no_jobs
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import age, facts, table, utc
 from moorage.cli.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
@@ -80,7 +80,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("age", age(data["age_ms"]) if "age_ms" in data else ""),
                 ("worker", data.get("worker")),
                 ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
-                ("code", _code(data.get("code"))),
+                ("code", code_cell(data.get("code"))),
                 ("why", data.get("why")),
                 ("kept", _kept(data)),
                 *_kept_rows(data),
@@ -126,15 +126,10 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
         change["attempt"],
         change["state"],
         change.get("worker") or "-",
-        _code(change.get("code")),
+        code_cell(change.get("code")),
         len(change.get("gpus", [])) or "-",
         why_of(change["state"], change.get("why", ""), change.get("by", ""), change.get("said", "")),
     ]
-
-
-def _code(code: int | None) -> int | None:
-    """An exit code for people; None where nothing ran."""
-    return None if code is None else shell_code(code)
 
 
 def why_of(state: str, why: str, by: str, said: str) -> str:
@@ -193,49 +188,6 @@ def ls(
         return None
 
     return with_client(options, work)
-
-
-COLUMNS: Final = ("JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "CODE", "WORKER", "WHY")
-
-
-def jobs_table(rows: list[dict[str, Any]]) -> str:
-    return table(
-        COLUMNS,
-        [job_row(row) for row in rows],
-        numbers=("PRI", "TRY", "AGE", "CODE"),
-        optional=("TRY", "PRI", "CODE", "AGE"),
-    )
-
-
-def job_row(row: dict[str, Any]) -> list[Any]:
-    """The cells of `COLUMNS`."""
-    return [
-        row["job"],
-        row["state"],
-        row["gpu"],
-        row["priority"],
-        row["attempt"],
-        age(row["age_ms"]),
-        _code(row["code"]),
-        (row["worker"] or "-")
-        + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
-        + (" sim" if row["simulated"] else ""),
-        row["why"],
-    ]
-
-
-def no_jobs(tenant: str, states: list[str]) -> str:
-    asked = f" in {', '.join(states)}" if states else ""
-    return f"no jobs of tenant {tenant}{asked} in memory"
-
-
-def matching(counts: dict[str, int], states: list[str]) -> int:
-    """How many jobs there are in these states; in all where none is named."""
-    return sum(number for name, number in counts.items() if name in (states or counts))
-
-
-def counts_line(counts: dict[str, int]) -> str:
-    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
 
 _TYPED: Final = (

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.console import emit, say, tell
-from moorage.cli.jobs import counts_line, job_row, jobs_table, matching, no_jobs
+from moorage.cli.job_rows import counts_line, job_row, jobs_table, matching, no_jobs
 from moorage.cli.options import RowOptions
 from moorage.cli.screen import APART_S, Screen
 

@@ -13,7 +13,7 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
 
 if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
+    from moorage.client.connected import Connected
 
 
 class Admin:
@@ -24,7 +24,7 @@ class Admin:
     `Unreachable`.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: Connected) -> None:
         self._client = client
 
     async def hold(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:

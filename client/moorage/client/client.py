@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
-from moorage.client.asking import TRIED, TRY_S, answered, decode_accepted, decode_act, decode_batch, decode_flag
+from moorage.client.asking import TRIED, TRY_S, answered, decode_accepted, decode_batch, decode_flag
 from moorage.client.batches import frames_of
 from moorage.client.connected import Connected, data_of
 from moorage.client.durations import Duration, seconds
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from moorage.client.job import Job
     from moorage.client.lease import Lending, OnAskedBack
     from moorage.client.planning import Quota, Share
-    from moorage.schemas.operate import Act, Done
 
 # What follows jobs is imported by the methods that do: a one-shot command must not pay for it.
 
@@ -398,10 +397,6 @@ class AsyncClient(Connected):
         from moorage.client.admin import Admin
 
         return Admin(self)
-
-    async def act(self, verb: str, act: Act) -> Done:
-        """Send an operator's act (see `schemas.operate`); `admin` has a method for each. Raises what those raise."""
-        return await self._request(self.subjects.admin(verb), encode(act), decode_act)
 
     async def fleet(self) -> dict[str, Any]:
         """Every worker by name, what is free, and the largest request that starts now by model."""

@@ -15,7 +15,7 @@ from moorage.bus.health import State
 from moorage.bus.inbox import Mux
 from moorage.bus.target import find_context
 from moorage.bus.transport import Handler, Subscribed
-from moorage.client.asking import Asking, decode_answer
+from moorage.client.asking import Asking, decode_act, decode_answer
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
 from moorage.client.request_builder import RequestBuilder
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from moorage.client.follow.stories import Stories
     from moorage.client.follow.story import Story
     from moorage.client.transport import ClientTransport, Link
+    from moorage.schemas.operate import Act, Done
 
 TIMEOUT_S_DEFAULT: Final = 30.0
 CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
@@ -188,6 +189,10 @@ class Connected:
             workers = answer.data["workers"] + page.data["workers"]
             answer = msgspec.structs.replace(page, data={**page.data, "workers": workers})
         return answer
+
+    async def act(self, verb: str, act: Act) -> Done:
+        """Send an operator's act (see `schemas.operate`); `admin` has a method for each. Raises what those raise."""
+        return await self._request(self.subjects.admin(verb), encode(act), decode_act)
 
     def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
         return self._request(self.subjects.api(self.tenant, verb), payload, decode)

@@ -29,7 +29,7 @@ from moorage.worker.handler_context import DRIVER, HANDLER_NAME, INPUT_KEY
 from moorage.worker.handler_results import ResultStore, decode_inline, decode_result, result_object
 
 if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
+    from moorage.client.connected import Connected
 
 #: fields of a request that only a process has
 NOT_OF_HANDLERS: Final = frozenset({"driver", "image", "cwd", "user", "files", "keep"})
@@ -138,7 +138,7 @@ class Heard:
         return decode_inline(line.content_type, line.value)
 
 
-async def value_of(client: AsyncClient, job: str, changes: Sequence[Change], heard: Heard, replicas: int) -> Any:
+async def value_of(client: Connected, job: str, changes: Sequence[Change], heard: Heard, replicas: int) -> Any:
     """What the function returned; a list by replica where there are several.
 
     Raises as `AsyncClient.submit`, `NoOutput` for a result that is kept no longer, and `NotPermitted` for a user that
@@ -164,7 +164,7 @@ async def value_of(client: AsyncClient, job: str, changes: Sequence[Change], hea
     return values if replicas > 1 else values[0]
 
 
-async def _stored(client: AsyncClient, job: str, name: str, seq: int | None) -> Any:
+async def _stored(client: Connected, job: str, name: str, seq: int | None) -> Any:
     """Read a result. A worker of an older release reports no sequence: then nothing tells whether there was one."""
     context = client.context
     api = "$JS.API" if context is None else context.api_prefix

@@ -26,7 +26,7 @@ from moorage.schemas.gpu import format_token
 from moorage.schemas.job import SUCCEEDED
 
 if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
+    from moorage.client.connected import Connected
     from moorage.client.follow.story import Story
     from moorage.client.handlers import Heard, OnProgress
     from moorage.schemas.job import Request
@@ -43,7 +43,7 @@ class Job(Seen):
 
     def __init__(
         self,
-        client: AsyncClient,
+        client: Connected,
         id: str,
         accepted: Accepted | None = None,
         request: Request | None = None,

@@ -16,14 +16,14 @@ from moorage.schemas.errors import problem
 from moorage.worker.handler_results import result_object
 
 if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
+    from moorage.client.connected import Connected
 
 #: what the files of one replica may take
 KEPT_BYTES_MAX: Final = 1 << 40
 
 
 async def fetch(
-    client: AsyncClient, job: str, into: str | os.PathLike[str], replica: int | None, path: str
+    client: Connected, job: str, into: str | os.PathLike[str], replica: int | None, path: str
 ) -> list[Path]:
     """As `Job.files`."""
     folder = Path(into)

@@ -18,7 +18,7 @@ from moorage.client.fields import Paths
 from moorage.client.packing import Packed, pack
 
 if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
+    from moorage.client.connected import Connected
 
 #: files that were sent longer ago are sent again: they must not go while their job waits
 AGAIN_AFTER_S: Final = FILES_KEEP_S / 2
@@ -32,14 +32,14 @@ class Sent(NamedTuple):
     is_new: bool
 
 
-def bucket_of(client: AsyncClient) -> ObjectStore:
+def bucket_of(client: Connected) -> ObjectStore:
     """Return the bucket of the client's tenant for files of jobs."""
     context = client.context
     jetstream = JetStream(client.link, "$JS.API" if context is None else context.api_prefix)
     return files_store(jetstream, client.subjects, client.tenant)
 
 
-async def send(client: AsyncClient, paths: Paths, on_sent: OnSent | None = None) -> Sent:
+async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None) -> Sent:
     """Pack files and folders and send them. `on_sent` gets what is sent and how many compressed bytes arrived so far.
 
     Raises `Rejected` for what cannot be packed, and what `AsyncClient.again` raises.

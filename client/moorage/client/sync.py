@@ -316,6 +316,10 @@ class Client(ClientBase):
         """As `AsyncClient.operate`."""
         return self._thread.call(self._twin.operate(verb, asked))
 
+    def act(self, verb: str, act: Act) -> Done:
+        """As `AsyncClient.act`."""
+        return self._thread.call(self._twin.act(verb, act))
+
     def submit(
         self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, **fields: Unpack[Fields]
     ) -> SyncJob:
@@ -434,10 +438,6 @@ class Client(ClientBase):
     def admin(self) -> SyncAdmin:
         """As `AsyncClient.admin`."""
         return SyncAdmin(self._thread, self._twin.admin)
-
-    def act(self, verb: str, act: Act) -> Done:
-        """As `AsyncClient.act`."""
-        return self._thread.call(self._twin.act(verb, act))
 
     def fleet(self) -> dict[str, Any]:
         """As `AsyncClient.fleet`."""

@@ -38,7 +38,7 @@ from moorage.scheduler.core.events import (
 from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-from moorage.scheduler.core.rank.ranker import maker_of
+from moorage.scheduler.core.rank.rankers import maker_of
 from moorage.scheduler.core.records import STEP_WIDTH, Op
 from moorage.scheduler.core.state import Job, State
 from moorage.schemas.codec import Decoder, encode, is_json

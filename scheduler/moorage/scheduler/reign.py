@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
@@ -26,6 +26,7 @@ from moorage.scheduler.history import History
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import LedgerOlder
 from moorage.scheduler.outgoing import coalesced, messages_of
+from moorage.scheduler.parts import Parts
 from moorage.scheduler.questions import Questions
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import RecordedEngine
@@ -33,9 +34,6 @@ from moorage.scheduler.snapshot_follower import SnapshotsGone, take_snapshot
 from moorage.scheduler.write_stall import StalledRequests
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import RollCall
-
-if TYPE_CHECKING:
-    from moorage.scheduler.service import Scheduler
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -57,7 +55,7 @@ def monotonic_ms() -> int:
 class Reign:
     """One epoch of leading: the engine, and the I/O around it."""
 
-    def __init__(self, scheduler: Scheduler, state: State, began_ms: int) -> None:
+    def __init__(self, scheduler: Parts, state: State, began_ms: int) -> None:
         self._scheduler = scheduler
         self._world = scheduler.world
         self._subjects = scheduler.subjects

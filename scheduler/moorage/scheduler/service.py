@@ -8,34 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import secrets
-import socket
 import time
 from typing import Final
 
-from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
-from moorage.bus.jetstream import JetStream
 from moorage.scheduler.beside import keep_running
-from moorage.scheduler.copies import Copies
-from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.contained_engine import SAFE_MS
 from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
-from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken, LedgerGap, LedgerOlder
+from moorage.scheduler.ledger import Deposed, LedgerBroken, LedgerGap, LedgerOlder
+from moorage.scheduler.parts import Parts
 from moorage.scheduler.queue_reader import read_through
-from moorage.scheduler.queue_streams import QueueStreams
-from moorage.scheduler.recording import Recorder
 from moorage.scheduler.reign import Reign, monotonic_ms
 from moorage.scheduler.reminders import Reminders
 from moorage.scheduler.retrying import retry_unanswered
-from moorage.scheduler.settings import RECORDS_BETWEEN
-from moorage.scheduler.snapshot_follower import Command
-from moorage.scheduler.snapshots import Snapshots, recover
-from moorage.scheduler.standing import Standings
-from moorage.schemas.subjects import Subjects
+from moorage.scheduler.snapshots import recover
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -47,47 +36,12 @@ GAPS_MAX: Final = 5
 RESIGN_S: Final = 3.0
 
 
-class Scheduler:
-    """`world` is the connection to the users' account, `ledger_world` that to the schedulers' own."""
+class Scheduler(Parts):
+    """See `Parts` for its arguments."""
 
-    def __init__(
-        self,
-        world: Connection,
-        ledger_world: Connection,
-        *,
-        config: Config | None = None,
-        subjects: Subjects | None = None,
-        replicas: int = 1,
-        name: str = "",
-        snapshot_command: Command | None = None,
-        snapshot_records: int = RECORDS_BETWEEN,
-        forks: bool = False,
-        recorder: Recorder | None = None,
-    ) -> None:
-        """`snapshot_command` starts the follower that writes snapshots; with None there are none.
-
-        `forks` allows this process to copy itself for questions about the future; without it there are no forecasts.
-        """
-        self.forks = forks
-        self.recorder = recorder
-        self.snapshot_command = snapshot_command
-        self.snapshot_records = snapshot_records
-        self.config = config or Config()
-        self.subjects = subjects or Subjects()
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}"
-        self.world = world
-        self.replicas = replicas
-        self.leader = secrets.randbits(62)
-        self.world_js = JetStream(world)
-        self.ledger = Ledger(JetStream(ledger_world), self.subjects, self.leader, replicas=replicas)
-        self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
-        self.copies = Copies(JetStream(ledger_world), self.subjects.ledger_stream, replicas)
-        self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, world)
-        self.standings = Standings(world, self.subjects, self.name, self.config)
-        self.reign: Reign | None = None
-        self.leading = asyncio.Event()
-        self._folded = 0  # the last ledger record that this standby has folded
-        self._is_new = False  # whether the ledger held no record when this process began
+    reign: Reign | None = None
+    _folded = 0  # the last ledger record that this standby has folded
+    _is_new = False  # whether the ledger held no record when this process began
 
     async def run(self) -> None:
         """Stand by and lead, until `resign` or cancellation. Raises `LedgerBroken` when an operator must act."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from moorage.bus.errors import BadContext
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
-from moorage.scheduler.core.rank.ranker import maker_of
+from moorage.scheduler.core.rank.rankers import maker_of
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT, is_prefix
 

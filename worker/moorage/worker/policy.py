@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, Final
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS
 from moorage.schemas.job import Request, Run, Secret
-from moorage.schemas.names import TENANT, is_tenant
 
 if TYPE_CHECKING:
     from moorage.worker.settings import WorkerSettings
 
-#: at most so many tenants and words in one setting
-TENANTS_MAX: Final = 1_000
 #: characters of rules that a join tells at most: a quarter of what its hello may take in the ledger
 TOLD_CHARS_MAX: Final = 16 * 1024
 _SHOWN_MAX: Final = 5
@@ -149,17 +146,6 @@ class Policy:
     def user_of(self, tenant: str) -> str | None:
         """Whom the tenant's jobs run as; None where the request may say, or else it is the agent's own user."""
         return self._users.get(tenant, self._users.get(OTHERS, self._user))
-
-
-def check_rules(name: str, rules: Mapping[str, str]) -> None:
-    """Raise ValueError for tenants that cannot be, or too many of them."""
-    if len(rules) > TENANTS_MAX:
-        raise ValueError(f"{name} may have at most {TENANTS_MAX} tenants, found {len(rules)}")
-    for tenant, words in rules.items():
-        if tenant != OTHERS and not is_tenant(tenant):
-            raise ValueError(f"{name} goes by tenant ({TENANT.pattern}, or * for all others), found {tenant[:80]!r}")
-        if not words.strip() and name.startswith("run_as"):
-            raise ValueError(f"{name} must name a user for {tenant}")
 
 
 def _is(program: str, pattern: str) -> bool:

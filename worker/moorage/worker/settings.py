@@ -9,19 +9,21 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from moorage.schemas.errors import refuse
+from moorage.schemas.frames import OTHERS
 from moorage.schemas.gpu import SHARERS_MAX
-from moorage.schemas.names import LABEL_KEY, WORKER, is_worker
+from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
 from moorage.worker.device_health import PROBATION_S
 from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
 from moorage.worker.inventory.base import FREE_WAIT_S
-from moorage.worker.policy import check_rules
 
 SECTION: Final = "worker"
 LABELS_MAX: Final = 64
 GUARD_GRACE_S: Final = 1.0
 LEASE_UIDS_MAX: Final = 64
+#: at most so many tenants in one setting
+TENANTS_MAX: Final = 1_000
 LOAD_S_DEFAULT: Final = 2.0
 #: at most so many load frames a second when leases change
 LOADS_ON_CHANGE_PER_S_MAX: Final = 5
@@ -211,7 +213,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not 0 <= sharers <= SHARERS_MAX[mode]:
                 raise ValueError(f"sharers_max must be 0..{SHARERS_MAX[mode]} for {mode}, found {sharers}")
         for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
-            check_rules(name, getattr(self, name))
+            _check_rules(name, getattr(self, name))
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
 
@@ -250,3 +252,14 @@ def _decode_path(kind: type, value: object) -> object:
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise NotImplementedError(f"no setting is a {kind.__name__}")
+
+
+def _check_rules(name: str, rules: Mapping[str, str]) -> None:
+    """Raise ValueError for tenants that cannot be, or too many of them."""
+    if len(rules) > TENANTS_MAX:
+        raise ValueError(f"{name} may have at most {TENANTS_MAX} tenants, found {len(rules)}")
+    for tenant, words in rules.items():
+        if tenant != OTHERS and not is_tenant(tenant):
+            raise ValueError(f"{name} goes by tenant ({TENANT.pattern}, or * for all others), found {tenant[:80]!r}")
+        if not words.strip() and name.startswith("run_as"):
+            raise ValueError(f"{name} must name a user for {tenant}")

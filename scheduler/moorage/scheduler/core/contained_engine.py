@@ -22,7 +22,8 @@ from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Order,
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.core.rank.falling_back import FallingBack
-from moorage.scheduler.core.rank.ranker import Ranker, maker_of
+from moorage.scheduler.core.rank.ranker import Ranker
+from moorage.scheduler.core.rank.rankers import maker_of
 from moorage.scheduler.core.state import Job, State
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Renew

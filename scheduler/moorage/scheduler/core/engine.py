@@ -49,7 +49,8 @@ from moorage.scheduler.core.lifecycle.windows import Windows
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.rank.ranker import Ranker, maker_of
+from moorage.scheduler.core.rank.ranker import Ranker
+from moorage.scheduler.core.rank.rankers import maker_of
 from moorage.scheduler.core.records import Op
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.cycle import Planner

@@ -12,6 +12,7 @@ from math import isqrt
 from typing import TYPE_CHECKING, Final
 
 from moorage.scheduler.core.records import Mode
+from moorage.scheduler.core.state import INFLATION_ONE
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.memo import Memo
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 #: a whole GPU, in the unit of rates
 GPU_MILLI: Final = 1_000
-#: the inflation of the moment from which it counts
-ONE: Final = 1 << 32
+ONE: Final = INFLATION_ONE
 #: so many half-lives after that moment the count begins anew, so that numbers stay short
 HALF_LIVES_MAX: Final = 32
 #: shapes of which `Rates` remembers the rate; beyond it all are forgotten, and found again as they are asked for

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from moorage.scheduler.core.fairshare import ONE
 from moorage.scheduler.core.finished import FinishedTable
 from moorage.scheduler.core.records import GangPhase
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
@@ -59,6 +58,8 @@ STORY_MAX: Final = 128
 STORY_MAX_REPLICA: Final = 8
 #: one job avoids devices of at most so many workers; of more, some are forgotten
 AVOID_MAX: Final = 16
+#: the inflation of usage at the moment from which it counts, see `fairshare`
+INFLATION_ONE: Final = 1 << 32
 #: parts of one job's story that can be found again; beyond it the oldest are forgotten
 PARTS_MAX: Final = 1024
 
@@ -510,7 +511,7 @@ class State:
         self.reprioritized = 0  # soft: grows with every priority that an operator has given
         self.half_life_ms = 0  # of usage; 0: none is counted, nobody has a share
         self.counts_from_ms = 0
-        self.inflation = ONE  # what a moment's usage counts now, see `fairshare`
+        self.inflation = INFLATION_ONE  # what a moment's usage counts now, see `fairshare`
 
     def tenant(self, name: str) -> Tenant:
         row = self.tenants.get(name)

@@ -1,19 +1,17 @@
 """Rankers: each chooses a host and slots for a request among those that fit now.
 
-To add a ranking, write one class with `choose` and name it in `RANKERS`. Ties are broken by a stable key (buckets are
-in order of insertion, classes in order of joining), so the same input gives the same placement.
+To add a ranking, write one class with `choose` and name it in `rankers.py`. Ties are broken by a stable key (buckets
+are in order of insertion, classes in order of joining), so the same input gives the same placement.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import ClassVar, Final
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Host, HostClass
 from moorage.scheduler.core.shape import Shape
-from moorage.schemas.own_class import is_own, own_class
 
 #: choices among linked slots that are remembered: a few kinds of hosts in as many states
 SLOTS_KNOWN: Final = 65_536
@@ -256,48 +254,3 @@ class Pack(Ranker):
 
 def _device_count(pair: tuple[HostClass, Fit]) -> int:
     return len(pair[0].devices)
-
-
-def _headroom() -> Ranker:
-    from moorage.scheduler.core.rank.headroom import Headroom  # builds on Pack, so it can only load after this module
-
-    return Headroom()
-
-
-def _fragments() -> Ranker:
-    from moorage.scheduler.core.rank.fragments import Fragments  # loads numpy
-
-    return Fragments()
-
-
-RANKERS: Final[dict[str, Callable[[], Ranker]]] = {
-    "pack": Pack,
-    "fragments": _fragments,
-    "headroom": _headroom,
-}
-
-#: rankers that 0.2 had and that are for comparison, with the name of their class in `MOVED_TO` of the source tree
-MOVED: Final = {
-    "random": "Random",
-    "best-fit": "BestFit",
-    "dot-product": "DotProduct",
-    "gpu-packing": "GpuPacking",
-    "gpu-clustering": "GpuClustering",
-    "fgd": "Fgd",
-}
-MOVED_TO: Final = "bench.placement.classic"
-
-
-def maker_of(name: str) -> Callable[[], Ranker]:
-    """What makes the ranker of a name: one of `RANKERS`, or `module:Class` of your own. Raises ValueError."""
-    if is_own(name):
-        return own_class(name, Ranker)
-    if name in RANKERS:
-        return RANKERS[name]
-    says = f"ranker must be {', '.join(RANKERS)}, or module:Class of your own, found {name!r}"
-    if name in MOVED:
-        says += (
-            f", which moved out of moorage: it is {MOVED_TO}:{MOVED[name]} with the root of moorage's source tree on"
-            " PYTHONPATH"
-        )
-    raise ValueError(says)

@@ -1,0 +1,115 @@
+"""Which verbs the `moorage` command has, where each is, and which of them a line begins with.
+
+A verb's module is imported when the verb is run: `moorage --version` and a one-shot command must be quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+
+class Verb(NamedTuple):
+    """A verb, where it is, and its line of the first help. A name of two words is a verb of the first: `admin hold`."""
+
+    name: str
+    where: str
+    help: str
+
+    def load(self) -> Callable[..., int | None]:
+        """Its function; its module is imported now."""
+        module, _, function = self.where.partition(":")
+        act: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        return act
+
+
+JOBS: Final = "Your jobs"
+FLEET: Final = "The fleet"
+RUNNING: Final = "Running moorage"
+#: not in the first help, which has at most FIRST_HELP_MAX lines of verbs; `moorage help` shows it
+LOOKUP: Final = "Looking things up"
+FIRST_HELP_MAX: Final = 20
+
+VERBS: Final[dict[str, tuple[Verb, ...]]] = {
+    JOBS: (
+        Verb("run", "moorage.cli.run:run", "Run a command on GPUs, follow it, return its exit code."),
+        Verb("submit", "moorage.cli.submit:submit", "Submit a job and go on; returns once it is in the ledger."),
+        Verb("wait", "moorage.cli.wait:wait", "Wait until jobs are over; exits with their code."),
+        Verb("show", "moorage.cli.jobs:show", "All about jobs: request, state, transitions."),
+        Verb("ls", "moorage.cli.jobs:ls", "Your jobs, newest first."),
+        Verb("logs", "moorage.cli.run:logs", "Follow a job's output until it is over."),
+        Verb("events", "moorage.cli.wait:events", "Transitions as they happen, of a job or of the tenant."),
+        Verb("explain", "moorage.cli.explain:explain", "Why a job waits, or what an error code means."),
+        Verb("plan", "moorage.cli.plan:plan", "Whether, when and where a job would start; submits nothing."),
+        Verb("cancel", "moorage.cli.jobs:cancel", "Cancel jobs, at any stage."),
+    ),
+    FLEET: (
+        Verb("fleet", "moorage.cli.fleet:fleet", "Workers, what is free, what fits now."),
+        Verb("drain", "moorage.cli.worker_acts:drain", "Place nothing new on a worker; running jobs go on."),
+        Verb("cordon", "moorage.cli.worker_acts:cordon", "Place nothing new on a worker."),
+        Verb("uncordon", "moorage.cli.worker_acts:uncordon", "Undo drain or cordon."),
+        Verb("audit", "moorage.cli.audit:audit", "Compare ledger and workers; exit code 10 on drift."),
+        Verb("admin hold", "moorage.cli.admin:hold", "Keep waiting jobs, or a tenant's whole queue, from starting."),
+        Verb(
+            "admin release", "moorage.cli.admin:release", "Undo hold; or put a worker's quarantined GPUs back to use."
+        ),
+        Verb("admin requeue", "moorage.cli.admin:requeue", "End running jobs, and have them wait again."),
+        Verb("admin priority", "moorage.cli.admin:priority", "Give jobs another priority."),
+        Verb("admin limit", "moorage.cli.admin:limit", "Bound a tenant's GPUs and jobs."),
+        Verb(
+            "admin feature-level",
+            "moorage.cli.ledger:feature_level",
+            "Show who leads and stands by; raise the level.",
+        ),
+        Verb("admin backup", "moorage.cli.ledger:backup", "Write the ledger as it is now to one file."),
+        Verb("admin restore", "moorage.cli.ledger:restore", "Make a new ledger from a backup; no scheduler may run."),
+        Verb("admin share", "moorage.cli.admin:share", "Set a tenant's weight and guaranteed GPUs."),
+        Verb("admin tenants", "moorage.cli.admin:tenants", "Tenants, with what they use, their limits and holds."),
+        Verb("admin nats-config", "moorage.cli.nats_config:nats_config", "Accounts, permissions, a key for each user."),
+    ),
+    RUNNING: (
+        Verb("up", "moorage.cli.up:up", "Server, scheduler and worker on this machine, in one command."),
+        Verb("scheduler", "moorage.cli.processes:scheduler", "Run a scheduler in the foreground."),
+        Verb("worker", "moorage.cli.processes:worker", "Run a worker in the foreground."),
+        Verb("demo", "moorage.cli.demo:main", "A real trace on simulated GPUs; the scheduler is killed midway."),
+        Verb("doctor", "moorage.cli.doctor:doctor", "Check server, permissions, leader and this host."),
+    ),
+    LOOKUP: (
+        Verb("metrics", "moorage.cli.metrics:metrics", "What a monitor watches, for Prometheus: once, or served."),
+        Verb("dlq list", "moorage.cli.dlq:list_letters", "Queued requests that were refused, and why."),
+        Verb("dlq show", "moorage.cli.dlq:show", "One of these requests, as it came."),
+        Verb("dlq resend", "moorage.cli.dlq:resend", "Submit refused requests again, under their ids."),
+        Verb("dlq drop", "moorage.cli.dlq:drop", "Delete refused requests for good."),
+        Verb("get", "moorage.cli.get:get", "Fetch the files that a job kept."),
+        Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
+        Verb("simulate", "moorage.cli.simulate:simulate", "Run the scheduler on a trace, under a virtual clock."),
+        Verb("replay", "moorage.cli.replay:replay", "What was decided, from the ledger, a backup or a recording."),
+        Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),
+        Verb("api", "moorage.cli.api:api", "Send one frame of the protocol, print its answer."),
+        Verb("schema", "moorage.cli.lookup:schema", "The JSON Schema of the request, or of a frame."),
+        Verb(
+            "completion", "moorage.cli.completion:completion", "A script that completes verbs and options in a shell."
+        ),
+    ),
+}
+
+
+def all_verbs() -> dict[str, Verb]:
+    """Every verb by its name."""
+    return {verb.name: verb for verbs in VERBS.values() for verb in verbs}
+
+
+def find(words: Sequence[str]) -> tuple[Verb | None, list[str]]:
+    """The verb that the line begins with, of one word or of two, and the rest of the line."""
+    known = all_verbs()
+    for count in (2, 1):
+        verb = known.get(" ".join(words[:count])) if len(words) >= count else None
+        if verb is not None:
+            return verb, list(words[count:])
+    return None, list(words)
+
+
+def below(word: str) -> list[Verb]:
+    """The verbs of two words that begin with this one."""
+    return [verb for name, verb in all_verbs().items() if name.startswith(word + " ")]

@@ -1,0 +1,49 @@
+"""The rankers by their names, as the setting `ranker` says them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from moorage.scheduler.core.rank.headroom import Headroom
+from moorage.scheduler.core.rank.ranker import Pack, Ranker
+from moorage.schemas.own_class import is_own, own_class
+
+
+def _fragments() -> Ranker:
+    from moorage.scheduler.core.rank.fragments import Fragments  # loads numpy
+
+    return Fragments()
+
+
+RANKERS: Final[dict[str, Callable[[], Ranker]]] = {
+    "pack": Pack,
+    "fragments": _fragments,
+    "headroom": Headroom,
+}
+
+#: rankers that 0.2 had and that are for comparison, with the name of their class in `MOVED_TO` of the source tree
+MOVED: Final = {
+    "random": "Random",
+    "best-fit": "BestFit",
+    "dot-product": "DotProduct",
+    "gpu-packing": "GpuPacking",
+    "gpu-clustering": "GpuClustering",
+    "fgd": "Fgd",
+}
+MOVED_TO: Final = "bench.placement.classic"
+
+
+def maker_of(name: str) -> Callable[[], Ranker]:
+    """What makes the ranker of a name: one of `RANKERS`, or `module:Class` of your own. Raises ValueError."""
+    if is_own(name):
+        return own_class(name, Ranker)
+    if name in RANKERS:
+        return RANKERS[name]
+    says = f"ranker must be {', '.join(RANKERS)}, or module:Class of your own, found {name!r}"
+    if name in MOVED:
+        says += (
+            f", which moved out of moorage: it is {MOVED_TO}:{MOVED[name]} with the root of moorage's source tree on"
+            " PYTHONPATH"
+        )
+    raise ValueError(says)
