@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.schedule import reserve, runtime
+from moorage.scheduler.core.schedule import reserve, runtime, soonest
 from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.core.schedule.runtime import FREED_MS
 from tests.scheduler.driving import Driving
@@ -67,8 +67,9 @@ def test_ends_that_were_found_before_are_those_that_are_found_anew(
         drive.pass_time(chance.choice([500, 1_000, 1_000, 5_000, 30_000, 30_000, 700_000]), step=2_000_000)
         now_ms = drive.state.time_ms
         for host in drive.engine.fleet.hosts.values():
-            members = [member for member in host.worker.members.values() if not member.missed]
-            anew = [(*estimates.end_ms(member, now_ms), member.mask) for member in members]
+            members = list(host.worker.members.values())
+            ends = [(estimates.end_ms(member, now_ms), member.mask) for member in members]
+            anew = [(end_ms, mask) for end_ms, mask in ends if end_ms is not None]
             assert estimates.ends_of(members, now_ms) == anew
             steady.update(estimates.runs_as(member).until_ms > now_ms for member in members)
     assert steady[True], "some ends were known before, others not"
@@ -93,10 +94,62 @@ def test_behind_a_long_head_of_the_same_line_a_short_one_is_filled_in() -> None:
     assert drive.states("big") == ["RUNNING"]
 
 
-def test_nothing_is_filled_in_where_nobody_knows_when_it_starts() -> None:
-    drive = reserved(None)
-    drive.submit("short", gpu={"count": 4}, run=limited(1))
-    assert drive.states("short") == ["QUEUED"]
+def test_a_host_with_a_service_is_reserved_for_no_job_and_idles_for_none() -> None:
+    """Nothing tells when a service ends: its host was closed to all other jobs for as long as it ran."""
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.worker("w1", 8)
+    drive.submit("services", gpu={"count": 5}, replicas=2)
+    drive.settle()
+    drive.submit("gang", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.holding.reservation is None
+    drive.submit("small", gpu={"count": 3}, replicas=2)
+    assert drive.states("small") == ["PLACED", "PLACED"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_processors_are_reserved_where_the_ends_of_all_jobs_are_known(known: bool) -> None:
+    drive = Driving()
+    drive.worker("w0", 0, cpu_milli=8_000)
+    drive.submit("runs", run=limited(3_600), resources={"cpu_milli": 4_000})
+    drive.submit("service", tenant="v", run=limited(7_200 if known else None), resources={"cpu_milli": 2_000})
+    drive.settle()
+    drive.submit("big", resources={"cpu_milli": 8_000})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert (drive.engine.planner.holding.reservation is not None) == known
+
+
+def test_hosts_with_services_do_not_hide_those_that_will_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soonest, "LOOKED_MAX", 2)
+    monkeypatch.setattr(soonest, "LOOKED_TIMES", 1)
+    drive = Driving()
+    for number in range(4):
+        drive.worker(f"w{number}", 8)
+    drive.submit("services", replicas=3, gpu={"count": 5})
+    drive.submit("runs", gpu={"count": 8}, run=limited(3_600))
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.holding.reservation
+    assert held is not None
+    assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("runs")
+
+
+def test_a_host_whose_end_is_known_is_reserved_before_one_with_a_service() -> None:
+    """Though the service began a moment ago, and the other host is free in an hour."""
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.worker("w1", 8)
+    drive.submit("runs", gpu={"count": 8}, run=limited(3_600))
+    drive.settle()
+    drive.submit("service", gpu={"count": 2})
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.holding.reservation
+    assert held is not None
+    assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("runs")
 
 
 def test_several_that_come_in_one_tick_are_filled_in_with_the_next() -> None:
@@ -173,8 +226,8 @@ def test_whole_hosts_go_first_and_pass_an_older_small_one_once_a_host_at_most(
     drive = Driving()
     drive.worker("w0", 8)
     drive.worker("w1", 8)
-    drive.submit("first", gpu={"count": 8})
-    drive.submit("second", gpu={"count": 8})
+    drive.submit("first", gpu={"count": 8}, run=limited(86_400))
+    drive.submit("second", gpu={"count": 8}, run=limited(86_400))
     drive.settle()
     drive.submit("half", gpu={"count": 5})
     for number in range(others):
@@ -199,7 +252,7 @@ def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_an
     for number in range(4):
         drive.worker(f"w{number}", 8)
     for number in range(4):
-        drive.submit(f"runs-{number}", gpu={"count": 8})
+        drive.submit(f"runs-{number}", gpu={"count": 8}, run=limited(86_400))
     drive.settle()
     for name in ("gang", "next"):
         drive.submit(name, replicas=2, gpu={"count": 8, "scheduling": "gang"})
@@ -281,7 +334,7 @@ def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_chan
     drive.settle()
     drive.pass_time(600_000)
     drive.run_out("w0")
-    drive.submit("runs", tenant="a", gpu={"count": 4})
+    drive.submit("runs", tenant="a", gpu={"count": 4}, run=limited(60))
     drive.settle()
     drive.submit("big", tenant="a", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)

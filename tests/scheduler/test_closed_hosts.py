@@ -201,8 +201,8 @@ def test_two_in_one_look_are_not_found_the_same_room() -> None:
     assert (len(running), running[0][0], running[1]) == (2, "v", "a")
 
 
-def test_what_was_freed_for_its_owner_is_not_reserved_for_whom_it_was_taken_from() -> None:
-    """The owner used much before, so no turn lets it pass; memory is seen free only a while after the end."""
+def test_what_was_freed_for_its_owner_is_not_reserved_for_the_tenant_it_was_taken_from() -> None:
+    """The owner used much before, so no turn lets it pass."""
     drive = Driving(Config(reclaim=True, preempt_after=60.0))
     worker = drive.worker("w0", 8)
     drive.order("share", tenant="own", weight=1, gpus=8)
@@ -212,21 +212,20 @@ def test_what_was_freed_for_its_owner_is_not_reserved_for_whom_it_was_taken_from
     drive.pass_time(3_600_000, step=60_000)
     drive.run_out("w0")
     drive.settle()
-    drive.submit("borrows", gpu={"count": 8}, tenant="bor")
+    for name in ("one", "two"):
+        drive.submit(name, gpu={"count": 4}, tenant="bor", run=lasting(DAY_S))
     drive.settle()
-    drive.pass_time(PATIENCE_MS + 70_000, step=5_000)
+    drive.pass_time(70_000, step=5_000)
     worker.auto = False
+    drive.submit("waits", gpu={"count": 8}, tenant="bor")
     drive.submit("owner", gpu={"count": 4}, tenant="own")
-    drive.pass_time(2_000)
-    [key] = worker.held
-    worker.finish(key, -15, "end", freed=False)
-    drive.settle()
-    drive.pass_time(3_000, step=250)
-    assert held_for(drive) == ("borrows", {"w0"})
-    worker.free(key)
+    drive.pass_time(PATIENCE_MS + 5_000)
+    assert held_for(drive) == ("waits", {"w0"})
+    ending = next(key for key in worker.held if drive.states(key[1], "bor") == ["ENDING"])
     worker.auto = True
+    worker.finish(ending, -15, "end")
     drive.settle()
-    assert (drive.states("owner", "own"), drive.states("borrows", "bor")) == (["RUNNING"], ["QUEUED"])
+    assert (drive.states("owner", "own"), held_for(drive)) == (["RUNNING"], ("waits", {"w0"}))
 
 
 def test_explain_says_that_others_ended_for_whom_a_host_is_kept() -> None:

@@ -13,7 +13,6 @@ from moorage.scheduler.core.schedule.runtime import (
     OUTLIVED_P90,
     SAMPLES_MAX,
     SIBLINGS_MS,
-    UNKNOWN_MS,
     Durations,
     _left_ms,
     groups_of,
@@ -195,17 +194,17 @@ def test_when_a_member_ends_is_told_by_what_it_is_by_now() -> None:
     (member,) = drive.state.workers["w0"].members.values()
     engine, job, placed_ms = drive.engine, drive.job("j"), drive.state.time_ms
     end_ms = engine.estimates.end_ms
-    assert end_ms(member, placed_ms + 1_000) == (placed_ms + 1_000 + UNKNOWN_MS, False)
+    assert end_ms(member, placed_ms + 1_000) is None
     drive.now += 5_000
     drive.settle()
     running_ms = started_ms(job, member)
     assert running_ms > placed_ms
-    assert end_ms(member, running_ms + 90_000) == (running_ms + 180_000, False), "as long again as it has run"
+    assert end_ms(member, running_ms + 90_000) is None
     engine.durations.observe("t", engine.workload_of(job), engine.shape_of(job), 100_000, job.accepted_ms)
-    assert end_ms(member, running_ms + 90_000) == (running_ms + 100_000, True)
+    assert end_ms(member, running_ms + 90_000) == running_ms + 100_000
     job.shape = engine.shapes.of(Request(gpu=GpuSpec(count=2), run=Run(driver="noop", argv=["train"])))
     engine.durations.observe("t", engine.workload_of(job), job.shape, 95_000, job.accepted_ms)
-    assert end_ms(member, running_ms + 90_000) == (running_ms + 95_000, True)
+    assert end_ms(member, running_ms + 90_000) == running_ms + 95_000
 
 
 def test_an_end_that_somebody_asked_for_says_nothing() -> None:

@@ -15,6 +15,8 @@ from moorage.scheduler.core.shape import SHAPES_MAX, Shape, Shapes, shape_key
 from moorage.schemas.job import Request, Run
 from tests.scheduler.driving import Driving
 
+LIMITED = {"driver": "noop", "timeout_s": 86_400}
+
 
 def shape(**fields: Any) -> Shape:
     return Shapes().of(Request(run=Run(driver="noop"), **fields))
@@ -342,7 +344,7 @@ def test_an_elder_of_the_same_line_does_not_wedge_the_reservation() -> None:
     """A retry returns in front of the job that has the reservation, asks alike, and must not be barred from it."""
     drive = Driving()
     drive.worker("w0", 8)
-    drive.submit("elder", gpu={"count": 8}, retries=1)
+    drive.submit("elder", gpu={"count": 8}, retries=1, run=LIMITED)
     drive.settle()
     drive.submit("younger", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 5_000)
@@ -364,8 +366,8 @@ def test_an_elder_of_the_same_line_does_not_wedge_the_reservation() -> None:
 def test_a_retry_in_front_of_the_reserved_job() -> None:
     drive = Driving()
     drive.worker("w0", 8)
-    drive.submit("elder", gpu={"count": 4}, retries=1)
-    drive.submit("other", gpu={"count": 4})
+    drive.submit("elder", gpu={"count": 4}, retries=1, run=LIMITED)
+    drive.submit("other", gpu={"count": 4}, run=LIMITED)
     drive.settle()
     drive.submit("reserved", gpu={"count": 4})
     drive.pass_time(PATIENCE_MS + 5_000)
@@ -438,7 +440,7 @@ def test_a_reservation_does_not_wait_for_what_is_not_ours_to_free() -> None:
 def test_a_job_with_a_reservation_is_cancelled_and_the_hosts_open() -> None:
     drive = Driving()
     drive.worker("w0", 4)
-    drive.submit("runs", gpu={})
+    drive.submit("runs", gpu={}, run=LIMITED)
     drive.settle()
     drive.submit("big", gpu={"count": 4})
     drive.pass_time(PATIENCE_MS + 3_000)

@@ -14,12 +14,15 @@ from moorage.scheduler.core.schedule import reserve
 from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS, Reservation
 from tests.scheduler.driving import Driving
 
+#: hosts are reserved only where the ends of what runs are known
+ENDS_SOME_TIME = {"driver": "noop", "timeout_s": 86_400}
+
 
 def reserved(**big: object) -> Driving:
     """One host of eight, four of them leased by tenant v, and a job of tenant t for eight that has a reservation."""
     drive = Driving(Config(fair_share_half_life=600))
     drive.worker("w0", 8)
-    drive.submit("runs", tenant="v", gpu={"count": 4})
+    drive.submit("runs", tenant="v", gpu={"count": 4}, run=ENDS_SOME_TIME)
     drive.settle()
     drive.submit("big", gpu={"count": 8}, **big)
     drive.pass_time(PATIENCE_MS + 2_000)
@@ -67,7 +70,7 @@ def test_a_job_that_may_not_start_keeps_no_host_from_others(act: str, before: st
         drive.cancel("none")
         BEFORE[before](drive)
         drive.worker("w0", 8)
-        drive.submit("runs", tenant="v", gpu={"count": 4})
+        drive.submit("runs", tenant="v", gpu={"count": 4}, run=ENDS_SOME_TIME)
         drive.settle()
         drive.submit("big", gpu={"count": 8}, deadline_s=300)
     drive.pass_time(PATIENCE_MS + 2_000)
@@ -82,7 +85,7 @@ def test_a_job_that_may_not_start_keeps_no_host_from_others(act: str, before: st
 def test_a_queue_that_is_empty_keeps_no_reservation(act: str) -> None:
     drive = Driving()
     drive.worker("w0", 8)
-    drive.submit("runs", gpu={"count": 4})
+    drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
@@ -104,7 +107,7 @@ def test_a_tenant_to_which_more_is_owed_passes_also_with_the_first_share_of_the_
     if not first:
         drive.order("share", tenant="u", weight=1)
     drive.worker("w0", 8)
-    drive.submit("runs", gpu={"count": 4})
+    drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
@@ -241,7 +244,7 @@ def test_hosts_that_are_reserved_for_another_job_are_scanned_in_longer_and_longe
 def test_a_job_becomes_overdue_though_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = Driving(Config())
     drive.worker("w0", 8)
-    drive.submit("runs", gpu={"count": 4})
+    drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     accepted = drive.job("big").accepted_ms
@@ -259,7 +262,7 @@ def test_no_hosts_are_reserved_for_a_job_behind_one_that_waits_for_its_tenants_l
     for number in range(2):
         drive.worker(f"w{number}", 4)
     drive.order("limit", gpus=6)
-    drive.submit("runs", gpu={"count": 4})
+    drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
     for number in range(4):
         drive.submit(f"other{number}", tenant="u", gpu={})
     drive.settle()

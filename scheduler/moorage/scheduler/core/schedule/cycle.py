@@ -133,7 +133,8 @@ class Planner:
                     verdicts.no_room_for(draft, kind, line)
             placed += served.placed
             if strict and served.end is End.NO_ROOM and self.could_ever(line.shape):
-                break  # in strict order no job passes the first one
+                placed += self._place_freed(draft)
+                break  # in strict order no job passes the first one, but on hosts that were freed for it
             if served.end is End.OTHERS_FIRST:
                 heapreplace(ready, (served.key, line.entries[0], line))
             else:
@@ -249,6 +250,29 @@ class Planner:
         if choice is not None:
             self.queue.pop(line)
         return choice
+
+    def _place_freed(self, draft: Draft) -> int:
+        """Place the jobs that others have ended for, on the hosts that were freed for them. Return how many replicas.
+
+        In strict order, where another job comes first: often the one that ended, which waits again in its old place.
+        """
+        placed, hosts = 0, self.fleet.hosts
+        for job in draft.state.preempting.values():
+            shape, priority = self.preempting.policy.shape_of(job), self.preempting.policy.priority_of(job)
+            line = self.queue.line_of(priority, shape, job.tenant)
+            if self.is_done(draft) or line is None or not self.lines.prune(draft, line):
+                continue
+            if not self.lines.may(draft, line):
+                continue
+            own = self.preempting.own(draft, shape, priority, job.tenant) & hosts.keys()
+            if sum(hosts[num].replicas_of(shape, "now") for num in own) < shape.together:
+                continue
+            closed = self.holding.barred(priority, shape, job.tenant) | (hosts.keys() - own)
+            if self.placing.place(draft, shape, line.entries[0], closed) is not None:
+                self.queue.pop(line)
+                self.lines.count(draft, line, shape.together)
+                placed += shape.together
+        return placed
 
     def _stands_aside(self, draft: Draft, line: Line, aside: list[int]) -> bool:
         """Whether the first job of a group, which finds no room, lets others of it go first; it is among `aside` then.

@@ -38,7 +38,7 @@ from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Key, Line, Qu
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import DEPTH_MAX, Estimates
-from moorage.scheduler.core.schedule.soonest import expected, soonest, still_holds
+from moorage.scheduler.core.schedule.soonest import expected, soonest
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
@@ -76,17 +76,19 @@ class Reservation:
         line: Line,
         tenant: str,
         hosts: frozenset[int],
-        start_ms: int | None = None,
-        since_ms: int = 0,
+        start_ms: int,
+        since_ms: int,
     ) -> None:
         self.item = item
         self.tenant = tenant
         self.priority = line.priority
         self.shape = line.shape
         self.hosts = hosts
-        self.start_ms = start_ms
+        self.start_ms: int | None = start_ms
         self.since_ms = since_ms
-        self.looked_start_ms = start_ms  # as it was when the groups that it bars were last opened again because of it
+        self.looked_start_ms: int | None = (
+            start_ms  # as it was when the groups that it bars were last opened again because of it
+        )
         self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
 
     def is_short_for(self, now_ms: int) -> int:
@@ -368,10 +370,10 @@ class Holding:
             line = claim.line
             barred = self._lines.left_too_soon(draft, claim.item) | line.shape.refusing
             with self._fleet.avoiding(line.shape.avoid):  # and not where it would not be put
-                hosts, start_ms = soonest(self._fleet, line.shape, barred, self._estimates, draft.time_ms)
-            if hosts:
+                found = soonest(self._fleet, line.shape, barred, self._estimates, draft.time_ms)
+            if found is not None:
                 tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
-                return Reservation(claim.item, line, tenant, hosts, start_ms, draft.time_ms)
+                return Reservation(claim.item, line, tenant, *found, draft.time_ms)
             in_vain.add(tried)
         return None
 
@@ -421,38 +423,27 @@ class Holding:
 
     # --------------------------------------------------------------------------------- while one stands
 
-    def _keep(self, held: Reservation, barred: frozenset[int], now_ms: int) -> bool:
-        """Look after a reservation: on its own hosts, else on others; where there are none it is kept for a while.
+    def _keep(self, held: Reservation, excluded: frozenset[int], now_ms: int) -> bool:
+        """Look after a reservation: on its own hosts, or on those where it would start sooner. Return if it stands.
 
-        A worker that is started anew, or cordoned for a moment, must not undo what was emptied.
+        Where nothing tells any more when it starts it is kept for a while: a worker that is started anew, or cordoned
+        for a moment, must not undo what was emptied.
         """
-        if still_holds(self._fleet, held.shape, held.hosts, barred):
-            held.short_ms = -1
-            self._move(held, barred, now_ms)
-            return True
-        hosts, start_ms = soonest(self._fleet, held.shape, barred, self._estimates, now_ms)
-        if not hosts:
-            return held.is_short_for(now_ms) < SHORT_MS
-        self._take_hosts(held, hosts, start_ms, now_ms)
-        return True
-
-    def _move(self, held: Reservation, barred: frozenset[int], now_ms: int) -> None:
-        """Estimate anew when the reserved hosts will hold it, and now and then whether other hosts would sooner."""
         fleet, estimates = self._fleet, self._estimates
-        held.start_ms = expected(fleet, held.shape, held.hosts, barred, estimates, now_ms)
-        if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
-            return
+        held.start_ms = expected(fleet, held.shape, held.hosts, excluded, estimates, now_ms)
+        if held.start_ms is not None:
+            held.short_ms = -1
+            if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
+                return True
         self._moved_ms = now_ms
-        hosts, start_ms = soonest(fleet, held.shape, barred, estimates, now_ms)
-        if start_ms is None or hosts == held.hosts or (held.start_ms is not None and held.start_ms <= start_ms):
-            return
-        self._take_hosts(held, hosts, start_ms, now_ms)
-
-    def _take_hosts(self, held: Reservation, hosts: frozenset[int], start_ms: int | None, now_ms: int) -> None:
-        """Reserve other hosts than it had."""
-        held.hosts, held.start_ms, held.short_ms = hosts, start_ms, -1
-        self._moved_ms = now_ms
-        self._fleet.opens()  # the hosts it leaves
+        found = soonest(fleet, held.shape, excluded, estimates, now_ms)
+        if found is None:
+            return held.start_ms is not None or held.is_short_for(now_ms) < SHORT_MS
+        if held.start_ms is None or found[1] < held.start_ms:
+            held.hosts, held.start_ms = found
+            held.short_ms = -1
+            fleet.opens()  # the hosts it leaves
+        return True
 
     def _reopen(self, held: Reservation, now_ms: int) -> None:
         """Open the queue groups again that time alone lets pass a reservation, though nothing changes in the fleet.

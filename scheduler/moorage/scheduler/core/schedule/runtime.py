@@ -307,8 +307,6 @@ def groups_of(tenant: str, workload: str, shape: Shape) -> Groups:
 
 #: entries of one line that are looked at behind a first one that a reservation bars
 DEPTH_MAX: Final = 64
-#: what nothing is known of is taken to go on as long as it has, and at least so long
-UNKNOWN_MS: Final = 60_000
 #: the end of a process, and its memory seen free
 FREED_MS: Final = 2_000
 
@@ -334,8 +332,8 @@ class Estimates:
         found = self.durations.estimate(tenant, workload_of(request), shape, None, accepted_ms)
         return found.p90_ms + after if found is not None else None
 
-    def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:
-        """(the ledger ms at which a member is expected to end, whether anything tells)."""
+    def end_ms(self, member: Member, now_ms: int) -> int | None:
+        """Return the ledger ms at which a member is expected to end; None where nothing tells."""
         runs_as = self.runs_as(member)
         since_ms = runs_as.since_ms
         if since_ms < 0:
@@ -344,16 +342,12 @@ class Estimates:
         elapsed = now_ms - since_ms if now_ms > since_ms else 0
         accepted_ms = member.replica.job.accepted_ms
         left_ms = self.durations.half_left_ms(runs_as.groups, elapsed, runs_as.limit_ms, accepted_ms)
-        if left_ms is not None:
-            return now_ms + left_ms, True
-        return now_ms + max(elapsed, UNKNOWN_MS), False
+        return None if left_ms is None else now_ms + left_ms
 
-    def ends_of(self, members: Iterable[Member], now_ms: int) -> list[tuple[int, bool, int]]:
-        """(`end_ms`, whether anything tells, devices) of what runs, but for what its worker no longer shows."""
-        found: list[tuple[int, bool, int]] = []
+    def ends_of(self, members: Iterable[Member], now_ms: int) -> list[tuple[int, int]]:
+        """Return (`end_ms`, devices) of the members of which something tells when they end."""
+        found: list[tuple[int, int]] = []
         for member in members:
-            if member.missed:
-                continue
             known: RunsAs | None = member.runs_as
             if (
                 known is None
@@ -362,12 +356,13 @@ class Estimates:
                 or known.told.count != known.told_at
                 or known.shape is not member.replica.job.shape
             ):
-                found.append((*self.end_ms(member, now_ms), member.mask))
+                if (end_ms := self.end_ms(member, now_ms)) is not None:
+                    found.append((end_ms, member.mask))
                 self._note(member, now_ms)
             elif known.end_ms < 0:
-                found.append((2 * now_ms - known.since_ms, True, member.mask))
+                found.append((2 * now_ms - known.since_ms, member.mask))
             else:
-                found.append((known.end_ms, True, member.mask))
+                found.append((known.end_ms, member.mask))
         return found
 
     def _note(self, member: Member, now_ms: int) -> None:

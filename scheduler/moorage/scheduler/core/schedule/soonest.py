@@ -17,9 +17,11 @@ from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, Member, State, started_ms
 
-#: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
+#: hosts that are expected to be free some time and compared for one reservation, and so many times what it needs where
+#: that is more; of so many hosts, as it takes a look at all that runs there
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
+READ_MAX: Final = 512
 #: runs that must have been seen before the shortest of them bounds anything
 SAMPLES_SURE: Final = 8
 #: members that are looked at; with more of them no bound is found
@@ -120,115 +122,90 @@ class Soonest:
         return self._estimates.durations.least_left_ms(runs_as.groups, elapsed_ms, SAMPLES_SURE)
 
 
-def still_holds(fleet: Fleet, shape: Shape, hosts: frozenset[int], barred: frozenset[int]) -> bool:
-    """Whether these hosts could hold all of it, once our jobs have left them; none of `barred`."""
-    found = [fleet.hosts[num] for num in hosts - barred if num in fleet.hosts]
-    room = sum(host.replicas_of(shape, "emptied") for host in found if host.usable)
-    return room >= shape.together
-
-
 #: replicas of a shape that fit now, that would on the host emptied, the host's number, the host
 _Row = tuple[int, int, int, Host]
+#: ledger ms, a host's number, how many replicas fit there from then on
+_Room = tuple[int, int, int]
 
 
-def _capable(fleet: Fleet, shape: Shape, barred: frozenset[int]) -> list[_Row]:
-    """The hosts that could run some of it, the likely ones first; none of `barred`."""
+def _capable(fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> list[_Row]:
+    """The hosts that could run some of it, the likely ones first; none of `excluded`."""
     capable = [
         (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
         for cls, _ in fleet.capable(shape)
         for host in cls.hosts.values()
-        if host.usable and host.worker.num not in barred
+        if host.usable and host.worker.num not in excluded
     ]
     # most of what it needs is free first; of hosts alike the one with the least in the way
     capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
     return capable
 
 
-def _in_time(capable: list[_Row], shape: Shape, estimates: Estimates, now_ms: int) -> list[tuple[int, bool, int, int]]:
-    """(ledger ms, whether nothing tells, host, replicas) of the likely hosts, the soonest first."""
-    most = max((row[1] for row in capable), default=0)
-    looked = capable[: max(LOOKED_MAX, LOOKED_TIMES * -(-shape.together // most))] if most else []
-    return sorted(
-        (at, not sure, row[2], room)
-        for row in looked
-        if row[1]
-        for at, sure, room in _rooms(row[3], shape, row[0], row[1], estimates, now_ms)
-    )
-
-
 def soonest(
-    fleet: Fleet, shape: Shape, barred: frozenset[int], estimates: Estimates, now_ms: int
-) -> tuple[frozenset[int], int | None]:
-    """Return the hosts on which all of it would fit soonest, and when; no hosts where none could hold it.
+    fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int
+) -> tuple[frozenset[int], int] | None:
+    """Return the hosts on which all of it is expected to fit soonest, and the ledger ms; None where nothing tells.
 
-    None of `barred`, on which it may not start. It walks the fleet: at most once a second, and only while a job is
+    None of `excluded`, on which it may not start. It walks the fleet: at most once a second, and only while a job is
     overdue.
     """
-    capable = _capable(fleet, shape, barred)
-    chosen: dict[int, tuple[int, bool]] = {}  # host -> replicas, and whether nothing tells when
-    left = shape.together
-    for at, unsure, num, room in _in_time(capable, shape, estimates, now_ms):
-        before = chosen.get(num, (0, False))[0]
-        if room <= before:
-            continue
-        chosen[num] = (room, unsure)
-        left -= room - before
-        if left <= 0:
-            return frozenset(chosen), at if not any(unknown for _, unknown in chosen.values()) else None
-    every: list[int] = []
-    left = shape.together
-    for _, room, num, _ in capable:  # more hosts than were looked at
-        if room > 0:
-            every.append(num)
-            left -= room
-        if left <= 0:
-            return frozenset(every), None
-    return frozenset(), None
+    capable = _capable(fleet, shape, excluded)
+    most = max((row[1] for row in capable), default=0)
+    wanted = max(LOOKED_MAX, LOOKED_TIMES * -(-shape.together // most)) if most else 0
+    rooms: list[_Room] = []
+    for row in capable[: max(READ_MAX, wanted)]:
+        found = list(_rooms(row, shape, estimates, now_ms))
+        rooms += found
+        wanted -= bool(found)
+        if wanted <= 0:
+            break
+    return _fits(rooms, shape)
 
 
 def expected(
-    fleet: Fleet, shape: Shape, hosts: frozenset[int], barred: frozenset[int], estimates: Estimates, now_ms: int
+    fleet: Fleet, shape: Shape, hosts: frozenset[int], excluded: frozenset[int], estimates: Estimates, now_ms: int
 ) -> int | None:
-    """Return when these hosts will hold all of it, as far as anything tells; those of `barred` never do."""
-    rooms = sorted(
-        (at, not sure, num, room)
-        for num in hosts - barred
-        if (host := fleet.hosts.get(num)) is not None and host.usable
-        for at, sure, room in _rooms(
-            host, shape, host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), estimates, now_ms
-        )
-    )
+    """Return when these hosts are expected to hold all of it; None where nothing tells. Those `excluded` never do."""
+    found = [fleet.hosts[num] for num in hosts - excluded if num in fleet.hosts]
+    rows = [
+        (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
+        for host in found
+        if host.usable
+    ]
+    fits = _fits([room for row in rows for room in _rooms(row, shape, estimates, now_ms)], shape)
+    return fits[1] if fits is not None else None
+
+
+def _fits(rooms: list[_Room], shape: Shape) -> tuple[frozenset[int], int] | None:
+    """Return the hosts of these that hold all of it first, and from when on; None where they never do."""
     has: dict[int, int] = {}
-    unsure: dict[int, bool] = {}
     left = shape.together
-    for at, unknown, num, room in rooms:
+    for at, num, room in sorted(rooms):
         left -= max(0, room - has.get(num, 0))
         has[num] = max(room, has.get(num, 0))
-        unsure[num] = unsure.get(num, False) or unknown
         if left <= 0:
-            return None if any(unsure.values()) else at
+            return frozenset(has), at
     return None
 
 
-def _rooms(
-    host: Host, shape: Shape, now: int, emptied: int, estimates: Estimates, now_ms: int
-) -> Iterator[tuple[int, bool, int]]:
-    """(ledger ms, whether something tells, replicas): how many fit when, as the members leave one after the other."""
+def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterator[_Room]:
+    """How many fit when, as the members leave one after the other that are known to."""
+    now, emptied, num, host = row
     if now:
-        yield now_ms, True, now
+        yield now_ms, num, now
     if emptied <= now:
         return
-    ends = sorted(estimates.ends_of(host.worker.members.values(), now_ms))
+    members = host.worker.members.values()
+    ends = sorted(estimates.ends_of(members, now_ms))
     if shape.mode != EXCLUSIVE or not shape.count:
-        if ends:  # sharers and processors: when all have left
-            yield ends[-1][0], all(sure for _, sure, _ in ends), emptied
+        if ends and len(ends) == len(members):  # sharers and processors: when all have left
+            yield ends[-1][0], num, emptied
         return
-    mask, open_, last, known = host.cls.fit(shape).mask, host.open, now, True
+    mask, open_, last = host.cls.fit(shape).mask, host.open, now
     opens, count = mask & host.lent & ~host.shut, shape.count
-    for at, sure, freed in ends:
+    for at, freed in ends:
         open_ |= freed & opens
-        known = known and sure
         room = min((open_ & mask).bit_count() // count, emptied)
         if room > last:
             last = room
-            yield at, known, room
+            yield at, num, room
