@@ -21,13 +21,16 @@ from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
-from moorage.worker.drivers.container_config import DockerSettings, config_of, devices_of
+from moorage.worker.drivers.container_config import config_of, devices_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
-from moorage.worker.drivers.docker import PULLS_MAX, STARTS_MAX, DockerDriver
+from moorage.worker.drivers.container_start import PULLS_MAX, STARTS_MAX
+from moorage.worker.drivers.docker import DockerDriver, DockerSettings
+from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
+from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.output import output_path
 from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
@@ -50,15 +53,18 @@ class Rig:
     """A driver, and all that it reports."""
 
     def __init__(
-        self, state: Path, own: DockerSettings, policy: Policy = NO_RULES, devices: Sequence[Device] = ()
+        self,
+        state: Path,
+        own: DockerSettings,
+        policy: Policy = NO_RULES,
+        devices: Sequence[Device] = (),
+        **settings: Any,
     ) -> None:
         self.state = state
         self.devices = devices
         self.link = SupervisorLink(state)
-        self.driver = DockerDriver(
-            self.link, "w1", own, interface=None, simulated=not devices, stream_output=True, output_cap_bytes=1 << 20,
-            policy=policy,
-        )  # fmt: skip
+        worker = WorkerSettings(state, "w1", output_cap_bytes=1 << 20, **settings)
+        self.driver = DockerDriver(Kit("w1", worker, policy, self.link, len(devices), not devices, own))
         self.events: list[DriverEvent] = []
         self.frames: list[tuple[MemberName, OutputFrame]] = []
         self.living: list[Living] = []
@@ -83,9 +89,9 @@ class Rig:
 
     async def use(self, other: Engine) -> None:
         """Give the driver another engine's API, once it has swept what an agent before it left."""
-        await asyncio.gather(*self.driver._cleaning)
-        await self.driver._engine.close()
-        self.driver._engine = other
+        await asyncio.gather(*self.driver._removal.later)
+        await self.driver._host.engine.close()
+        self.driver._host.engine = other
 
     def told(self, kind: type, name: MemberName) -> Any:
         """What it reported of this member in an event of that kind; None so far."""
@@ -200,6 +206,73 @@ async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once
         await no_containers(docker)
 
 
+@pytest.mark.slow
+async def test_it_starts_in_a_folder_of_its_own_that_is_bounded(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.attempt_folders.MEASURE_S", 0.2)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker), folder_bytes=1 << 20) as rig:
+        name = rig.start("j1", "sh", "-c", "pwd; echo $HOME; ls -A; id -u; echo x > kept")
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        assert await rig.output(name) == "/work\n/work\n65534\n"
+        root = state / "folders" / "w1@docker"
+        assert root.stat().st_mode & 0o777 == 0o700, "no user of the host passes: the engine mounts it"
+        assert (root / "acme.j1.0.1.7" / "kept").read_text() == "x\n", "it stays for a while"
+        deep = rig.start("deep", "sh", "-c", "pwd", cwd="/tmp")
+        assert await rig.reported(Ended, deep) == (deep, 0, "exit")
+        assert await rig.output(deep) == "/tmp\n"
+        missing = rig.start("missing", "sh", "-c", "pwd", cwd="src")
+        assert (await rig.reported(StartFailed, missing))[1] == 126
+        full = rig.start("full", "sh", "-c", "head -c 4194304 /dev/zero > big; sleep 600")
+        _, code, why = await rig.reported(Ended, full)
+        assert (code < 0, why) == (True, "disk: its folder takes 4 MiB, folder_bytes is 1 MiB")
+
+
+@pytest.mark.slow
+async def test_the_folder_belongs_to_the_user_that_the_image_names(docker: DockerEngine, tmp_path: Path) -> None:
+    docker.make_image("moorage-test:named", "USER worker", 'CMD ["sh", "-c", "id -u > own; cat own; pwd"]')
+    own = settings(docker, user="image")
+    async with state_of(tmp_path) as state, Rig(state, own) as rig:
+        name = rig.start("j1", "sh", "-c", "id -u > own; cat own", image="moorage-test:named")
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        assert await rig.output(name) == "4321\n"
+        assert (state / "folders" / "w1@docker" / "acme.j1.0.1.7" / "own").stat().st_uid == 4321
+        unknown = rig.start("none", "true", image=docker.make_image("moorage-test:none", "USER nobody-knows"))
+        assert "the image has no user nobody-knows" in (await rig.reported(StartFailed, unknown))[2]
+
+
+@pytest.mark.slow
+async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngine, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o700)
+    (kept / "token").touch(mode=0o600)
+    (kept / "token").write_text("s3cret-of-this-test")
+    image = docker.make_image(
+        "moorage-test:entry", 'ENTRYPOINT ["sh", "-c"]', 'CMD ["echo by itself $TOKEN; sleep 600"]'
+    )
+    async with state_of(tmp_path) as state, Rig(state, settings(docker), secrets_dir=kept) as rig:
+        env = {"TOKEN": Secret("token"), "PLAIN": "p", "CUDA_VISIBLE_DEVICES": Secret("token")}
+        name = rig.start("j1", "sh", "-c", 'echo "$TOKEN $PLAIN [$CUDA_VISIBLE_DEVICES] $$"; exit 7', env=env)
+        assert await rig.reported(Ended, name) == (name, 7, "exit")
+        assert await rig.output(name) == "s3cret-of-this-test p [] 1\n"
+        own = rig.start("own", image=image, env=env)
+        await rig.reported(Started, own)
+        told = await until(lambda: "by itself" in rig.live_output(own) and rig.live_output(own))
+        assert told == "by itself s3cret-of-this-test\n"
+        (container,) = await until(lambda: len(docker.containers()) == 1 and docker.containers())
+        shown = docker.docker("inspect", container).stdout
+        assert "PLAIN=p" in shown
+        assert "s3cret-of-this-test" not in shown
+        assert list(Path("/dev/shm").glob("moorage-*/*")) == [], "the mount holds what it needs"
+        rig.driver.end(own, 0.0, "test")
+        await rig.reported(Ended, own)
+        absent = rig.start("absent", "no-such-program", env=env)
+        assert (await rig.reported(Ended, absent))[1:] == (127, "exit")
+        unknown = rig.start("unknown", "true", env={"TOKEN": Secret("other")})
+        assert "no such file" in (await rig.reported(StartFailed, unknown))[2]
+        await no_containers(docker)
+
+
 class Dying(Engine):
     """An engine's API at which an agent dies: it comes to a step, and never past it."""
 
@@ -303,6 +376,7 @@ async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path:
         await until(lambda: docker.containers())
         rig.driver.end(name, 10.0, "cancelled")
         assert await rig.reported(Ended, name) == (name, -9, "end")
+        await no_containers(docker)
 
 
 HOOK: Final = """#!/bin/sh
@@ -396,7 +470,7 @@ async def test_images_that_do_not_arrive_keep_no_container_from_its_start(docker
 async def test_an_image_that_does_not_arrive_in_time_sends_the_job_elsewhere(
     docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.worker.drivers.docker.PULL_S_MAX", 0.5)
+    monkeypatch.setattr("moorage.worker.drivers.container_start.PULL_S_MAX", 0.5)
     async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
         await with_slow_registry(rig, docker)
         name = rig.start("j1", "true", image="nowhere/none:1")
@@ -424,7 +498,7 @@ class SlowOutput(Engine):
 async def test_output_that_comes_slowly_is_waited_for_and_what_does_not_come_is_told(
     docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalls: bool
 ) -> None:
-    monkeypatch.setattr("moorage.worker.drivers.docker.ENGINE_S", 2.0)
+    monkeypatch.setattr("moorage.worker.drivers.container_follow.ENGINE_S", 2.0)
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         slow = SlowOutput(docker.socket)
         slow.piece_s, slow.stalls = 0.5, stalls
@@ -540,14 +614,13 @@ async def test_what_no_container_can_have_is_refused_with_a_word(tmp_path: Path)
         (request(argv=["x"]), "needs an image"),
         (request(image="../containers/x"), "no name of an image"),
         (request(image="a?b=c"), "no name of an image"),
-        (request(image="a", env={"TOKEN": Secret("t")}), "gives no secrets"),
     ):
         with pytest.raises(Refused, match=word) as refused:
             driver.check(wrong)
         assert refused.value.code == "invalid-argument"
     for image in ("a", "a/b:1", "r.example:5000/a/b@sha256:" + "0" * 64):
         driver.check(request(image=image))
-    await driver._engine.close()
+    await driver._host.engine.close()
 
 
 async def test_a_gang_whose_containers_have_no_network_goes_to_another_worker(tmp_path: Path) -> None:
@@ -559,10 +632,10 @@ async def test_a_gang_whose_containers_have_no_network_goes_to_another_worker(tm
         driver.check(gang)
     assert refused.value.code == "failed-precondition", "another worker may have one"
     driver.check(msgspec.structs.replace(gang, replicas=1))
-    await driver._engine.close()
+    await driver._host.engine.close()
     driver = driver_of(tmp_path, DockerSettings(socket=tmp_path / "none.sock", network="ours"))
     driver.check(gang)
-    await driver._engine.close()
+    await driver._host.engine.close()
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,16 @@ import pwd
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, Device
-from moorage.schemas.job import Request, Secret
+from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.container_entry import mounts_of, words_of
 from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
 from moorage.worker.policy import Policy
 
@@ -27,17 +28,32 @@ _IMAGE: Final = re.compile(
 )
 #: a kind of one letter ends dockerd 26 where it reads such a name
 _CDI: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]+=[A-Za-z0-9][A-Za-z0-9_.:-]*")
+#: where a container has the folder of its attempt
+FOLDER_AT: Final = "/work"
+#: -1 stands for no change
+_ID_MAX: Final = (1 << 32) - 1
 #: networks that are the host's, or another container's
 _SHARED_NETWORKS: Final = ("host", "container:", "ns:")
 
 
-class DockerSettings(msgspec.Struct, frozen=True):
-    """Settings of the driver `docker`. A job can neither widen nor change what stands here, but for `request_user`."""
+class Image(NamedTuple):
+    """What an image says of its own program: what stands before the job's words, what stands for them, its user."""
+
+    entry_point: Sequence[str] = ()
+    command: Sequence[str] = ()
+    user: str = ""
+
+    @classmethod
+    def of(cls, inspected: Mapping[str, Any]) -> Image:
+        """Return what an engine's inspection of an image says."""
+        config = inspected.get("Config") or {}
+        return cls(config.get("Entrypoint") or (), config.get("Cmd") or (), config.get("User") or "")
+
+
+class ContainerSettings(msgspec.Struct, frozen=True):
+    """Settings of a driver of containers. A job can change none of them, but for the user with `request_user`."""
 
     gpu_enabled: Annotated[bool, setting("Whether its jobs may have GPUs.")] = True
-    socket: Annotated[
-        Path | None, setting("UNIX socket of the engine on this host; else DOCKER_HOST's, else /var/run/docker.sock.")
-    ] = None
     user: Annotated[
         str, setting("User of the processes in a container, as UID or UID:GID; image is the image's own, maybe root.")
     ] = "65534:65534"
@@ -59,12 +75,6 @@ class DockerSettings(msgspec.Struct, frozen=True):
         str, setting("NVIDIA_DRIVER_CAPABILITIES of containers with NVIDIA GPUs, commas between.")
     ] = "compute,utility"
 
-    @property
-    def engine(self) -> Path:
-        """The socket of the engine. A container is ended by this host's kernel, so no other host's engine will do."""
-        scheme, _, path = os.environ.get("DOCKER_HOST", "").partition("://")
-        return self.socket or Path(path if scheme == "unix" else "/var/run/docker.sock")
-
     def __post_init__(self) -> None:
         if self.network.startswith(_SHARED_NETWORKS):
             raise ValueError(f"network must be none, bridge or the name of a network, found {self.network!r}")
@@ -75,31 +85,24 @@ class DockerSettings(msgspec.Struct, frozen=True):
                 raise ValueError(f"mounts must be as /host/path:/path:ro, found {mount!r}")
 
 
-def check_request(request: Request, settings: DockerSettings) -> None:
+def check_request(request: Request, settings: ContainerSettings) -> None:
     """Raise Refused for what can never run as a container here: `invalid-argument` where no other host could either."""
     image = request.image
     if not image:
-        raise _wrong("a job of the driver docker needs an image", "$.run.image", None, "the name of an image")
+        raise _wrong(
+            f"a job of the driver {request.workload.driver} needs an image", "$.run.image", None, "the name of an image"
+        )
     if not _IMAGE.fullmatch(image):
         raise _wrong("this is no name of an image", "$.run.image", image, "NAME, NAME:TAG or NAME@sha256:DIGEST")
-    run = request.workload
-    for name, value in run.env.items():
-        if isinstance(value, Secret):
-            raise _wrong(
-                "the driver docker gives no secrets to jobs yet: the engine would show them to its users",
-                f"$.run.env.{name}",
-                None,
-                "plain values; or the driver process for a job with secrets",
-            )
     if request.gpu is not None and request.gpu.effective_sharing == "mps":
-        raise SharingUnavailable("mps", "the driver docker shares by time-slice alone")
+        raise SharingUnavailable("mps", "containers share by time-slice alone")
     if settings.network == "none" and request.replicas > 1 and request.gpu and request.gpu.scheduling == "gang":
         raise refuse(
             "failed-precondition",
             "the ranks of a gang cannot meet: containers of this worker have no network",
             field="$.gpu.scheduling",
             found="gang",
-            allowed="a worker whose driver.docker.network is a network on which its hosts reach each other",
+            allowed="a worker whose setting network of the driver is a network on which its hosts reach each other",
         )
 
 
@@ -107,7 +110,7 @@ def _wrong(message: str, field: str, found: str | None, allowed: str) -> Refused
     return refuse("invalid-argument", message, field=field, found=found, allowed=allowed)
 
 
-def check_policy(tenant: str, request: Request, settings: DockerSettings, policy: Policy) -> None:
+def check_policy(tenant: str, request: Request, settings: ContainerSettings, policy: Policy) -> None:
     """Raise Refused (`not-permitted`) for what this worker does not let the tenant do."""
     run, image = request.workload, request.image
     if settings.digests_only and "@sha256:" not in image:
@@ -129,16 +132,22 @@ def _forbidden(message: str, found: str, allowed: str) -> Refused:
 
 def config_of(
     assignment: Assignment,
-    settings: DockerSettings,
+    settings: ContainerSettings,
     policy: Policy,
     info: Mapping[str, Any],
+    image: Image = Image(),  # noqa: B008
     *,
     labels: Mapping[str, str],
     log_bytes: int,
+    folder: str = "",
+    variables: Path | None = None,
     interface: str | None = None,
     simulated: bool = False,
 ) -> dict[str, Any]:
-    """Return what the engine is to create. Raises SharingUnavailable, and Refused for a device that has no name."""
+    """Return what the engine is to create. Raises SharingUnavailable, and Refused for a device that has no name.
+
+    `folder` is the attempt's own on this host, and `variables` the file of its secrets (container_entry.py).
+    """
     request, run = assignment.request, assignment.run
     ours = assignment.environment(interface=interface, simulated=simulated)
     host: dict[str, Any] = {
@@ -153,6 +162,7 @@ def config_of(
         "PidsLimit": settings.pids_max,
         "ShmSize": settings.shm,
         "Binds": list(settings.mounts),
+        "Mounts": [{"Type": "bind", "Source": os.path.abspath(folder), "Target": FOLDER_AT}] if folder else [],
         "LogConfig": {"Type": "local", "Config": {"max-size": f"{max(_MIB, log_bytes)}", "max-file": "2"}},
     }
     if (resources := request.resources) is not None:
@@ -161,10 +171,11 @@ def config_of(
         if resources.memory_mib:
             host["Memory"] = host["MemorySwap"] = resources.memory_mib * _MIB
     if assignment.devices and not simulated:
-        asked, variables = devices_of(assignment.devices, settings, info)
+        asked, shown = devices_of(assignment.devices, settings, info)
         host |= asked
-        ours |= variables
-    env = lay_over({name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
+        ours |= shown
+    base = {"HOME": FOLDER_AT} if folder else {}
+    env = lay_over(base | {name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
     config: dict[str, Any] = {
         "Image": request.image,
         "Env": [f"{name}={value}" for name, value in env.items()],
@@ -174,12 +185,18 @@ def config_of(
     }
     if run.argv:
         config["Cmd"] = list(run.argv)
-    if run.cwd:
-        config["WorkingDir"] = run.cwd
+    if variables is not None:
+        words = [*image.entry_point, *(run.argv or image.command)]
+        if not words:
+            raise refuse("invalid-argument", "neither the job nor its image says what to run", field="$.run.argv")
+        config |= words_of(words)
+        host["Mounts"] += mounts_of(variables)
+    if run.cwd or (folder and run.argv):  # an image's own command starts in the image's own folder
+        config["WorkingDir"] = os.path.join(FOLDER_AT if folder else "/", run.cwd or "")
     return config
 
 
-def _user(wanted: str | None, settings: DockerSettings) -> str:
+def _user(wanted: str | None, settings: ContainerSettings) -> str:
     """A user of the host by its numbers; names of the image are the image's affair."""
     if wanted is None:
         return "" if settings.user == "image" else settings.user
@@ -190,8 +207,25 @@ def _user(wanted: str | None, settings: DockerSettings) -> str:
     return f"{entry.pw_uid}:{entry.pw_gid}"
 
 
+def ids_of(user: str) -> tuple[int, int] | None:
+    """Return uid and gid of a container's user; None for one that only the image knows by this name."""
+    uid, _, gid = user.partition(":")
+    if user and not (uid.isdecimal() and int(uid) < _ID_MAX):
+        return None
+    return int(uid or 0), int(gid) if gid.isdecimal() and int(gid) < _ID_MAX else 0
+
+
+def ids_in(passwd: bytes, user: str) -> tuple[int, int] | None:
+    """Return uid and gid of a user by the text of an image's /etc/passwd; None where it has no such user."""
+    for line in passwd.splitlines():
+        words = line.split(b":")
+        if len(words) > 3 and words[0].decode(errors="replace") == user.partition(":")[0]:
+            return ids_of(b":".join(words[2:4]).decode(errors="replace"))
+    return None
+
+
 def devices_of(
-    devices: Sequence[Device], settings: DockerSettings, info: Mapping[str, Any]
+    devices: Sequence[Device], settings: ContainerSettings, info: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return how these devices are asked for, and the variables that go with it.
 
