@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import gzip
+import hashlib
+import http.server
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +27,12 @@ from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
-from moorage.worker.drivers.container_config import config_of, devices_of
+from moorage.worker.drivers.container_config import (
+    check_policy,
+    config_of,
+    devices_of,
+    network_of,
+)
 from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.container_start import PULLS_MAX, STARTS_MAX
@@ -33,10 +44,11 @@ from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.output import output_path
-from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
+from tests.engines import PATH, DockerEngine, engine, image_of, why_no_dockerd
 from tests.waiting import until
 
 IMAGE: Final = "moorage-test:driver"
+MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
 NO_RULES: Final = Policy({}, {}, {}, None, {})
 
 
@@ -204,6 +216,89 @@ async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once
             assert await second.output(name, "err") == "e1\ne2\ne3\n"
             assert second.live_output(name) == "b\n", "what the first agent told is not told again"
         await no_containers(docker)
+
+
+class Registry(http.server.ThreadingHTTPServer):
+    """A registry with one image, for one user."""
+
+    LOGIN: Final = "Basic " + base64.b64encode(b"me:pass:word").decode()
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Registry.Handler)
+        layer = image_of(("sh",))
+        config = json.dumps(
+            {
+                "architecture": "amd64",
+                "os": "linux",
+                "config": {},
+                "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+            }
+        ).encode()
+        kind, parts = (
+            "application/vnd.docker.",
+            [("container.image.v1+json", config), ("image.rootfs.diff.tar.gzip", gzip.compress(layer))],
+        )
+        self.blobs = {f"sha256:{hashlib.sha256(data).hexdigest()}": data for _, data in parts}
+        told = [
+            {"mediaType": kind + name, "size": len(data), "digest": digest}
+            for (name, data), digest in zip(parts, self.blobs, strict=True)
+        ]
+        self.manifest = json.dumps(
+            {"schemaVersion": 2, "mediaType": MANIFEST, "config": told[0], "layers": told[1:]}
+        ).encode()
+        self.digest = f"sha256:{hashlib.sha256(self.manifest).hexdigest()}"
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        server: Registry
+
+        def do_GET(self) -> None:
+            last = self.path.rpartition("/")[2]
+            if self.headers["Authorization"] != Registry.LOGIN:
+                self._answer(401, b"{}", {"WWW-Authenticate": 'Basic realm="test"'})
+            elif "/manifests/" in self.path and last in ("1", self.server.digest):
+                headers = {"Content-Type": MANIFEST, "Docker-Content-Digest": self.server.digest}
+                self._answer(200, self.server.manifest, headers)
+            else:
+                found = self.server.blobs.get(last)
+                self._answer(200 if found is not None or self.path == "/v2/" else 404, found or b"{}", {})
+
+        do_HEAD = do_GET
+
+        def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(data)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: not to standard error."""
+
+
+@pytest.mark.slow
+async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_operator_keeps(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o700)
+    (kept / "registry").touch(mode=0o600)
+    (kept / "registry").write_text("me:pass:word\n")
+    with Registry() as registry:
+        threading.Thread(target=registry.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{registry.server_address[1]}"
+        own = settings(docker, pull="missing", digests_only=True, registry_secrets={address: "registry"})
+        async with state_of(tmp_path) as state, Rig(state, own, secrets_dir=kept) as rig:
+            name = rig.start("j1", "sh", "-c", "exit 3", image=f"{address}/box@{registry.digest}")
+            assert await rig.reported(Ended, name) == (name, 3, "exit")
+            tagged = rig.start("tagged", "sh", image=f"{address}/box:1")
+            assert "not named by its digest" in (await rig.reported(StartFailed, tagged))[2]
+        own = settings(docker, pull="always")
+        async with state_of(tmp_path / "2"), Rig(tmp_path / "2" / "s", own) as rig:
+            refused = rig.start("j2", "sh", image=f"{address}/box:1")
+            told = await until(lambda: rig.told(NotStarted, refused) or rig.told(StartFailed, refused), deadline_s=60)
+            assert "cannot be pulled" in str(told)
+        registry.shutdown()
 
 
 @pytest.mark.slow
@@ -439,7 +534,7 @@ class SlowRegistry(Engine):
 
     pulls = 0
 
-    async def pull(self, image: str) -> AsyncIterator[str]:
+    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[str]:
         self.pulls += 1
         await asyncio.Event().wait()
         yield ""
@@ -649,11 +744,37 @@ async def test_a_gang_whose_containers_have_no_network_goes_to_another_worker(tm
 async def test_what_the_operator_does_not_allow_fails_the_attempt(
     tmp_path: Path, own: dict[str, Any], run: dict[str, Any], word: str
 ) -> None:
-    from moorage.worker.drivers.container_config import check_policy
-
     with pytest.raises(Refused, match=word) as refused:
         check_policy("acme", request(image="theirs/a", **run), DockerSettings(**own), NO_RULES)
     assert refused.value.code == "not-permitted"
+
+
+def test_an_operator_rules_by_tenant_over_images_mounts_and_networks() -> None:
+    own = DockerSettings(
+        images=("ours/*",), images_for={"acme": "theirs/* ours/x"}, mounts=("/data:/data:ro",),
+        mounts_for={"acme": "/a:/a:rw /b:/b:ro", "*": "/c:/c:ro"}, network="none", network_for={"acme": "lan"},
+        gangs_on_host=("acme",), memlock=True,
+    )  # fmt: skip
+    for tenant, image, is_allowed in (
+        ("acme", "theirs/a", True), ("acme", "ours/a", False), ("other", "ours/a", True), ("other", "theirs/a", False),
+    ):  # fmt: skip
+        with contextlib.nullcontext() if is_allowed else pytest.raises(Refused, match="may not run"):
+            check_policy(tenant, request(image=image), own, NO_RULES)
+    with pytest.raises(Refused, match="may not run"):
+        check_policy("acme", request(image="x"), DockerSettings(images_for={"acme": ""}), NO_RULES)
+    host = made(own, [])["HostConfig"]
+    assert (host["NetworkMode"], host["Binds"]) == ("lan", ["/data:/data:ro", "/a:/a:rw", "/b:/b:ro"])
+    assert host["Ulimits"] == [{"Name": "memlock", "Soft": -1, "Hard": -1}]
+    gang = msgspec.structs.replace(request(image="a"), gpu=GpuSpec(scheduling="gang"), replicas=2)
+    assert [network_of(tenant, gang, own) for tenant in ("acme", "other")] == ["host", "none"]
+    assert network_of("acme", request(image="a"), own) == "lan", "the host's network is for ranks alone"
+    wrong: list[dict[str, Any]] = [
+        {"network_for": {"acme": "host"}}, {"network_for": {"acme": "container:x"}}, {"mounts_for": {"*": "/etc"}},
+        {"images_for": {"a b": "x"}},
+    ]  # fmt: skip
+    for fields in wrong:
+        with pytest.raises(ValueError, match=r"must be|goes by tenant"):
+            DockerSettings(**fields)
 
 
 def made(own: DockerSettings, devices: list[Device], **run: Any) -> dict[str, Any]:

@@ -24,6 +24,9 @@ from moorage.worker.drivers.container_config import (
     config_of,
     ids_in,
     ids_of,
+    is_gang,
+    network_of,
+    registry_of,
 )
 from moorage.worker.drivers.container_engine import EngineDown, EngineError
 from moorage.worker.drivers.container_entry import Entries, NoEntry
@@ -117,6 +120,8 @@ class Starter:
         tenant, run = assignment.name[0], assignment.run
         try:
             check_policy(tenant, assignment.request, self._own, self._policy)
+            if is_gang(assignment.request) and network_of(tenant, assignment.request, self._own) == "none":
+                raise CannotStart(None, f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
             self._policy.check_secrets(tenant, run.env)
             resolved = resolve_secrets(run.env, self._settings.secrets_dir)
         except MoorageError as error:
@@ -140,11 +145,12 @@ class Starter:
         return Image.of(found)
 
     async def _pull(self, member: Member, name: str) -> None:
+        login = self._login(name)
         log.info("%s: pulling the image %s", member.name[1], name)
         before = ""
         try:
             async with asyncio.timeout(PULL_S_MAX):
-                async for told in self._host.engine.pull(name):
+                async for told in self._host.engine.pull(name, login):
                     if told != before:
                         log.debug("%s: image %s: %s", member.name[1], name, told)
                     before = told
@@ -153,6 +159,18 @@ class Starter:
             raise CannotStart(None, why) from None
         except EngineError as error:
             raise pull_fault(name, error) from None
+
+    def _login(self, image: str) -> tuple[str, str] | None:
+        """User and password for the image's registry, where the operator has named a secret for it."""
+        secret = self._own.registry_secrets.get(registry_of(image))
+        if secret is None:
+            return None
+        try:
+            text = resolve_secrets({"login": Secret(secret)}, self._settings.secrets_dir)["login"]
+        except MoorageError as error:
+            raise CannotStart(None, f"image {image} cannot be pulled: {_words(error)}") from None
+        user, _, password = text.partition(":")
+        return user, password
 
     async def _config(self, assignment: Assignment, image: Image, secrets: dict[str, str]) -> dict[str, Any]:
         """What the engine is to create."""
