@@ -37,6 +37,15 @@ def parse_own_path(text: str) -> str | None:
     return None
 
 
+def own_path(pid: int) -> str | None:
+    """Return the version 2 path of a process's cgroup as /proc shows it; None for no process or no such hierarchy."""
+    try:
+        with open(f"/proc/{pid}/cgroup") as file:
+            return parse_own_path(file.read())
+    except OSError:
+        return None
+
+
 def own_cgroup() -> Path | None:
     """The folder of this process's own version 2 cgroup, None where no such hierarchy is mounted or visible."""
     try:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from moorage.worker.cgroup import parse_own_path
+from moorage.worker.cgroup import own_path
 from moorage.worker.member_messages import MemberName
 from moorage.worker.proctree import MARK_NAMES, read_environ, read_process
 
@@ -99,8 +99,4 @@ def _ancestors(pid: int) -> list[int]:
 
 
 def _group(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cgroup") as file:
-            return parse_own_path(file.read().rstrip("\n")) or ""
-    except OSError:
-        return ""
+    return own_path(pid) or ""

@@ -211,7 +211,7 @@ class SupervisorLink:
             try:
                 for answer in self._supervised.begin_start(part):
                     self._heed(answer, partial(self._start_refused, part))
-            except FrameTooLarge as error:
+            except (FrameTooLarge, SupervisorRefused) as error:
                 self._start_refused(part, str(error))
             except SupervisorGone:
                 pass  # the next one's list says what became of them

@@ -205,6 +205,10 @@ class Supervised(asyncio.Protocol):
         """`start`, whose frames are on their way once this returns: a job waits for them. Await what it returns."""
         if self.protocol < 2:
             members = [_for_protocol_1(member) for member in members]
+        if self.protocol < 4 and any(member.leaves_cgroup for member in members):
+            raise SupervisorRefused(
+                "protocol", "the supervisor is of an older release, and does not see what leaves its cgroup"
+            )
         parts = [tuple(members[at : at + START_MEMBERS_MAX]) for at in range(0, len(members), START_MEMBERS_MAX)]
         return [self._begin(Start(n=self._next(), members=part)) for part in parts]
 

@@ -6,11 +6,21 @@ containers.
 
 import contextlib
 import os
+import signal
 from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.worker.cgroup import CgroupFolder
-from moorage.worker.proctree import TICKS_PER_S, Process, Scan, kill_process, scan_marks, state_mark_of
+from moorage.worker.proctree import (
+    TICKS_PER_S,
+    Process,
+    Scan,
+    descendants,
+    kill_process,
+    read_process,
+    scan_marks,
+    state_mark_of,
+)
 from moorage.worker.supervisor.containers import kill, processes_of
 from moorage.worker.supervisor.journal import Left, Starting
 from moorage.worker.supervisor.protocol import Ended, Proof, Unproven
@@ -130,9 +140,14 @@ class FormerMembers:
             for process in scan.others:
                 if process.session == main_pid and process.pid not in others and not _is_older(process, starting):
                     found[process.pid] = process
-        for process in found.values():
-            with contextlib.suppress(OSError):  # it is found again by the next pass
-                kill_process(process)
+        for pid in descendants(found):  # one that hides both is known by its parent, while that lives
+            below = read_process(pid)
+            if below is not None and not below.dead and pid not in others:
+                found.setdefault(pid, below)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # no parent may act on the death of its child
+            for process in reversed(found.values()):
+                with contextlib.suppress(OSError):  # it is found again by the next pass
+                    kill_process(process, number)
         if found:
             self._not_proven(key, tuple(sorted(found)), "processes of it are still there")
             return None

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from moorage.worker.cgroup import CgroupBase
+from moorage.worker.cgroup import CgroupBase, own_path
 from moorage.worker.proctree import (
     STATE_MARK,
     TICKS_PER_S,
@@ -431,14 +431,13 @@ class Jobs:
         if self._clear_timer is not None:
             self._clear_timer.cancel()
             self._clear_timer = None
-        if self._cgroups is None:
+        if any(member.cgroup is None for member in self._clearing.values()):
             try:
                 self._check_orphans()
             except OSError as error:  # no descriptor to look with: look again
                 log(f"cannot see what is left of members: {error}")
-        else:
-            for member in list(self._clearing.values()):
-                assert member.cgroup is not None
+        for member in list(self._clearing.values()):
+            if member.cgroup is not None:
                 try:
                     member.cgroup.kill()
                     if member.cgroup.remove():
@@ -450,16 +449,16 @@ class Jobs:
             self._clear_delay_s = min(CLEAR_DELAY_S_MAX, 2 * self._clear_delay_s)
 
     def _check_orphans(self) -> None:
-        """Without cgroups: whatever is left of a dead main process descends from an orphan that came to us."""
+        """Without a cgroup: whatever is left of a dead main process descends from an orphan that came to us."""
         own = {*self._by_pid, self.launcher.pid}
         sessions = {member.pid: member for member in self.members.values() if member.pid is not None}
         left: dict[str, list[int]] = {}
         for orphan in children(os.getpid()):
-            if orphan in own:
-                continue
+            if orphan in own or (self._cgroups is not None and self._launches.is_ours(own_path(orphan) or "")):
+                continue  # the processes of a member's cgroup are that member's
             for member in self._owners(orphan, sessions):
                 left.setdefault(member.key, []).append(orphan)
-        for member in list(self._clearing.values()):
+        for member in [each for each in self._clearing.values() if each.cgroup is None]:
             if member.key not in left:
                 self._finish(member, "walk")
             else:

@@ -65,7 +65,7 @@ class Launches:
         stdout, stderr = output_paths(self.state, start.key)
         member.pumps.append(OutputPump(_pipe(passed), stdout, start.output_cap_bytes, "stdout", self._room))
         member.pumps.append(OutputPump(_pipe(passed), stderr, start.output_cap_bytes, "stderr", self._room))
-        if self.cgroups is None:
+        if self.cgroups is None or start.leaves_cgroup:
             member.ignored = tuple(name for name in ("cpu_milli", "memory_bytes") if getattr(start, name) is not None)
             return
         member.cgroup, ignored = self.cgroups.create(
@@ -73,6 +73,10 @@ class Launches:
         )
         member.ignored = tuple(ignored)
         passed.append(os.open(member.cgroup.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def is_ours(self, cgroup: str) -> bool:
+        """Return whether a cgroup, by its path in /proc/PID/cgroup, is that of a member."""
+        return f"/{self._prefix}-" in cgroup
 
     def hear(self, member: Member) -> bool:
         """Whether its process has said that it runs its program, or why not: then `member.failure` holds that."""

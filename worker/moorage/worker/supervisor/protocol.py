@@ -12,13 +12,13 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """2: a checkpoint signal ahead of the deadline alone, a notice before an end, `idle_only`, a mark of the state folder.
-3: containers (`Contain`, `Removed`).
+3: containers (`Contain`, `Removed`). 4: `StartMember.leaves_cgroup`.
 
 A supervisor of the release before runs on under a newer agent, which leaves out what it does not know.
 """
-PROTOCOLS: Final = (1, 2, 3)
+PROTOCOLS: Final = (1, 2, 3, 4)
 """What this agent can speak to."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES: Final = 4
@@ -54,7 +54,8 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     (soft, hard), -1 for unlimited. Without `timeout_s` it may run for ever. `ends_in_s` is when somebody else will end
     it, counted from its start. `checkpoint_signal` is sent once, `checkpoint_before_s` ahead of the earlier of the two,
     or with the notice of an end (see `checkpoint.py` for whom it goes to). `output_cap_bytes` holds for each of stdout
-    and stderr.
+    and stderr. `leaves_cgroup` says that what it starts goes into cgroups of its own choice, as a container engine
+    does: its end is then proven by its tree alone.
     """
 
     key: str
@@ -73,6 +74,7 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     stream_output: bool = False
     cpu_milli: int | None = None
     memory_bytes: int | None = None
+    leaves_cgroup: bool = False
 
 
 class Contain(msgspec.Struct, frozen=True, kw_only=True, tag="contain"):
