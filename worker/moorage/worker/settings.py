@@ -213,7 +213,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not 0 <= sharers <= SHARERS_MAX[mode]:
                 raise ValueError(f"sharers_max must be 0..{SHARERS_MAX[mode]} for {mode}, found {sharers}")
         for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
-            _check_rules(name, getattr(self, name))
+            check_rules(name, getattr(self, name))
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
 
@@ -254,7 +254,7 @@ def _decode_path(kind: type, value: object) -> object:
     raise NotImplementedError(f"no setting is a {kind.__name__}")
 
 
-def _check_rules(name: str, rules: Mapping[str, str]) -> None:
+def check_rules(name: str, rules: Mapping[str, str]) -> None:
     """Raise ValueError for tenants that cannot be, or too many of them."""
     if len(rules) > TENANTS_MAX:
         raise ValueError(f"{name} may have at most {TENANTS_MAX} tenants, found {len(rules)}")

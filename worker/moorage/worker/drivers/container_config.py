@@ -19,7 +19,8 @@ from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_entry import mounts_of, words_of
 from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
-from moorage.worker.policy import Policy, check_rules
+from moorage.worker.policy import Policy
+from moorage.worker.settings import check_rules
 
 _MIB: Final = 1 << 20
 #: as engines name images: what else stands there could lead a request to the engine astray
