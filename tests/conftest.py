@@ -14,6 +14,7 @@ container. An `async def test_…` runs in its own event loop with these fixture
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import secrets
 import signal
@@ -34,6 +35,7 @@ __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks t
 
 def pytest_configure() -> None:
     """A shell without job control makes what it puts in the background deaf to Ctrl-C, and its children with it."""
+    gc.disable()  # until all is collected: of thousands of tests and of their modules none is garbage
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -51,6 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+def pytest_collection_finish() -> None:
+    """From here on the garbage collector looks only at what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

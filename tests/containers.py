@@ -25,8 +25,6 @@ from typing import Final
 
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
-from testcontainers.core.container import DockerContainer
-
 from moorage.bus.embedded import HOST, USER, USER_LEDGER
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -70,6 +68,8 @@ class ContainerServer:
     """nats-server in a container, on a volume of its own. `kill` and `start` keep its data and its port."""
 
     def __init__(self, image: str) -> None:
+        from testcontainers.core.container import DockerContainer  # takes long, and few runs need it
+
         self.port = _free_port()
         self._password = f"p{secrets.token_hex(16)}"
         self._container = (

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.mutant_files import ROOT, Mutant, file_of, mutated, read_mutants
-from tests.turns import DAY
+from tests.turns import ALL, DAY
 
 RULES: Final = ROOT / "docs" / "reliability-rules.md"
 ROOMS: Final = ("schemas", "bus", "scheduler", "worker", "client")
@@ -52,6 +52,7 @@ def environment_of(tree: Path) -> dict[str, str]:
         **os.environ,
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
+        ALL: "1",
         DAY: "2025-12-15",  # the same seeds whenever it runs; on that day many begin at 0
         "PYTHONPATH": os.pathsep.join(str(tree / room) for room in ROOMS),
     }

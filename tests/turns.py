@@ -1,7 +1,8 @@
 """Which of many cases run today: some in `make test`, others each day, and the rest, marked `slow`, in `make test-all`.
 
 The day is that of the process which started the run: its workers, and a run over midnight, keep to it. The cases of
-another day: `MOORAGE_TEST_DAY=2026-11-23 make test`.
+another day: `MOORAGE_TEST_DAY=2026-11-23 make test`. `make mutants` runs more of them, since a defect may need the
+one case that shows it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 import pytest
 
 DAY: Final = "MOORAGE_TEST_DAY"
+ALL: Final = "MOORAGE_TEST_ALL"
 SEEDS: Final = 10_000  # as many as `make sim-long` and `make workloads` run
 
 
@@ -22,15 +24,20 @@ def today() -> int:
     return date.fromisoformat(os.environ.setdefault(DAY, datetime.now(UTC).date().isoformat())).toordinal()
 
 
-def turns(cases: Sequence[Any], often: int) -> list[Any]:
-    """All cases, of which `often` run today in `make test`: each has its turn within `len(cases) / often` days."""
+def turns(cases: Sequence[Any], often: int, more: int | None = None) -> list[Any]:
+    """Today's cases: `often` for `make test`, then `more` for `make test-all`, or all others.
+
+    Each case has its turn in `make test` within `len(cases) / often` days.
+    """
     first = today() * often % len(cases)
-    chosen = {(first + number) % len(cases) for number in range(often)}
-    return [case if at in chosen else pytest.param(case, marks=pytest.mark.slow) for at, case in enumerate(cases)]
+    today_s = [cases[(first + number) % len(cases)] for number in range(len(cases))]
+    rest = today_s[often:] if more is None or ALL in os.environ else today_s[often : often + more]
+    return [*today_s[:often], *(pytest.param(case, marks=pytest.mark.slow) for case in rest)]
 
 
 def seeds(often: int, more: int) -> list[Any]:
     """Today's seeds: `often` for `make test`, then `more` for `make test-all`. Tomorrow's are the next ones."""
     first = today() * (often + more)
+    more *= 3 if ALL in os.environ else 1
     chosen = [(first + number) % SEEDS for number in range(often + more)]
     return [*chosen[:often], *(pytest.param(seed, marks=pytest.mark.slow) for seed in chosen[often:])]

@@ -137,7 +137,7 @@ def test_a_stream_is_whole_or_refused(cut: Callable[[bytes], bytes]) -> None:
 def test_a_bomb_is_given_up_at_its_bound_and_what_is_no_gzip_at_once() -> None:
     into = io.BytesIO()
     with pytest.raises(BadArchive, match="more than 1048576 bytes"):
-        Inflating(into, MIB).feed(gzipped(bytes(1000 * MIB)))
+        Inflating(into, MIB).feed(gzipped(bytes(64 * MIB)))
     assert len(into.getvalue()) <= MIB
     with pytest.raises(BadArchive, match="not compressed by gzip"):
         Inflating(io.BytesIO(), MIB).feed(b"plain")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -92,16 +90,6 @@ def test_a_stale_leader_is_deposed_by_its_next_append() -> None:
     simulate(scene)
 
 
-@pytest.fixture
-def _collector() -> Iterator[None]:
-    """A leading scheduler freezes the heap and changes the collector's numbers; a test process takes both back."""
-    numbers = gc.get_threshold()
-    yield
-    gc.unfreeze()
-    gc.set_threshold(*numbers)
-
-
-@pytest.mark.usefixtures("_collector")
 def test_two_production_schedulers_and_a_partition_in_virtual_time() -> None:
     subjects = Subjects("t")
 

@@ -30,6 +30,7 @@ async def test_the_fleet_is_a_table_with_what_fits_now(node: Node) -> None:
     assert {row["worker"] for row in frame["data"]["workers"]} >= set(workers)
 
 
+@pytest.mark.slow
 async def test_a_worker_shows_each_of_its_devices_with_its_ids(node: Node) -> None:
     ran = await node.run("fleet", "sim-0001")
     assert ran.code == 0

@@ -73,6 +73,7 @@ async def test_files_that_were_sent_long_ago_are_sent_again(
         assert (await send(client, code)).is_new
 
 
+@pytest.mark.slow
 async def test_the_command_brings_files_and_says_what_it_cannot_bring(node: Node, unique: str, tmp_path: Path) -> None:
     code = made(tmp_path / "code", "train.py", "secret.key")
     (code / "train.py").write_text("import os\nprint(sorted(os.listdir()))")
@@ -134,6 +135,7 @@ async def test_what_is_stored_of_a_job_and_reaches_out_is_not_unpacked(node: Nod
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_the_command_gets_what_a_job_kept(node: Node, unique: str, tmp_path: Path) -> None:
     script = "mkdir out; echo model > out/model.pt; echo log > run.log"
     run = ("run", "--job", "j", "--keep", "out/**", "--keep", "*.log", "--", "sh", "-c", script)

@@ -37,46 +37,45 @@ def test_no_verb_that_takes_fields_is_left_out() -> None:
     assert set(Fields.__annotations__) == FIELDS
 
 
+NEAREST: dict[str, str] = {
+    "prioritty": "the nearest is 'priority'",
+    "retrys": "the nearest is 'retries'",
+    "something": "there are ",
+    "id": "",
+    "argv": "",
+}
+
+
 @pytest.mark.parametrize("verb", SAID)
-@pytest.mark.parametrize(
-    ("keyword", "told"),
-    [
-        ("prioritty", "the nearest is 'priority'"),
-        ("retrys", "the nearest is 'retries'"),
-        ("something", "there are "),
-        ("id", ""),
-        ("argv", ""),
-    ],
-)
-async def test_an_unknown_keyword_is_told_with_the_nearest(fleet: SimFleet, verb: str, keyword: str, told: str) -> None:
+async def test_an_unknown_keyword_is_told_with_the_nearest(fleet: SimFleet, verb: str) -> None:
     async with AsyncClient(transport=fleet) as moorage:
-        with pytest.raises(TypeError, match=f"no keyword '{keyword}'.*{told}"):
-            await SAID[verb](moorage, {keyword: 1})
+        for keyword, told in NEAREST.items():
+            with pytest.raises(TypeError, match=f"no keyword '{keyword}'.*{told}"):
+                await SAID[verb](moorage, {keyword: 1})
         assert (await moorage.ls())["jobs"] == [], "nothing was submitted"
 
 
-@pytest.mark.parametrize(
-    ("keyword", "told"),
-    [
-        ("job", "a job's id is key="),
-        ("name", "a job's id is key="),
-        ("gang", "a gang is gpu=GpuSpec"),
-        ("scheduling", "it is said of the GPUs"),
-        ("command", "the first argument"),
-        ("timeout", "timeout_s"),
-        ("gpus", "gpu="),
-    ],
-)
-async def test_what_is_called_otherwise_elsewhere_is_told_by_its_name_here(
-    fleet: SimFleet, keyword: str, told: str
-) -> None:
+ELSEWHERE: dict[str, str] = {
+    "job": "a job's id is key=",
+    "name": "a job's id is key=",
+    "gang": "a gang is gpu=GpuSpec",
+    "scheduling": "it is said of the GPUs",
+    "command": "the first argument",
+    "timeout": "timeout_s",
+    "gpus": "gpu=",
+}
+
+
+async def test_what_is_called_otherwise_elsewhere_is_told_by_its_name_here(fleet: SimFleet) -> None:
     async with AsyncClient(transport=fleet) as moorage:
-        with pytest.raises(TypeError, match=told):
-            await SAID["submit"](moorage, {keyword: "x"})
-        # the same command again, as it is said now, and the keyword once more: what is alike is not checked twice
+        for keyword, told in ELSEWHERE.items():
+            with pytest.raises(TypeError, match=told):
+                await SAID["submit"](moorage, {keyword: "x"})
+        # the same command again, as it is said now, and each keyword once more: what is alike is not checked twice
         await moorage.submit(["true"], key="first")
-        with pytest.raises(TypeError, match=told):
-            await SAID["submit"](moorage, {keyword: "x"})
+        for keyword, told in ELSEWHERE.items():
+            with pytest.raises(TypeError, match=told):
+                await SAID["submit"](moorage, {keyword: "x"})
 
 
 def test_the_sync_twin_tells_the_same(fleet: SimFleet) -> None:
@@ -87,11 +86,12 @@ def test_the_sync_twin_tells_the_same(fleet: SimFleet) -> None:
         assert moorage.submit(["true"], key="x").id == "x"
 
 
-@pytest.mark.parametrize("keyword", ["driver", "cwd", "user"])
-async def test_a_function_has_none_of_what_a_process_has(fleet: SimFleet, keyword: str) -> None:
+async def test_a_function_has_none_of_what_a_process_has(fleet: SimFleet) -> None:
     async with AsyncClient(transport=fleet) as moorage:
-        with pytest.raises(TypeError, match=f"no keyword '{keyword}' here, of a function in a service's own process"):
-            await SAID["submit_handler"](moorage, {keyword: "x"})
+        for keyword in ("driver", "cwd", "user"):
+            told = f"no keyword '{keyword}' here, of a function in a service's own process"
+            with pytest.raises(TypeError, match=told):
+                await SAID["submit_handler"](moorage, {keyword: "x"})
 
 
 MISPLACED: dict[str, tuple[Call, type[Exception], str]] = {

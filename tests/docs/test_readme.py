@@ -30,6 +30,7 @@ FIGURES: Final = {
 }
 
 
+@pytest.mark.slow
 def test_typed_as_it_stands_it_does_what_it_shows(tmp_path: Path) -> None:
     run(page(ROOT / "README.md"), tmp_path, environment(tmp_path))
     assert processes_of(str(tmp_path / ".moorage")) == []

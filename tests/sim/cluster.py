@@ -30,7 +30,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.simulated import FaultyNetwork, SimulatedBus
 from moorage.bus.simulated_clock import SimulatedClock, Stalled
 from moorage.bus.simulated_processes import Process
-from moorage.scheduler import foresight, gc_schedule, reign, service, standing
+from moorage.scheduler import foresight, reign, service, standing
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
@@ -156,7 +156,6 @@ class Cluster:
         patches.callback(random.setstate, state)
         random.seed(self.seed)
         patches.enter_context(mock.patch.object(reign, "take_snapshot", self._take_snapshot))
-        patches.enter_context(mock.patch.object(gc_schedule, "gc"))  # a process's own tuning
         for module, name, seconds in SELDOM:
             patches.enter_context(mock.patch.object(module, name, seconds))
         patches.enter_context(mock.patch.object(os, "urandom", rng.randbytes))

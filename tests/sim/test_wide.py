@@ -14,8 +14,8 @@ import pytest
 from tests.sim.wide import WideWorld
 from tests.turns import seeds
 
-OFTEN: Final = 4
-MORE: Final = 8
+OFTEN: Final = 2
+MORE: Final = 6
 
 
 @pytest.mark.parametrize("seed", seeds(OFTEN, MORE))

@@ -61,9 +61,14 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    return list(ast.walk(parsed(file)))
+
+
 def imports(file: Path) -> Iterator[str]:
     """Absolute names that a file imports, anywhere in it."""
-    for node in ast.walk(parsed(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -90,7 +95,7 @@ def test_the_core_knows_no_socket_no_loop_and_no_clock() -> None:
         for name in imports(file):
             assert name.split(".")[0] not in IMPURE, f"{file.relative_to(ROOT)} imports {name}"
             assert not name.startswith("moorage.bus"), f"{file.relative_to(ROOT)} imports {name}"
-        waits = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.Await | ast.AsyncFunctionDef)]
+        waits = [n for n in nodes(file) if isinstance(n, ast.Await | ast.AsyncFunctionDef)]
         assert not waits, f"{file.relative_to(ROOT)} awaits"
 
 
@@ -116,7 +121,7 @@ def outside_the_engine() -> Iterator[tuple[Path, ast.AST]]:
     """The nodes of all files of the scheduler but those that the engine is made of; questions count as outside."""
     for file in sources("scheduler"):
         if (CORE not in file.parents or CORE / "queries" in file.parents) and file != CORE / "queries" / "view.py":
-            yield from ((file, node) for node in ast.walk(parsed(file)))
+            yield from ((file, node) for node in nodes(file))
 
 
 def of_engine(node: ast.AST) -> str:
@@ -178,6 +183,14 @@ def texts(file: Path) -> Iterator[str]:
             yield node.value
 
 
+def test_nats_py_is_imported_in_one_module() -> None:
+    """The one that keeps aiohttp out of every start, see there."""
+    found = [
+        file for room in ROOMS for file in sources(room) if any(re.match(r"nats\b", name) for name in imports(file))
+    ]
+    assert [str(file.relative_to(ROOT)) for file in found] == ["bus/moorage/bus/nats_py.py"]
+
+
 def test_subjects_are_spelled_in_one_module() -> None:
     spelled = re.compile(r"moorage\.(api|request|admin|events?|log|hello|load|fleet|worker\.\*|ledger|dlq)\.")
     for room in ("bus", "scheduler", "worker", "client", "cli"):
@@ -205,7 +218,7 @@ def test_reasons_for_waiting_are_spelled_in_one_module() -> None:
             met.add(str(file.relative_to(ROOT / ROOMS[room])))
             keys = {
                 key.value
-                for node in ast.walk(parsed(file))
+                for node in nodes(file)
                 if isinstance(node, ast.Dict)
                 for key in node.keys
                 if isinstance(key, ast.Constant)
@@ -246,6 +259,7 @@ def test_the_pythons_that_are_named_are_those_that_are_tested() -> None:
     assert "make test-pythons" in (ROOT / ".ci/run").read_text()
 
 
+@pytest.mark.slow
 def test_generated_pages_are_fresh() -> None:
     done = subprocess.run([sys.executable, "-m", "docs.generate", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,7 +18,7 @@ from tests.workloads.plan import THEMES, Step, made
 from tests.workloads.world import World
 
 OFTEN: Final = 30
-MORE: Final = 270
+MORE: Final = 120
 
 
 @pytest.mark.parametrize("seed", seeds(OFTEN, MORE))

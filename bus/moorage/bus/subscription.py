@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from nats.aio.client import Client
-from nats.aio.subscription import Subscription as NatsSubscription
-
 from moorage.bus.dialing import quietly
 from moorage.bus.direct import DirectClient, DirectSubscription, callback_of
 from moorage.bus.errors import PermissionRefused
+from moorage.bus.nats_py import Client
+from moorage.bus.nats_py import Subscription as NatsSubscription
 from moorage.bus.transport import Handler
 
 Forget = Callable[["Subscription"], Awaitable[None]]

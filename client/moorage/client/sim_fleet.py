@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -120,7 +119,6 @@ class SimFleet:
         self._boots = 0
         self._holders = 0
         self._opening: asyncio.Lock | None = None
-        self._collector: contextlib.ExitStack | None = None
 
     def __repr__(self) -> str:
         return f"<SimFleet simulated {self.word}, {len(self._workers)} of {len(self._hosts)} workers>"
@@ -199,8 +197,6 @@ class SimFleet:
             await self._close()
 
     async def _open(self) -> None:
-        self._collector = contextlib.ExitStack()
-        self._collector.enter_context(_collector_as_it_was())
         self._bus = SimulatedBus(self.network)
         self._start_scheduler()
         for host in self._hosts.values():
@@ -304,9 +300,6 @@ class SimFleet:
     async def _close(self) -> None:
         """Raises what broke in the scheduler or a worker, so that a test does not pass over it."""
         async with contextlib.AsyncExitStack() as stack:
-            if self._collector is not None:
-                stack.push(self._collector)
-                self._collector = None
             stack.push_async_callback(self._close_links)
             stack.push_async_callback(self._end_scheduler)
             workers, self._workers = self._workers, {}
@@ -317,15 +310,3 @@ class SimFleet:
         for connection in list(self._bus.connections):
             await connection.close()
         self.scheduler = None
-
-
-@contextlib.contextmanager
-def _collector_as_it_was() -> Iterator[None]:
-    """A scheduler tunes the garbage collector for a process of its own; a test's process gets its numbers back."""
-    threshold, frozen = gc.get_threshold(), gc.get_freeze_count()
-    try:
-        yield
-    finally:
-        gc.set_threshold(*threshold)
-        if not frozen:
-            gc.unfreeze()

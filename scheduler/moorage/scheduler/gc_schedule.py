@@ -25,14 +25,20 @@ JOBS_MAX: Final = 15_000
 
 
 class GcSchedule:
-    """The schedule of one reign; a process has one reign at a time, and one collector."""
+    """The schedule of one reign; a process has one reign at a time, and one collector.
 
-    def __init__(self) -> None:
+    A process that is not the `own` one of a scheduler keeps its collector as it is: nothing here does anything.
+    """
+
+    def __init__(self, own: bool = True) -> None:
+        self._own = own
         self._events = 0
         self._full_s = self._event_s = time.monotonic()
 
     def begin(self) -> None:
         """Collect everything once, what an earlier reign left included; from then on only what is new."""
+        if not self._own:
+            return
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -40,7 +46,7 @@ class GcSchedule:
 
     def count_events(self, events: int) -> None:
         """A record was written that had so many events; freeze if that makes enough of them."""
-        if not events:
+        if not events or not self._own:
             return
         self._event_s = time.monotonic()
         self._events += events

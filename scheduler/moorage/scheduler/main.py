@@ -76,7 +76,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
         name=settings.name,
         snapshot_command=follower,
         snapshot_records=settings.snapshot_records,
-        forks=True,
+        own_process=True,
         recorder=recorder,
     )
     running = asyncio.create_task(scheduler.run())

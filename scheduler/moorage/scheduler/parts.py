@@ -39,14 +39,15 @@ class Parts:
         name: str = "",
         snapshot_command: Command | None = None,
         snapshot_records: int = RECORDS_BETWEEN,
-        forks: bool = False,
+        own_process: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
         """`snapshot_command` starts the follower that writes snapshots; with None there are none.
 
-        `forks` allows this process to copy itself for questions about the future; without it there are no forecasts.
+        `own_process` says that nothing else runs in this process: then the scheduler sets when the garbage collector
+        runs, and copies the process for questions about the future. Without it there are no forecasts.
         """
-        self.forks = forks
+        self.own_process = own_process
         self.recorder = recorder
         self.snapshot_command = snapshot_command
         self.snapshot_records = snapshot_records

@@ -83,7 +83,7 @@ class Reign:
             scheduler.subjects,
             scheduler.standings,
             self.queue_reader.letters,
-            forks=scheduler.forks,
+            forks=scheduler.own_process,
         )
         asked = self.questions
         self.intake = Intake(self.engine, scheduler.subjects, self.answer_now, asked.read, asked.admin)
@@ -95,7 +95,7 @@ class Reign:
             self._on_delivery,
             lambda: self.engine.waiting + self.intake.waiting,
         )
-        self.gc_schedule = GcSchedule()
+        self.gc_schedule = GcSchedule(scheduler.own_process)
         self._kick = asyncio.Event()
         self._draining = False
         self._subscriptions: list[Any] = []
