@@ -213,7 +213,7 @@ def test_what_was_freed_for_its_owner_is_not_reserved_for_the_tenant_it_was_take
     drive.run_out("w0")
     drive.settle()
     for name in ("one", "two"):
-        drive.submit(name, gpu={"count": 4}, tenant="bor", run=lasting(DAY_S))
+        drive.submit(name, gpu={"count": 4}, tenant="bor", run=lasting(1_000))
     drive.settle()
     drive.pass_time(70_000, step=5_000)
     worker.auto = False

@@ -186,7 +186,7 @@ def test_what_was_reserved_for_a_job_as_it_asked_is_not_kept_from_it_once_it_may
     drive = Driving()
     drive.worker("w0", gpus=2)
     drive.submit("j", gpu={})
-    drive.submit("other", gpu={})
+    drive.submit("other", gpu={}, run={"driver": "noop", "timeout_s": 3_600})
     drive.settle()
     failed = slots_of(drive, "j")[1].bit_length() - 1
     say(drive, "w0", Unwell(failed, "xid", "Xid 79: the GPU has fallen off the bus", True))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.schedule import reserve
 from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS, Reservation
+from moorage.scheduler.core.schedule.runtime import Estimates
+from moorage.scheduler.core.shape import Shape
 from tests.scheduler.driving import Driving
 
 #: hosts are reserved only where the ends of what runs are known
@@ -295,3 +299,62 @@ def test_jobs_that_no_host_could_ever_hold_cost_no_walk_over_the_fleet(monkeypat
     monkeypatch.setattr(reserve, "soonest", counted)
     drive.pass_time(PATIENCE_MS + 5_000)
     assert walks == []
+
+
+def gangs_beyond_the_usable_half(count: int) -> Driving:
+    """Six hosts, half of them cordoned, and so many gangs of different shapes that fit the whole fleet alone."""
+    drive = Driving()
+    drive.checks = False
+    for number in range(6):
+        drive.worker(f"w{number}", 4)
+    drive.submit("runs", replicas=3, gpu={"count": 4}, run=ENDS_SOME_TIME)
+    drive.settle()
+    free = [name for name in drive.workers if name not in drive.placed_on("runs")]
+    for name in free:
+        drive.operate("cordon", name)
+    for number in range(count):
+        drive.offer_submit(
+            f"j{number}", replicas=5, resources={"cpu_milli": number + 1}, gpu={"count": 4, "scheduling": "gang"}
+        )
+    drive.tick()
+    return drive
+
+
+def walks_of(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ledger ms of each walk over the fleet from now on."""
+    found, soonest = list[int](), reserve.soonest
+
+    def counted(
+        fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int
+    ) -> tuple[frozenset[int], int] | None:
+        found.append(now_ms)
+        return soonest(fleet, shape, excluded, estimates, now_ms)
+
+    monkeypatch.setattr(reserve, "soonest", counted)
+    return found
+
+
+def test_gangs_that_fit_no_usable_host_cost_a_walk_each_until_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drive = gangs_beyond_the_usable_half(40)
+    walks = walks_of(drive, monkeypatch)
+    drive.pass_time(PATIENCE_MS + 10_000)
+    assert max(Counter(walks).values()) <= 8
+    assert len(walks) == 40
+    drive.pass_time(60_000)
+    assert len(walks) == 40, "nothing has changed"
+
+
+def test_each_gang_has_its_walk_though_the_fleet_changes_at_every_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of them would fit: those before it must not use up the scans."""
+    drive = gangs_beyond_the_usable_half(40)
+    drive.submit("fits", replicas=3, gpu={"count": 4, "scheduling": "gang"})
+    walks = walks_of(drive, monkeypatch)
+    drive.pass_time(PATIENCE_MS)
+    while drive.engine.planner.holding.reservation is None:
+        drive.engine.fleet.opens()
+        drive.pass_time(1_000)
+        assert drive.now < 1_100_000, "it is never sought"
+    assert drive.engine.planner.holding.reservation.num == drive.job("fits").num
+    assert max(Counter(walks).values()) <= 8

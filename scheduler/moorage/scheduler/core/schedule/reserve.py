@@ -202,7 +202,20 @@ LOOK_MS: Final = 1000
 OWED_PART: Final = 512
 #: queue groups that are scanned for an overdue job, and as many of those that need whole hosts
 LINES_MAX: Final = 512
+#: kinds of overdue jobs for which hosts are sought in one scan, as each is a walk over the fleet
+WALKS_MAX: Final = 8
 NOBODY: Final[frozenset[int]] = frozenset()
+
+
+#: what jobs for which hosts are sought have in common: the shape, and the hosts that a drain excludes
+_Sought = tuple[int, frozenset[int]]
+
+
+class InVain(NamedTuple):
+    """No hosts were found for such jobs: that stands while the fleet has not changed since."""
+
+    change: int
+    at_ms: int
 
 
 class Holding:
@@ -231,6 +244,7 @@ class Holding:
         self._seen: tuple[int, int, int] | None = None  # what the last scan saw, see `_view`
         self._next_claim_ms = math.inf  # with no reservation: when a job becomes overdue, or hosts are closed for one
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
+        self._in_vain: dict[_Sought, InVain] = {}  # of the candidates of the last scan that found none to reserve for
         self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
 
     # ----------------------------------------------------------------------- which hosts are closed to a group
@@ -358,23 +372,36 @@ class Holding:
         return self._claims.in_order(impatient)
 
     def _grant(self, draft: Draft, claims: list[Claim]) -> Reservation | None:
-        """Hosts for the first of these claims that some could hold, if it is due."""
-        in_vain = set[tuple[int, frozenset[int]]]()  # each try is a walk over the fleet
-        for claim in claims:  # a job that no host could hold must not hide one that could be helped
-            tried = claim.line.shape.index, self._lines.left_too_soon(draft, claim.item)
-            if tried in in_vain or not self._could_ever(claim.line.shape):
+        """Reserve hosts for the first of these candidates that some could hold, if it is due.
+
+        A job that no host could hold must not hide one that could be helped, nor put off when that is due. That none
+        could stands until the fleet changes; of more than `WALKS_MAX` kinds that are to be sought then, those that were
+        longest ago have their turn.
+        """
+        now_ms, change = draft.time_ms, self._fleet.changes
+        kinds: dict[_Sought, Claim] = {}
+        for claim in claims:
+            if self._could_ever(claim.line.shape):
+                kinds.setdefault((claim.line.shape.index, self._lines.left_too_soon(draft, claim.item)), claim)
+        vain = self._in_vain = {kind: found for kind, found in self._in_vain.items() if kind in kinds}
+        turn = [kind for kind in kinds if kind not in vain or vain[kind].change != change]
+        if len(turn) > WALKS_MAX:
+            self._next_claim_ms = now_ms + LOOK_MS
+            longest_ago = set(nsmallest(WALKS_MAX, turn, key=lambda kind: vain[kind].at_ms if kind in vain else 0))
+            turn = [kind for kind in turn if kind in longest_ago]
+        for kind in turn:
+            claim, leaving = kinds[kind], kind[1]
+            shape = claim.line.shape
+            with self._fleet.avoiding(shape.avoid):  # and not where it would not be put
+                found = soonest(self._fleet, shape, leaving | shape.refusing, self._estimates, now_ms)
+            if found is None:
+                vain[kind] = InVain(change, now_ms)
                 continue
-            if (due_ms := self._due_ms(draft, claim)) > draft.time_ms:
+            if (due_ms := self._due_ms(draft, claim)) > now_ms:
                 self._next_claim_ms = min(self._next_claim_ms, due_ms)
                 return None
-            line = claim.line
-            barred = self._lines.left_too_soon(draft, claim.item) | line.shape.refusing
-            with self._fleet.avoiding(line.shape.avoid):  # and not where it would not be put
-                found = soonest(self._fleet, line.shape, barred, self._estimates, draft.time_ms)
-            if found is not None:
-                tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
-                return Reservation(claim.item, line, tenant, *found, draft.time_ms)
-            in_vain.add(tried)
+            tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
+            return Reservation(claim.item, claim.line, tenant, *found, now_ms)
         return None
 
     def _due_ms(self, draft: Draft, claim: Claim) -> int:
