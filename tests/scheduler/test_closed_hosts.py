@@ -21,7 +21,7 @@ def lasting(seconds: float) -> dict[str, Any]:
 
 def held_for(drive: Driving) -> tuple[str, set[str]] | None:
     """The job that hosts are closed for, and which."""
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     if held is None:
         return None
     workers = drive.state.worker_by_num
@@ -45,7 +45,7 @@ def test_gangs_that_came_together_start_at_even_distances() -> None:
         drive.offer_submit(f"g{gang}", gpu={"count": 4, **GANG}, replicas=4, run=lasting(600))
     began = drive.now
     while len(started) < 4:
-        waiting = sum(len(line.entries) for line in drive.engine.queue.lines.values() if line.shape.together == 1)
+        waiting = sum(len(line.entries) for line in drive.engine.queue.groups.values() if line.shape.together == 1)
         for _ in range(8 - waiting):
             drive.offer_submit(f"s{(number := number + 1)}", gpu={}, run=lasting(600))
         drive.settle()

@@ -30,7 +30,7 @@ def reserved(**big: object) -> Driving:
     drive.settle()
     drive.submit("big", gpu={"count": 8}, **big)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert held.num == drive.job("big").num
     return drive
@@ -78,10 +78,10 @@ def test_a_job_that_may_not_start_keeps_no_host_from_others(act: str, before: st
         drive.settle()
         drive.submit("big", gpu={"count": 8}, deadline_s=300)
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     drive.offer_submit("asks", tenant="u", gpu={"count": 2})
     ENDS[act](drive)  # in the same record
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
     assert drive.states("asks", "u") != ["QUEUED"]
 
 
@@ -93,7 +93,7 @@ def test_a_queue_that_is_empty_keeps_no_reservation(act: str) -> None:
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     if act == "hold":
         drive.order("hold", job="big")
     elif act == "priority":
@@ -101,7 +101,7 @@ def test_a_queue_that_is_empty_keeps_no_reservation(act: str) -> None:
     else:
         drive.cancel("big")
         drive.pass_time(2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is None or held.priority == 80
 
 
@@ -115,7 +115,7 @@ def test_a_tenant_to_which_more_is_owed_passes_also_with_the_first_share_of_the_
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     if first:
         drive.order("share", tenant="u", weight=1)
     drive.pass_time(2_000)
@@ -130,7 +130,7 @@ def test_hosts_that_are_closed_for_long_are_reserved_no_more(verb: str) -> None:
     drive.worker("w1", 4)  # none that could hold the job
     drive.operate(verb, "w0")
     drive.pass_time(SHORT_MS + 4_000)
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
     drive.submit("asks", tenant="u", gpu={"count": 2})
     assert drive.states("asks", "u") != ["QUEUED"]
 
@@ -179,7 +179,7 @@ def test_whatever_operators_do_a_reservation_is_for_a_job_that_may_start(seed: i
                 worker.finish(chance.choice(running), 0)
                 drive.settle()
         drive.pass_time(chance.choice([1, 500, 1_500]), step=1_000)
-        reservations += drive.engine.planner.holding.reservation is not None
+        reservations += drive.engine.planner.reserving.reservation is not None
     assert reservations, "this seed tries nothing"
 
 
@@ -193,15 +193,15 @@ def test_a_job_that_is_refused_with_its_reservation_gives_it_up_in_that_record()
         worker.finish(key)
     drive.report()
     assert drive.states("big") == ["PLACED"]
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     drive.report()
     assert drive.states("big") == ["QUEUED"], "it was refused"
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
 
 
 def scans(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ledger ms of each scan of the reservation from now on."""
-    holding, found = drive.engine.planner.holding, list[int]()
+    holding, found = drive.engine.planner.reserving, list[int]()
     scan = holding._scan
 
     def counted(draft: Draft, held: Reservation | None) -> None:
@@ -255,7 +255,7 @@ def test_a_job_becomes_overdue_though_nothing_happens(monkeypatch: pytest.Monkey
     drive.pass_time(3_000)
     found = scans(drive, monkeypatch)
     drive.pass_time(PATIENCE_MS)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     assert found[0] > accepted + PATIENCE_MS
     assert len(found) <= 2
 
@@ -352,9 +352,9 @@ def test_each_gang_has_its_walk_though_the_fleet_changes_at_every_scan(monkeypat
     drive.submit("fits", replicas=3, gpu={"count": 4, "scheduling": "gang"})
     walks = walks_of(drive, monkeypatch)
     drive.pass_time(PATIENCE_MS)
-    while drive.engine.planner.holding.reservation is None:
+    while drive.engine.planner.reserving.reservation is None:
         drive.engine.fleet.opens()
         drive.pass_time(1_000)
         assert drive.now < 1_100_000, "it is never sought"
-    assert drive.engine.planner.holding.reservation.num == drive.job("fits").num
+    assert drive.engine.planner.reserving.reservation.num == drive.job("fits").num
     assert max(Counter(walks).values()) <= 8
