@@ -162,7 +162,7 @@ class Driving:
         """Who waits stands in the queue once, or in one backoff timer: never lost, never doubled, not while held."""
         engine = self.engine
         queue = engine.queue
-        standing = [(item, line) for line in queue.lines.values() for item in line.entries]
+        standing = [(item, line) for line in queue.groups.values() for item in line.entries]
         found = Counter(item for item, _ in standing)
         pauses = Counter(item for _, kind, item in engine.timers.rows if kind == BACKOFF)
         assert queue.is_empty == (not standing), f"the queue says {queue.is_empty}, and has {len(standing)} entries"
@@ -182,7 +182,7 @@ class Driving:
     def check_reservation(self) -> None:
         """Hosts are reserved only for a job that may start, and for one that was placed in this very record."""
         engine = self.engine
-        held = engine.planner.holding.reservation
+        held = engine.planner.reserving.reservation
         if (
             held is None
             or not engine.may_place(self.now, self.now)
@@ -197,7 +197,7 @@ class Driving:
         assert tenant.hold is None, f"hosts are reserved for {job.name}, whose tenant is on hold"
         assert not tenant.gpus_max or held.shape.gpus <= tenant.gpus_max, f"{job.name} is over its tenant's limit"
         if "PLACED" not in states:
-            line = engine.queue.line_of(held.priority, held.shape, job.tenant)
+            line = engine.queue.group_of(held.priority, held.shape, job.tenant)
             assert line is not None, f"{job.name} waits under another priority or shape than its reservation"
             assert held.item in line.entries
 

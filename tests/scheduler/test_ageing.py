@@ -23,7 +23,7 @@ def stream(drive: Driving, ms: int, *, backlog: int = 3) -> int:
     """Jobs of priority 90 without end on one GPU, a minute each; after how many ms one of 20 starts, -1 if not."""
     began, number, low, priority = drive.now, 0, "low", 90
     while drive.now < began + ms:
-        waiting = sum(line.priority == priority and len(line.entries) for line in drive.engine.queue.lines.values())
+        waiting = sum(line.priority == priority and len(line.entries) for line in drive.engine.queue.groups.values())
         for _ in range(backlog - waiting):
             drive.offer_submit(f"s{number}", gpu={}, priority=priority)
             number += 1
@@ -112,7 +112,7 @@ def test_explain_says_what_it_counts_as_and_its_place() -> None:
     assert (told["priority"], told["counts_as"], told["position"]) == (20, 50, 1)
     assert told["waited_ms"] > 40 * MINUTE
     queue, planner = drive.engine.queue, drive.engine.planner
-    assert queue.position(50, entry(drive.job("higher").num, 0), planner.lines.standing_of) == 1
+    assert queue.position(50, entry(drive.job("higher").num, 0), planner.order.standing_of) == 1
 
 
 # ------------------------------------------------------------------------------------------------------ interplay
@@ -155,12 +155,12 @@ def test_of_an_aged_gang_hosts_are_reserved_before_those_of_higher_ones() -> Non
     drive.submit("gang", gpu={"count": 2, "scheduling": "gang"}, replicas=2, priority=30)
     drive.pass_time(PATIENCE_MS, step=5_000)
     drive.submit("wide", gpu={"count": 2}, priority=70)
-    drive.engine.planner.holding.reservation = None
+    drive.engine.planner.reserving.reservation = None
     drive.pass_time(10 * MINUTE, step=MINUTE)
     drive.cancel("wide")
     drive.submit("wide2", gpu={"count": 2}, priority=70)
     drive.pass_time(10 * MINUTE, step=5_000)  # the gang is first late, and takes the whole fleet: half as long again
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert held.num == drive.job("gang").num
 

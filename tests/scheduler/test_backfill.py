@@ -27,7 +27,7 @@ def reserved(timeout_s: float | None = 600) -> Driving:
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     return drive
 
 
@@ -103,7 +103,7 @@ def test_a_host_with_a_service_is_reserved_for_no_job_and_idles_for_none() -> No
     drive.settle()
     drive.submit("gang", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
     drive.submit("small", gpu={"count": 3}, replicas=2)
     assert drive.states("small") == ["PLACED", "PLACED"]
 
@@ -117,7 +117,7 @@ def test_processors_are_reserved_where_the_ends_of_all_jobs_are_known(known: boo
     drive.settle()
     drive.submit("big", resources={"cpu_milli": 8_000})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert (drive.engine.planner.holding.reservation is not None) == known
+    assert (drive.engine.planner.reserving.reservation is not None) == known
 
 
 def test_hosts_with_services_do_not_hide_those_that_will_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_hosts_with_services_do_not_hide_those_that_will_be_free(monkeypatch: py
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("runs")
 
@@ -147,7 +147,7 @@ def test_a_host_whose_end_is_known_is_reserved_before_one_with_a_service() -> No
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("runs")
 
@@ -170,7 +170,7 @@ def test_the_hosts_reserved_are_those_that_are_free_first() -> None:
         drive.settle()
     drive.submit("big", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert {drive.engine.fleet.hosts[num].worker.id for num in held.hosts} == {"w1", "w3"}
 
@@ -222,7 +222,7 @@ def test_whole_hosts_go_first_and_pass_an_older_small_one_once_a_host_at_most(
     others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream of jobs for whole hosts, one always waiting; with others, more shapes wait than are looked at."""
-    monkeypatch.setattr(reserve, "LINES_MAX", 3)
+    monkeypatch.setattr(reserve, "GROUPS_MAX", 3)
     drive = Driving()
     drive.worker("w0", 8)
     drive.worker("w1", 8)
@@ -237,7 +237,7 @@ def test_whole_hosts_go_first_and_pass_an_older_small_one_once_a_host_at_most(
     order: list[str] = []
     while "RUNNING" not in drive.states("half"):
         drive.pass_time(PATIENCE_MS + 2_000)
-        held = drive.engine.planner.holding.reservation
+        held = drive.engine.planner.reserving.reservation
         assert held is not None
         order.append(drive.state.jobs[held.num].name)
         (host,) = held.hosts
@@ -257,7 +257,7 @@ def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_an
     for name in ("gang", "next"):
         drive.submit(name, replicas=2, gpu={"count": 8, "scheduling": "gang"})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None  # it is first at once
     assert drive.state.jobs[held.num].name == "gang"
     drive.pass_time(1_000_000)
@@ -266,15 +266,15 @@ def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_an
     drive.settle()
     assert "RUNNING" in drive.states("gang")
     drive.pass_time(350_000)
-    assert drive.engine.planner.holding.reservation is None  # 3/2 of a quarter of 1,000 s
+    assert drive.engine.planner.reserving.reservation is None  # 3/2 of a quarter of 1,000 s
     drive.pass_time(40_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert drive.state.jobs[held.num].name == "next"
     assert len(held.hosts) == 2
     drive.lead()
     drive.pass_time(1_500)
-    assert drive.engine.planner.holding.reservation is not None, "whoever leads now does not let it wait once more"
+    assert drive.engine.planner.reserving.reservation is not None, "whoever leads now does not let it wait once more"
 
 
 def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
@@ -285,7 +285,7 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
         drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == ["w0"]
     drive.submit("short", gpu={"count": 8}, priority=90, run=limited(60))
@@ -293,7 +293,7 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
     drive.run_out("w1")
     drive.settle()  # w1 is free, and whoever has the higher priority takes it for a minute
     drive.pass_time(3_000)  # at every look, in a fleet of two
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     where = [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] if held is not None else ["started"]
     assert where in (["w1"], ["started"])
 
@@ -311,7 +311,7 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert held.start_ms is not None
     assert held.start_ms - drive.now < 20_000
@@ -321,7 +321,7 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     changes = drive.engine.fleet.changes
     drive.pass_time(40_000)  # "runs" has outlived all that is known of its kind, and may go on as long again
     assert drive.states("short") != ["QUEUED"]
-    assert drive.engine.planner.holding.reservation is held, "and nothing else has happened"
+    assert drive.engine.planner.reserving.reservation is held, "and nothing else has happened"
     assert drive.engine.fleet.changes == changes
 
 
@@ -338,7 +338,7 @@ def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_chan
     drive.settle()
     drive.submit("big", tenant="a", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     drive.submit("owed", tenant="b", gpu={"count": 2})
     drive.pass_time(60_000)
@@ -348,7 +348,7 @@ def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_chan
         drive.pass_time(1_000)
         waited_s += 1
         assert waited_s < 3_600, "what b has used is long forgotten, and a uses on"
-    assert drive.engine.planner.holding.reservation is held
+    assert drive.engine.planner.reserving.reservation is held
     assert drive.engine.fleet.changes == changes, "nothing else has happened"
 
 
@@ -365,7 +365,7 @@ def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> 
     drive.settle()
     drive.submit("big", gpu={"count": 8}, run=limited(60))
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert held.start_ms is not None
     assert drive.operate("drain", "w0", from_s=500, for_s=3_600)["changed"]
@@ -373,7 +373,7 @@ def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> 
     drive.settle()
     drive.submit("too-long", gpu={"count": 2}, run=limited(400))  # over before the drain, after the reservation
     drive.submit("excluded", gpu={"count": 2}, run=unbound)  # surely over in time, but it has no limit of its own
-    assert drive.engine.planner.lines.barred_by_limits(drive.job("excluded").num, drive.state.time_ms)
+    assert drive.engine.planner.order.excluded_by_limits(drive.job("excluded").num, drive.state.time_ms)
     drive.submit("short", gpu={"count": 2}, run=limited(60))
     drive.tick()
     assert [drive.states(name)[0] for name in ("too-long", "excluded", "short")] == ["QUEUED", "QUEUED", "PLACED"]

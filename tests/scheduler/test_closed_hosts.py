@@ -21,7 +21,7 @@ def lasting(seconds: float) -> dict[str, Any]:
 
 def held_for(drive: Driving) -> tuple[str, set[str]] | None:
     """The job that hosts are closed for, and which."""
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     if held is None:
         return None
     workers = drive.state.worker_by_num
@@ -45,7 +45,7 @@ def test_gangs_that_came_together_start_at_even_distances() -> None:
         drive.offer_submit(f"g{gang}", gpu={"count": 4, **GANG}, replicas=4, run=lasting(600))
     began = drive.now
     while len(started) < 4:
-        waiting = sum(len(line.entries) for line in drive.engine.queue.lines.values() if line.shape.together == 1)
+        waiting = sum(len(line.entries) for line in drive.engine.queue.groups.values() if line.shape.together == 1)
         for _ in range(8 - waiting):
             drive.offer_submit(f"s{(number := number + 1)}", gpu={}, run=lasting(600))
         drive.settle()
@@ -213,7 +213,7 @@ def test_what_was_freed_for_its_owner_is_not_reserved_for_the_tenant_it_was_take
     drive.run_out("w0")
     drive.settle()
     for name in ("one", "two"):
-        drive.submit(name, gpu={"count": 4}, tenant="bor", run=lasting(DAY_S))
+        drive.submit(name, gpu={"count": 4}, tenant="bor", run=lasting(1_000))
     drive.settle()
     drive.pass_time(70_000, step=5_000)
     worker.auto = False

@@ -131,7 +131,7 @@ def test_a_worker_that_is_started_anew_opens_no_device_to_the_job_it_failed_unde
 def test_no_host_is_held_back_for_a_job_that_may_not_have_its_device() -> None:
     drive = failed_under()
     drive.pass_time(PATIENCE_MS + 5_000)
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
     drive.submit("other", gpu={})
     drive.settle()
     assert slots_of(drive, "other") == ("w0", 1)
@@ -186,14 +186,14 @@ def test_what_was_reserved_for_a_job_as_it_asked_is_not_kept_from_it_once_it_may
     drive = Driving()
     drive.worker("w0", gpus=2)
     drive.submit("j", gpu={})
-    drive.submit("other", gpu={})
+    drive.submit("other", gpu={}, run={"driver": "noop", "timeout_s": 3_600})
     drive.settle()
     failed = slots_of(drive, "j")[1].bit_length() - 1
     say(drive, "w0", Unwell(failed, "xid", "Xid 79: the GPU has fallen off the bus", True))
     drive.settle()
     say(drive, "w0")
     drive.pass_time(PATIENCE_MS + 3_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     drive.operate("release", "w0", slots=[failed])
     drive.settle()
     assert drive.states("j") == ["RUNNING"]

@@ -153,7 +153,7 @@ def test_of_other_tenants_no_more_than_how_many_and_how_much() -> None:
 def test_reserved_for_somebody_else_but_not_for_oneself() -> None:
     drive = Driving()
     drive.worker("w0", 4)
-    drive.submit("runs", gpu={})
+    drive.submit("runs", gpu={}, run={"driver": "noop", "timeout_s": 3_600})
     drive.submit("big", gpu={"count": 4})
     drive.settle()
     drive.pass_time(PATIENCE_MS + 3_000)

@@ -360,7 +360,7 @@ def test_no_fix_counts_on_a_host_that_the_next_one_in_line_would_get() -> None:
         drive.settle()
         drive.pass_time(3_000)
         drive.settle()
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
     fixes = [fix for fix in drive.fixes("gang") if "request" in fix]
     drive.cancel("gang")
     drive.tick(1_000)

@@ -201,14 +201,14 @@ def test_what_is_over_or_unknown_is_refused_with_a_word(drive: Driving) -> None:
 
 def test_a_reservation_is_given_up_for_who_is_held(drive: Driving) -> None:
     drive.worker("w0", 2)
-    drive.submit("small", gpu={})
+    drive.submit("small", gpu={}, run={"driver": "noop", "timeout_s": 3_600})
     drive.settle()
     drive.submit("big", gpu={"count": 2})
     drive.pass_time(35_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     drive.order("hold", job="big")
     drive.submit("next", gpu={})
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
     assert drive.states("next") == ["PLACED"]
 
 
@@ -477,7 +477,7 @@ def test_nothing_is_reserved_for_who_waits_for_a_limit(drive: Driving) -> None:
     drive.submit("two", gpu={"count": 2})
     drive.settle()
     drive.pass_time(40_000)
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
     drive.submit("other", tenant="u", gpu={"count": 3})
     assert drive.states("other", "u") == ["PLACED"]
 
@@ -591,10 +591,10 @@ def test_a_tenant_set_apart_is_looked_at_again_like_the_line_it_comes_from() -> 
     shape = drive.engine.shape_of(drive.job("j"))
     for num in range(4):
         queue.add(50, shape, entry(num, 0), "t" if num % 2 else "u")
-    [line] = queue.lines.values()
+    [line] = queue.groups.values()
     line.verdict = Verdict(Waits.RESERVED, 7)  # a job that joins it may be short enough
     queue.set_apart("u", lambda item: item >> REPLICA_BITS in (0, 2))
-    own = queue.line_of(50, shape, "u")
+    own = queue.group_of(50, shape, "u")
     assert own is not None
     assert own.verdict == Verdict(Waits.RESERVED, 7)
     queue.add(50, shape, entry(4, 0), "u")
@@ -620,7 +620,7 @@ def test_a_tenant_set_apart_keeps_every_entry_once() -> None:
     left = set(items) - set(taken[1::2])
     assert len(queue) == len(left)
     found = []
-    for line in queue.lines.values():
+    for line in queue.groups.values():
         while line.entries:
             item = queue.pop(line)
             found.append(item)

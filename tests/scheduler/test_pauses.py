@@ -144,15 +144,15 @@ def test_a_sweep_of_the_queue_goes_on_where_it_stopped() -> None:
     while not queue.sweep(lambda num: num in gone, lambda item: item != entry(50, 0), 16):
         swept += 1
         if swept == 2:  # between two parts somebody is placed, and another comes
-            line = queue.lines[(-50, shape.index, "")]
+            line = queue.groups[(-50, shape.index, "")]
             placed = queue.pop(line)
             queue.add(50, shape, entry(200, 0), "t")
     assert swept >= 4
-    left = {item for line in queue.lines.values() for item in line.entries}
+    left = {item for line in queue.groups.values() for item in line.entries}
     assert left - {entry(200, 0)} <= {entry(num, 0) for num in range(100) if num not in gone | {7, 50}} - {placed}
     assert len(left) == 100 - len(gone) - 3 + 1
     assert len(queue) == len(left)
-    assert all(list(line.entries) == sorted(line.entries) for line in queue.lines.values())
+    assert all(list(line.entries) == sorted(line.entries) for line in queue.groups.values())
 
 
 def test_a_record_that_was_full_of_requests_lets_them_start_with_the_next() -> None:

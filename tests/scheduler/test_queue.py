@@ -25,7 +25,7 @@ def backfilled() -> Driving:
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     worker.auto = False
     drive.submit("long", gpu={"count": 2})
     drive.submit("short", gpu={"count": 2}, run={"driver": "noop", "timeout_s": 60, "grace_s": 1})
@@ -118,7 +118,7 @@ class Model:
 
     def take(self) -> None:
         """A job is backfilled: it leaves the middle of its group."""
-        lines = [line for line in self.queue.lines.values() if line.entries]
+        lines = [line for line in self.queue.groups.values() if line.entries]
         if lines:
             line = self.chance.choice(lines)
             item = self.chance.choice(list(line.entries))
@@ -126,7 +126,7 @@ class Model:
             del self.standing[item]
 
     def pop(self) -> None:
-        lines = [line for line in self.queue.lines.values() if line.entries]
+        lines = [line for line in self.queue.groups.values() if line.entries]
         if lines:
             line = self.chance.choice(lines)
             some = [self.queue.pop(line) for _ in range(min(len(line.entries), 3))]
@@ -155,7 +155,7 @@ class Model:
 
     def check(self) -> None:
         found: dict[int, tuple[int, Shape, str]] = {}
-        for key, line in self.queue.lines.items():
+        for key, line in self.queue.groups.items():
             assert key == (-line.priority, line.shape.index, line.tenant)
             assert list(line.entries) == sorted(line.entries)
             assert not found.keys() & set(line.entries), "an entry stands in two groups"
@@ -169,7 +169,7 @@ class Model:
         assert self.queue.is_empty == (not wanted)
         ready = self.queue.ready(by_priority, 1, lambda line: False)
         assert {line.entries[0] for _, _, line in ready} == {first for _, first, _ in ready}
-        assert all(line.entries for line in self.queue.lines.values())
+        assert all(line.entries for line in self.queue.groups.values())
 
 
 @pytest.mark.parametrize("seed", range(40))

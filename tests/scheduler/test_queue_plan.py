@@ -308,7 +308,7 @@ def test_promise_11_the_biggest_starts_under_an_endless_stream(asks: dict[str, A
     for _ in range(6):
         stream.step()
     assert drive.engine.state.transitions > before, "the hosts are open again"
-    assert drive.engine.planner.holding.reservation is None or drive.states("big")[0] != "QUEUED"
+    assert drive.engine.planner.reserving.reservation is None or drive.states("big")[0] != "QUEUED"
 
 
 def test_several_big_ones_start_one_after_the_other() -> None:
@@ -348,7 +348,7 @@ def test_an_elder_of_the_same_line_does_not_wedge_the_reservation() -> None:
     drive.settle()
     drive.submit("younger", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 5_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     drive.run_out("w0", code=1)
     assert drive.states("younger") == ["RUNNING"]  # the elder pauses for a second
     drive.pass_time(3_000)
@@ -371,7 +371,7 @@ def test_a_retry_in_front_of_the_reserved_job() -> None:
     drive.settle()
     drive.submit("reserved", gpu={"count": 4})
     drive.pass_time(PATIENCE_MS + 5_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     worker = drive.workers["w0"]
     elder = next(key for key in worker.held if key[1] == "elder")
     worker.finish(elder, 1, freed=False)
@@ -396,10 +396,10 @@ def test_a_reservation_moves_when_its_hosts_fail_it(how: str) -> None:
     drive.submit("big", gpu={"count": 4})
     keeper = {name: next(iter(worker.held)) for name, worker in drive.workers.items()}
     for _ in range(60):
-        if drive.engine.planner.holding.reservation is not None:
+        if drive.engine.planner.reserving.reservation is not None:
             break
         drive.pass_time(1_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert keeper
     host = drive.engine.fleet.hosts[next(iter(held.hosts))]
@@ -432,7 +432,7 @@ def test_a_reservation_does_not_wait_for_what_is_not_ours_to_free() -> None:
     drive.renew()
     drive.submit("big", gpu={"count": 4})
     drive.pass_time(PATIENCE_MS + 5_000)
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
     drive.submit("small", gpu={})
     assert drive.states("small") == ["PLACED"]
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.schedule import reserve
 from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS, Reservation
+from moorage.scheduler.core.schedule.runtime import Estimates
+from moorage.scheduler.core.shape import Shape
 from tests.scheduler.driving import Driving
 
 #: hosts are reserved only where the ends of what runs are known
@@ -26,7 +30,7 @@ def reserved(**big: object) -> Driving:
     drive.settle()
     drive.submit("big", gpu={"count": 8}, **big)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is not None
     assert held.num == drive.job("big").num
     return drive
@@ -74,10 +78,10 @@ def test_a_job_that_may_not_start_keeps_no_host_from_others(act: str, before: st
         drive.settle()
         drive.submit("big", gpu={"count": 8}, deadline_s=300)
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     drive.offer_submit("asks", tenant="u", gpu={"count": 2})
     ENDS[act](drive)  # in the same record
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
     assert drive.states("asks", "u") != ["QUEUED"]
 
 
@@ -89,7 +93,7 @@ def test_a_queue_that_is_empty_keeps_no_reservation(act: str) -> None:
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     if act == "hold":
         drive.order("hold", job="big")
     elif act == "priority":
@@ -97,7 +101,7 @@ def test_a_queue_that_is_empty_keeps_no_reservation(act: str) -> None:
     else:
         drive.cancel("big")
         drive.pass_time(2_000)
-    held = drive.engine.planner.holding.reservation
+    held = drive.engine.planner.reserving.reservation
     assert held is None or held.priority == 80
 
 
@@ -111,7 +115,7 @@ def test_a_tenant_to_which_more_is_owed_passes_also_with_the_first_share_of_the_
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     if first:
         drive.order("share", tenant="u", weight=1)
     drive.pass_time(2_000)
@@ -126,7 +130,7 @@ def test_hosts_that_are_closed_for_long_are_reserved_no_more(verb: str) -> None:
     drive.worker("w1", 4)  # none that could hold the job
     drive.operate(verb, "w0")
     drive.pass_time(SHORT_MS + 4_000)
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
     drive.submit("asks", tenant="u", gpu={"count": 2})
     assert drive.states("asks", "u") != ["QUEUED"]
 
@@ -175,7 +179,7 @@ def test_whatever_operators_do_a_reservation_is_for_a_job_that_may_start(seed: i
                 worker.finish(chance.choice(running), 0)
                 drive.settle()
         drive.pass_time(chance.choice([1, 500, 1_500]), step=1_000)
-        reservations += drive.engine.planner.holding.reservation is not None
+        reservations += drive.engine.planner.reserving.reservation is not None
     assert reservations, "this seed tries nothing"
 
 
@@ -189,15 +193,15 @@ def test_a_job_that_is_refused_with_its_reservation_gives_it_up_in_that_record()
         worker.finish(key)
     drive.report()
     assert drive.states("big") == ["PLACED"]
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     drive.report()
     assert drive.states("big") == ["QUEUED"], "it was refused"
-    assert drive.engine.planner.holding.reservation is None
+    assert drive.engine.planner.reserving.reservation is None
 
 
 def scans(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ledger ms of each scan of the reservation from now on."""
-    holding, found = drive.engine.planner.holding, list[int]()
+    holding, found = drive.engine.planner.reserving, list[int]()
     scan = holding._scan
 
     def counted(draft: Draft, held: Reservation | None) -> None:
@@ -251,7 +255,7 @@ def test_a_job_becomes_overdue_though_nothing_happens(monkeypatch: pytest.Monkey
     drive.pass_time(3_000)
     found = scans(drive, monkeypatch)
     drive.pass_time(PATIENCE_MS)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     assert found[0] > accepted + PATIENCE_MS
     assert len(found) <= 2
 
@@ -295,3 +299,62 @@ def test_jobs_that_no_host_could_ever_hold_cost_no_walk_over_the_fleet(monkeypat
     monkeypatch.setattr(reserve, "soonest", counted)
     drive.pass_time(PATIENCE_MS + 5_000)
     assert walks == []
+
+
+def gangs_beyond_the_usable_half(count: int) -> Driving:
+    """Six hosts, half of them cordoned, and so many gangs of different shapes that fit the whole fleet alone."""
+    drive = Driving()
+    drive.checks = False
+    for number in range(6):
+        drive.worker(f"w{number}", 4)
+    drive.submit("runs", replicas=3, gpu={"count": 4}, run=ENDS_SOME_TIME)
+    drive.settle()
+    free = [name for name in drive.workers if name not in drive.placed_on("runs")]
+    for name in free:
+        drive.operate("cordon", name)
+    for number in range(count):
+        drive.offer_submit(
+            f"j{number}", replicas=5, resources={"cpu_milli": number + 1}, gpu={"count": 4, "scheduling": "gang"}
+        )
+    drive.tick()
+    return drive
+
+
+def walks_of(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ledger ms of each walk over the fleet from now on."""
+    found, soonest = list[int](), reserve.soonest
+
+    def counted(
+        fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int
+    ) -> tuple[frozenset[int], int] | None:
+        found.append(now_ms)
+        return soonest(fleet, shape, excluded, estimates, now_ms)
+
+    monkeypatch.setattr(reserve, "soonest", counted)
+    return found
+
+
+def test_gangs_that_fit_no_usable_host_cost_a_walk_each_until_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drive = gangs_beyond_the_usable_half(40)
+    walks = walks_of(drive, monkeypatch)
+    drive.pass_time(PATIENCE_MS + 10_000)
+    assert max(Counter(walks).values()) <= 8
+    assert len(walks) == 40
+    drive.pass_time(60_000)
+    assert len(walks) == 40, "nothing has changed"
+
+
+def test_each_gang_has_its_walk_though_the_fleet_changes_at_every_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of them would fit: those before it must not use up the scans."""
+    drive = gangs_beyond_the_usable_half(40)
+    drive.submit("fits", replicas=3, gpu={"count": 4, "scheduling": "gang"})
+    walks = walks_of(drive, monkeypatch)
+    drive.pass_time(PATIENCE_MS)
+    while drive.engine.planner.reserving.reservation is None:
+        drive.engine.fleet.opens()
+        drive.pass_time(1_000)
+        assert drive.now < 1_100_000, "it is never sought"
+    assert drive.engine.planner.reserving.reservation.num == drive.job("fits").num
+    assert max(Counter(walks).values()) <= 8

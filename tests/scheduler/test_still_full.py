@@ -10,7 +10,7 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import OPENED_HOSTS_MAX, Fleet
-from moorage.scheduler.core.queue.queue import Key, Line
+from moorage.scheduler.core.queue.queue import Group, Key
 from moorage.scheduler.core.rank.ranker import Choice
 from moorage.scheduler.core.schedule.cycle import Served
 from moorage.scheduler.core.shape import Shape
@@ -78,7 +78,7 @@ class Looking:
         drive.settle()
 
 
-def _never(draft: Draft, line: Line) -> bool:
+def _never(draft: Draft, group: Group) -> bool:
     return False
 
 
@@ -137,19 +137,19 @@ def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
     drive.worker("w0", 4)
     drive.order("share", tenant="t0", weight=2)
     for number in range(4):
-        drive.submit(f"runs{number}", gpu={"count": 1})
+        drive.submit(f"runs{number}", gpu={"count": 1}, run={"driver": "noop", "timeout_s": 3_600})
     drive.settle()
     for number in range(300):
         drive.submit(f"waits{number}", tenant=f"t{number}", gpu={"count": 1})
     if reserved:
         drive.pass_time(40_000, step=5_000)
-    assert (drive.engine.planner.holding.reservation is not None) == reserved
-    turns: list[Line] = []
+    assert (drive.engine.planner.reserving.reservation is not None) == reserved
+    turns: list[Group] = []
     serve = drive.engine.planner._serve
 
-    def counted(draft: Draft, line: Line, others: tuple[Key, int] | None) -> Served:
-        turns.append(line)
-        return serve(draft, line, others)
+    def counted(draft: Draft, group: Group, others: tuple[Key, int] | None) -> Served:
+        turns.append(group)
+        return serve(draft, group, others)
 
     monkeypatch.setattr(drive.engine.planner, "_serve", counted)
     drive.workers["w0"].finish(next(iter(drive.workers["w0"].held)), 0)
@@ -160,7 +160,7 @@ def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
     turns.clear()
     drive.submit("late", tenant="t7", gpu={"count": 1})
     drive.submit("larger", tenant="t8", gpu={"count": 2})
-    assert [line.shape.count for line in turns] == [2], "nothing has opened for the others"
+    assert [group.shape.count for group in turns] == [2], "nothing has opened for the others"
 
 
 def test_who_ends_in_time_is_filled_in_behind_another_tenant_that_asks_alike_and_may_not_be() -> None:
@@ -171,7 +171,7 @@ def test_who_ends_in_time_is_filled_in_behind_another_tenant_that_asks_alike_and
     drive.settle()
     drive.submit("whole", tenant="big", gpu={"count": 4})
     drive.pass_time(40_000, step=5_000)
-    assert drive.engine.planner.holding.reservation is not None
+    assert drive.engine.planner.reserving.reservation is not None
     drive.offer_submit("long", tenant="t1", gpu={"count": 1})
     drive.offer_submit("short", tenant="t2", gpu={"count": 1}, run={"driver": "noop", "timeout_s": 20})
     drive.tick()

@@ -312,7 +312,7 @@ def comes_before(world: World, other: Waiting, who: Waiting, every: list[Waiting
 
 def _reserved(world: World, who: Waiting) -> set[int]:
     """The workers that the reservation closes to it; none where it is its own, or the reservation is void."""
-    held = world.drive.engine.planner.holding.reservation
+    held = world.drive.engine.planner.reserving.reservation
     if held is None or _void(world) or (who.job.num, who.replica.index) == (held.item >> 10, held.item & 1023):
         return set()
     if (held.priority, held.shape) == (who.priority, world.drive.engine.shape_of(who.job)):
@@ -322,7 +322,7 @@ def _reserved(world: World, who: Waiting) -> set[int]:
 
 def _void(world: World) -> str:
     """Why the reservation should not stand; empty where it may."""
-    held, state = world.drive.engine.planner.holding.reservation, world.drive.state
+    held, state = world.drive.engine.planner.reserving.reservation, world.drive.state
     if held is None:
         return ""
     job = state.jobs.get(held.item >> 10)
@@ -347,7 +347,7 @@ def _wrong_reservation(world: World, every: list[Waiting]) -> list[str]:
     void = _void(world)
     if void and every:  # where nothing waits it closes no host to anything, and goes with the next pass
         return [f"hosts are reserved, and {void}"]
-    held = world.drive.engine.planner.holding.reservation
+    held = world.drive.engine.planner.reserving.reservation
     if held is None or world.drive.config.order != "fifo":
         return []
     return ["hosts are reserved in strict order"]

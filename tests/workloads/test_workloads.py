@@ -31,7 +31,7 @@ class Forgetting(World):
     """A world whose scheduler loses the whole queue before each rest."""
 
     def rest(self) -> None:
-        self.drive.engine.queue.lines.clear()
+        self.drive.engine.queue.groups.clear()
         self.drive.checks = False
         super().rest()
 

@@ -134,7 +134,7 @@ class Engine:
         )
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.look_for_victims = self.planner.preempting.seek_at_once
-        self.planner.lines.barred_by_limits = self._barred_by_limits
+        self.planner.order.excluded_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, self.requests, config)
         self._indexing = Indexing(state, reader, self.planner, self.timers, self.admission, self.durations)
@@ -146,7 +146,7 @@ class Engine:
         guard = self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
         self.may_place, self.behind, self.waits_for = guard.may_place, guard.behind, guard.waits_for
         self.planner.preempting.knows_fleet = lambda: self.admission.all_heard() or guard.waited(self._built_ms)
-        self.planner.lines.overdue = self.timers.overdue
+        self.planner.order.overdue = self.timers.overdue
         self._in_flight: InFlight | None = None
         self._accepting: dict[int, Request] = {}  # jobs that this record accepts, while some worker has a drain planned
         self._looked_ms = 0
@@ -271,7 +271,7 @@ class Engine:
             self._replan = self.planner.is_done(draft)
         self.planner.preempting.asked_to_end(draft.ends)
         self._accepting.clear()
-        self.planner.filling.fresh.clear()
+        self.planner.backfilling.fresh.clear()
         if self._begins(RETENTION, draft):
             self.retention.forget(draft, self.retention.compact(draft))
         self._at = "record"
@@ -466,8 +466,8 @@ class Engine:
             return
         if self.state.windows:
             self._accepting[num] = request
-        if planner.holding.reservation is not None:
-            planner.filling.fresh[num] = (tenant, request)
+        if planner.reserving.reservation is not None:
+            planner.backfilling.fresh[num] = (tenant, request)
         planner.placing.ranker.arrived(shape, replicas)
         self.queue.add(request.priority, shape, num << REPLICA_BITS, tenant)  # `entry(num, 0)`
         if replicas > 1 and shape.together == 1:

@@ -132,7 +132,7 @@ class Orders:
                 self.queue.remove(priority, shape, items, job.tenant)
             else:
                 self.queue.add_all(priority, shape, items, job.tenant)
-            self.planner.holding.forget(job.num)
+            self.planner.reserving.forget(job.num)
         return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(row.hold))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
@@ -154,7 +154,7 @@ class Orders:
                 self.queue.add_all(asked.priority, shape, items, job.tenant)
             draft.change_job(job).priority = asked.priority
             draft.reprioritized = True
-            self.planner.holding.forget(job.num)
+            self.planner.reserving.forget(job.num)
         return self._done("priority", draft, job, changed, priority=asked.priority)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.lifecycle.sessions import Report
-from moorage.scheduler.core.queue.order import Lines
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Line, entry
+from moorage.scheduler.core.queue.order import Order
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 
@@ -36,8 +36,8 @@ class View:
         self._state = engine.state
 
     @property
-    def _lines(self) -> Lines:
-        return self._engine.planner.lines
+    def _order(self) -> Order:
+        return self._engine.planner.order
 
     # --------------------------------------------------------------------------------- of the engine's parts
 
@@ -93,27 +93,27 @@ class View:
 
     def queued_jobs(self) -> list[int]:
         """Return the numbers of the jobs in the queue, ascending: in the order in which they came."""
-        lines = self._engine.queue.lines.values()
-        return sorted({item >> REPLICA_BITS for line in lines for item in line.entries})
+        groups = self._engine.queue.groups.values()
+        return sorted({item >> REPLICA_BITS for group in groups for item in group.entries})
 
     # ------------------------------------------------------------------------------------ hosts held back
 
     def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """Return the hosts, by number, that are reserved or were preempted for other jobs than those that ask so."""
-        return self._engine.planner.holding.barred(priority, shape, tenant)
+        return self._engine.planner.reserving.excluded(priority, shape, tenant)
 
     def left_too_soon(self, num: int) -> frozenset[int]:
         """Return the hosts, by number, that a drain to come keeps a waiting job from."""
-        return self._lines.barred_by_limits(num, self._state.time_ms)
+        return self._order.excluded_by_limits(num, self._state.time_ms)
 
     def reserved_for(self, hosts: frozenset[int]) -> Job | None:
         """Return the job that some of these hosts are reserved for."""
-        held = self._engine.planner.holding.reservation
+        held = self._engine.planner.reserving.reservation
         return None if held is None or not held.hosts & hosts else self._state.jobs.get(held.num)
 
     def needed_in_ms(self, job: Job) -> list[int]:
         """Return in how many ms hosts are needed for a reservation or left for a drain, the longest time first."""
-        now_ms, held = self._state.time_ms, self._engine.planner.holding.reservation
+        now_ms, held = self._state.time_ms, self._engine.planner.reserving.reservation
         found = [
             worker.window.leave_ms - now_ms for worker in self._state.windows.values() if worker.window is not None
         ]
@@ -125,8 +125,8 @@ class View:
 
     def place_of(self, job: Job) -> dict[str, Any]:
         """Return how many jobs wait, and which of them this one is; of a very long queue count replicas instead."""
-        priority, item, lines = self._engine.priority_of(job), _first_waiting(job), self._lines
-        aged = lines.standing_of if lines.ageing is not None else None
+        priority, item, order = self._engine.priority_of(job), _first_waiting(job), self._order
+        aged = order.standing_of if order.ageing is not None else None
         size = len(self._engine.queue)
         if size > GLANCED_MAX:
             position = 1 + self._engine.queue.position(priority, item, aged)
@@ -135,65 +135,65 @@ class View:
         draft, jobs = self._engine.standing_draft(), self._state.jobs
         before: set[int] = set()
         waiting: set[int] = set()
-        for line in self._engine.queue.lines.values():
-            head = -line.priority
-            for other in line.entries:
+        for group in self._engine.queue.groups.values():
+            head = -group.priority
+            for other in group.entries:
                 num = other >> REPLICA_BITS
-                if num == job.num or not (lines.waits(draft, other) if size <= COUNTED_MAX else num in jobs):
+                if num == job.num or not (order.waits(draft, other) if size <= COUNTED_MAX else num in jobs):
                     continue
                 waiting.add(num)
-                if (head if aged is None else -aged(line.priority, other), other) < own:
+                if (head if aged is None else -aged(group.priority, other), other) < own:
                     before.add(num)
         return {"position": 1 + len(before), "queued": 1 + len(waiting), "queued_of": "jobs"}
 
     def counts_as(self, job: Job) -> int:
         """Return the priority that a job counts as by its age."""
-        return self._lines.standing_of(self._engine.priority_of(job), entry(job.num, 0))
+        return self._order.standing_of(self._engine.priority_of(job), entry(job.num, 0))
 
     def turn_of(self, tenant: str) -> tuple[int, int] | None:
         """Return whose turn a tenant is, 1 for the next, and of how many tenants; None where they have no turns."""
-        return self._lines.turn_of(self._engine.standing_draft(), tenant)
+        return self._order.turn_of(self._engine.standing_draft(), tenant)
 
     # ------------------------------------------------------------------------------------ what goes before
 
     def first_for_limit(self, tenant: str) -> Job | None:
         """Return the job of a tenant that was the first to find no room under its limit."""
-        num = self._lines.waits_for_limit(tenant)
+        num = self._order.waits_for_limit(tenant)
         return None if num is None else self._state.jobs.get(num)
 
     def ahead_of(self, job: Job) -> list[Ahead]:
         """In strict order, return the first job of each queue group that has to start before this one, in order."""
-        if self._lines.order != "fifo":
+        if not self._order.is_strict:
             return []
         draft, found = self._engine.standing_draft(), list[tuple[int, int, Ahead]]()
-        for line in self._engine.queue.lines.values():
-            item = next(self._before(draft, line, job), None)
-            if item is None or not self._lines.may(draft, line) or not self._engine.planner.could_ever(line.shape):
+        for group in self._engine.queue.groups.values():
+            item = next(self._before(draft, group, job), None)
+            if item is None or not self._order.may(draft, group) or not self._engine.planner.could_ever(group.shape):
                 continue
             other = self._state.jobs.get(item >> REPLICA_BITS)
             if other is not None:
-                aged = self._lines.aged_of(line.priority, item)
-                found.append((-self._lines.standing_of(line.priority, item), item, Ahead(other, aged)))
+                aged = self._order.aged_of(group.priority, item)
+                found.append((-self._order.standing_of(group.priority, item), item, Ahead(other, aged)))
         return [ahead for _, _, ahead in sorted(found, key=lambda row: row[:2])]
 
     def gpus_before(self, job: Job) -> int:
         """Return how many GPUs the waiting jobs of its own tenant that go before it ask for."""
         draft = self._engine.standing_draft()
         return sum(
-            line.shape.gpus * sum(1 for _ in self._before(draft, line, job))
-            for line in self._engine.queue.lines.values()
-            if line.tenant == job.tenant and self._engine.planner.could_ever(line.shape)
+            group.shape.gpus * sum(1 for _ in self._before(draft, group, job))
+            for group in self._engine.queue.groups.values()
+            if group.tenant == job.tenant and self._engine.planner.could_ever(group.shape)
         )
 
-    def _before(self, draft: Draft, line: Line, job: Job) -> Iterator[int]:
+    def _before(self, draft: Draft, group: Group, job: Job) -> Iterator[int]:
         """The waiting entries of a queue group that go before a job, in order."""
-        lines, priority, mine = self._lines, self._engine.priority_of(job), _first_waiting(job)
-        counts = lines.standing_of(priority, mine)
-        for item in line.entries:
-            if item >> REPLICA_BITS == job.num or not lines.waits(draft, item):
+        order, priority, mine = self._order, self._engine.priority_of(job), _first_waiting(job)
+        counts = order.standing_of(priority, mine)
+        for item in group.entries:
+            if item >> REPLICA_BITS == job.num or not order.waits(draft, item):
                 continue
-            theirs = lines.standing_of(line.priority, item)
-            if counts <= lines.aged_of(line.priority, item):
+            theirs = order.standing_of(group.priority, item)
+            if counts <= order.aged_of(group.priority, item):
                 theirs = max(theirs, counts)  # it comes up to this class once there is a job in it
             if theirs < counts or (theirs == counts and item > mine):
                 return  # those behind it have waited less

@@ -16,7 +16,7 @@ from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import GPU_MILLI, Rates, inflation, places_until, score
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Key, Line, Queue
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key, Queue
 from moorage.scheduler.core.records import placing
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED
@@ -29,8 +29,8 @@ class Turns:
 
     __slots__ = ("_at", "_draft", "_rates", "_scores", "_standing", "_tenants")
 
-    def __init__(self, draft: Draft, rates: Rates, standing: Callable[[Line], int] | None = None) -> None:
-        """`standing` is the priority of a line's first with its age, where jobs age."""
+    def __init__(self, draft: Draft, rates: Rates, standing: Callable[[Group], int] | None = None) -> None:
+        """`standing` is the priority of a group's first with its age, where jobs age."""
         state = draft.state
         self._draft = draft
         self._rates = rates
@@ -39,18 +39,18 @@ class Turns:
         self._scores: dict[str, int] = {}
         self._tenants = state.tenants
 
-    def key(self, line: Line) -> Key:
+    def key(self, group: Group) -> Key:
         """Return the sort key of a queue group: 0 first where its next job stays within its tenant's guarantee.
 
-        Asked of each line whenever tenants are put in order, 20,000 of them at a time, so that it calls little.
+        Asked of each group whenever tenants are put in order, 20,000 of them at a time, so that it calls little.
         """
-        draft, name = self._draft, line.tenant
-        priority = line.priority if self._standing is None else self._standing(line)
+        draft, name = self._draft, group.tenant
+        priority = group.priority if self._standing is None else self._standing(group)
         points = self._scores.get(name)
         if points is None:
             points = self._score(name)
         tenant = draft.tenant(name)
-        within = tenant.guaranteed and tenant.gpus + line.shape.gpus <= tenant.guaranteed
+        within = tenant.guaranteed and tenant.gpus + group.shape.gpus <= tenant.guaranteed
         return (0 if within else 1, -priority, points)
 
     def is_owed(self, name: str, other: str) -> bool:
@@ -70,23 +70,23 @@ class Turns:
         rate = self._rates.of(shape)
         return shape.mode if rate == GPU_MILLI * shape.count else placing(shape.mode, rate)
 
-    def took(self, line: Line, count: int) -> None:
-        """So many replicas of a line were placed."""
-        self._draft.change_tenant(line.tenant).rate_milli += self._rates.of(line.shape) * count
-        self._scores.pop(line.tenant, None)
+    def took(self, group: Group, count: int) -> None:
+        """So many replicas of a group were placed."""
+        self._draft.change_tenant(group.tenant).rate_milli += self._rates.of(group.shape) * count
+        self._scores.pop(group.tenant, None)
 
-    def most(self, line: Line, others: tuple[Key, int] | None) -> int:
+    def most(self, group: Group, others: tuple[Key, int] | None) -> int:
         """Return how many more of a queue group may be placed in a row before another tenant's turn comes."""
-        borrows, priority, mine = self.key(line)
+        borrows, priority, mine = self.key(group)
         if others is None:
             return UNBOUNDED
-        draft, shape = self._draft, line.shape
+        draft, shape = self._draft, group.shape
         theirs = others[0]
         if (borrows, priority) < theirs[:2]:
             if borrows or not shape.count:
                 return UNBOUNDED
-            return (draft.tenant(line.tenant).guaranteed - draft.tenant(line.tenant).gpus) // (shape.gpus)
-        weight = draft.tenant(line.tenant).weight
+            return (draft.tenant(group.tenant).guaranteed - draft.tenant(group.tenant).gpus) // (shape.gpus)
+        weight = draft.tenant(group.tenant).weight
         return places_until(theirs[2] - mine, weight, self._rates.of(shape) * shape.together, self._at)
 
 
@@ -94,29 +94,29 @@ REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 
-def by_priority(line: Line) -> Key:
+def by_priority(group: Group) -> Key:
     """Return the sort key of a queue group where nothing but the priority counts."""
-    return (1, -line.priority, 0)
+    return (1, -group.priority, 0)
 
 
-class Lines:
+class Order:
     """The queue as a pass sees it. `order` is that of `Config`."""
 
     def __init__(self, fleet: Fleet, queue: Queue, order: str, ageing: Ageing | None) -> None:
         self.queue = queue
-        self.order = order
+        self.is_strict = order == "fifo"  # no job passes the first one that may start
         self.ageing = ageing
         self.overdue: Container[int] = ()  # jobs by number: their time is over, though they stand in the queue
         #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
-        self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
+        self.excluded_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
         self.turns: Turns | None = None  # this pass: the order under fair share
         #: what comes before arrival in the order of queue groups; less goes first
-        self.key: Callable[[Line], Key] = by_priority
+        self.key: Callable[[Group], Key] = by_priority
         self._rates = Rates(fleet)
         self._draft: Draft | None = None  # the last pass's
         self._classes: list[int] = []  # this pass: the priorities of the jobs that wait, where jobs age
         #: this pass: by tenant the group whose first job waits for the tenant's limit, and that job's number
-        self._full: dict[str, tuple[Line, int]] = {}
+        self._full: dict[str, tuple[Group, int]] = {}
 
     def begin(self, draft: Draft) -> None:
         """A pass begins."""
@@ -124,7 +124,7 @@ class Lines:
         standing = None
         if self.ageing is not None:
             standing = self.standing
-            self._classes = sorted({line.priority for line in self.queue.lines.values() if line.entries})
+            self._classes = sorted({group.priority for group in self.queue.groups.values() if group.entries})
         self.turns = Turns(draft, self._rates, standing) if self.is_fair(draft) else None
         self.key = self._choose_key()
 
@@ -134,7 +134,7 @@ class Lines:
 
     def is_fair(self, draft: Draft) -> bool:
         """Whether tenants have turns: an operator has set a share, and the order is not another."""
-        return self.order == "fair" and draft.state.half_life_ms > 0 and self.queue.by_tenant
+        return not self.is_strict and draft.state.half_life_ms > 0 and self.queue.by_tenant
 
     # ------------------------------------------------------------------------------------ what still waits
 
@@ -150,43 +150,43 @@ class Lines:
         row = draft.replica(replica)
         return row.state == QUEUED and row.not_before <= draft.time_ms
 
-    def prune(self, draft: Draft, line: Line) -> bool:
+    def prune(self, draft: Draft, group: Group) -> bool:
         """Take entries that wait no longer from the front of a queue group. Return whether any entry is left."""
-        entries, queue = line.entries, self.queue
+        entries, queue = group.entries, self.queue
         if entries and entries[0] >> REPLICA_BITS >= draft.state.next_num:
             return True  # accepted in this very record, as most
         while entries and not self.waits(draft, entries[0]):
-            queue.pop(line)
+            queue.pop(group)
         return bool(entries)
 
     def left_too_soon(self, draft: Draft, item: int) -> frozenset[int]:
         """Return the workers that an entry's own time limit keeps it from: the one behind it may have another limit."""
-        return self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms) if draft.state.windows else _NOBODY
+        return self.excluded_by_limits(item >> REPLICA_BITS, draft.time_ms) if draft.state.windows else _NOBODY
 
     # ------------------------------------------------------------------------------- what comes before arrival
 
-    def _choose_key(self) -> Callable[[Line], Key]:
+    def _choose_key(self) -> Callable[[Group], Key]:
         if self.turns is not None:
             return self.turns.key
         return by_priority if self.ageing is None or self._draft is None else self._by_age()
 
-    def _by_age(self) -> Callable[[Line], Key]:
+    def _by_age(self) -> Callable[[Group], Key]:
         """As `standing`, without what is the same for all queue groups of a pass."""
         ageing, draft, classes = self.ageing, self._draft, self._classes
         assert ageing is not None
         assert draft is not None
         jobs, now_ms, standing = draft.state.jobs, draft.time_ms, ageing.standing
 
-        def key(line: Line) -> Key:
-            job = jobs.get(line.entries[0] >> REPLICA_BITS) if line.entries else None
-            priority = line.priority if job is None else standing(classes, line.priority, now_ms - job.accepted_ms)
+        def key(group: Group) -> Key:
+            job = jobs.get(group.entries[0] >> REPLICA_BITS) if group.entries else None
+            priority = group.priority if job is None else standing(classes, group.priority, now_ms - job.accepted_ms)
             return (1, -priority, 0)
 
         return key
 
-    def standing(self, line: Line) -> int:
-        """What the first of a line counts as: its priority, and its age where jobs age."""
-        return self.standing_of(line.priority, line.entries[0]) if line.entries else line.priority
+    def standing(self, group: Group) -> int:
+        """What the first of a group counts as: its priority, and its age where jobs age."""
+        return self.standing_of(group.priority, group.entries[0]) if group.entries else group.priority
 
     def standing_of(self, priority: int, item: int) -> int:
         """The same of one entry of the queue."""
@@ -206,29 +206,29 @@ class Lines:
     def turn_of(self, draft: Draft, tenant: str) -> tuple[int, int] | None:
         """The place of a tenant whose jobs wait among those of which jobs wait, and how many they are; 1 is next.
 
-        None where tenants have no turns. Looks at every line, so it is for questions, not for the tick.
+        None where tenants have no turns. Looks at every group, so it is for questions, not for the tick.
         """
         if not self.is_fair(draft):
             return None
         turns = Turns(draft, self._rates, self.standing if self.ageing is not None else None)
         firsts: dict[str, tuple[Key, int]] = {}
-        for line in self.queue.lines.values():
-            if line.entries:
-                key = turns.key(line), line.entries[0]
-                firsts[line.tenant] = min(key, firsts.get(line.tenant, key))
+        for group in self.queue.groups.values():
+            if group.entries:
+                key = turns.key(group), group.entries[0]
+                firsts[group.tenant] = min(key, firsts.get(group.tenant, key))
         mine = firsts.get(tenant)
         return None if mine is None else (1 + sum(first < mine for first in firsts.values()), len(firsts))
 
-    def count(self, draft: Draft, line: Line, replicas: int) -> None:
+    def count(self, draft: Draft, group: Group, replicas: int) -> None:
         """What was placed counts at once: in whose turn it is, and in what its tenant has."""
         if self.turns is not None:
-            self.turns.took(line, replicas)
-        if line.tenant:
-            draft.change_tenant(line.tenant).gpus += line.shape.count * replicas
+            self.turns.took(group, replicas)
+        if group.tenant:
+            draft.change_tenant(group.tenant).gpus += group.shape.count * replicas
 
-    def most(self, line: Line, others: tuple[Key, int] | None) -> int:
+    def most(self, group: Group, others: tuple[Key, int] | None) -> int:
         """Return how many more of a queue group may be placed in a row before another tenant's turn comes."""
-        return UNBOUNDED if self.turns is None else self.turns.most(line, others)
+        return UNBOUNDED if self.turns is None else self.turns.most(group, others)
 
     def mode(self, shape: Shape) -> int:
         """How a placement of this shape is written."""
@@ -236,17 +236,17 @@ class Lines:
 
     # ------------------------------------------------------------------------------------ limits of tenants
 
-    def room(self, draft: Draft, line: Line) -> float:
+    def room(self, draft: Draft, group: Group) -> float:
         """Return how many GPUs the tenant of this queue group may still lease; below 0 where it may start nothing.
 
         It may lease none while a job of the tenant that comes before it waits for the limit: else small jobs would
         starve a big one under the limit.
         """
-        if not line.tenant:
+        if not group.tenant:
             return math.inf
-        full = self._full.get(line.tenant)
-        room = self.room_of(draft, line.tenant)
-        if full is None or not full[0].entries or self._comes_before(line, full[0]):
+        full = self._full.get(group.tenant)
+        room = self.room_of(draft, group.tenant)
+        if full is None or not full[0].entries or self._comes_before(group, full[0]):
             return room
         return min(room, 0)
 
@@ -257,19 +257,19 @@ class Lines:
             return -1
         return max(0, row.gpus_max - row.gpus) if row.gpus_max else math.inf
 
-    def _comes_before(self, line: Line, other: Line) -> bool:
-        if not line.entries:
+    def _comes_before(self, group: Group, other: Group) -> bool:
+        if not group.entries:
             return False
-        return (self.key(line), line.entries[0]) < (self.key(other), other.entries[0])
+        return (self.key(group), group.entries[0]) < (self.key(other), other.entries[0])
 
-    def may(self, draft: Draft, line: Line) -> bool:
+    def may(self, draft: Draft, group: Group) -> bool:
         """Whether its tenant may start it: hosts are reserved only for a job that its tenant may start."""
-        return line.shape.gpus <= self.room(draft, line)
+        return group.shape.gpus <= self.room(draft, group)
 
-    def over_limit(self, draft: Draft, line: Line) -> None:
+    def over_limit(self, draft: Draft, group: Group) -> None:
         """Remember a queue group whose first job waits for its tenant's limit, unless it needs more than the limit."""
-        if line.shape.gpus <= draft.tenant(line.tenant).gpus_max:
-            self._full.setdefault(line.tenant, (line, line.entries[0] >> REPLICA_BITS))
+        if group.shape.gpus <= draft.tenant(group.tenant).gpus_max:
+            self._full.setdefault(group.tenant, (group, group.entries[0] >> REPLICA_BITS))
 
     def waits_for_limit(self, tenant: str) -> int | None:
         """The number of the job of this tenant that was the first to find no room under its limit in the last pass."""

@@ -2,7 +2,7 @@
 
 A shape that found no room is blocked until something changed that may let it start. The entries are plain integers
 (job number and replica), so a hundred thousand queued jobs cost the garbage collector nothing. A tenant that an
-operator has held or limited has lines of its own, so that whether it may start anything is asked once a line; under
+operator has held or limited has groups of its own, so that whether it may start anything is asked once a group; under
 fair share every tenant has.
 """
 
@@ -52,7 +52,7 @@ class Verdict(NamedTuple):
 VOID: Final = Verdict(Waits.NO_ROOM, -1)
 
 
-class Line:
+class Group:
     """The waiting replicas of one priority and shape, in order of arrival; with `tenant`, of that one alone."""
 
     __slots__ = ("entries", "granted_ms", "priority", "shape", "tenant", "verdict")
@@ -65,8 +65,8 @@ class Line:
         self.verdict = VOID
         self.granted_ms = 0  # ledger ms at which hosts were last closed for one of it
 
-    def __lt__(self, other: Line) -> bool:
-        """An entry that was moved stands in two lines for a while, which count alike where jobs age."""
+    def __lt__(self, other: Group) -> bool:
+        """An entry that was moved stands in two groups for a while, which count alike where jobs age."""
         return (self.priority, self.shape.index) > (other.priority, other.shape.index)
 
 
@@ -78,20 +78,20 @@ class Queue:
     """
 
     def __init__(self) -> None:
-        self.lines: dict[_Name, Line] = {}
-        self.by_tenant = False  # every tenant has lines of its own
+        self.groups: dict[_Name, Group] = {}
+        self.by_tenant = False  # every tenant has groups of its own
         self._apart: set[str] = set()
-        self._unswept: list[_Name] = []  # lines that the sweep under way has still to look at
+        self._unswept: list[_Name] = []  # groups that the sweep under way has still to look at
         self._swept = -1  # the last entry of the next of them that was looked at
 
     def __len__(self) -> int:
         """Count the entries. It walks over all queue groups: for questions, not for each record."""
-        return sum(len(line.entries) for line in self.lines.values())
+        return sum(len(group.entries) for group in self.groups.values())
 
     @property
     def is_empty(self) -> bool:
         """Whether no entry is left. The first group that has one gives the answer."""
-        return not any(line.entries for line in self.lines.values())
+        return not any(group.entries for group in self.groups.values())
 
     def _key(self, priority: int, shape: Shape, tenant: str) -> _Name:
         return (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")
@@ -99,12 +99,12 @@ class Queue:
     def add(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
         """Put one entry into its queue group, at its place in the order of arrival."""
         key = (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")  # `_key`
-        line = self.lines.get(key)
-        if line is None:
-            line = self.lines[key] = Line(priority, shape, key[2])
-        if line.verdict.waits is not Waits.NO_ROOM:
-            line.verdict = VOID  # the job that is added may be short enough
-        entries = line.entries
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = Group(priority, shape, key[2])
+        if group.verdict.waits is not Waits.NO_ROOM:
+            group.verdict = VOID  # the job that is added may be short enough
+        entries = group.entries
         if not entries or item > entries[-1]:
             entries.append(item)
         elif item < entries[0]:
@@ -116,7 +116,7 @@ class Queue:
         """Put entries of one job, in ascending order, into their queue group, for the cost of one walk along it."""
         for item in items[:1]:
             self.add(priority, shape, item, tenant)
-        entries, rest = self.lines[self._key(priority, shape, tenant)].entries if items else deque[int](), items[1:]
+        entries, rest = self.groups[self._key(priority, shape, tenant)].entries if items else deque[int](), items[1:]
         if not rest:
             return
         at = bisect(entries, items[0])
@@ -131,13 +131,13 @@ class Queue:
 
         One walk along the group, however many they are.
         """
-        line = self.lines.get(self._key(priority, shape, tenant))
-        return self.take(line, items) if line is not None and items else []
+        group = self.groups.get(self._key(priority, shape, tenant))
+        return self.take(group, items) if group is not None and items else []
 
     @staticmethod
-    def take(line: Line, items: list[int]) -> list[int]:
+    def take(group: Group, items: list[int]) -> list[int]:
         """As `remove`, with the queue group at hand; `items` must not be empty."""
-        entries, wanted = line.entries, set(items)
+        entries, wanted = group.entries, set(items)
         at = bisect_left(entries, items[0])
         entries.rotate(-at)
         found: list[int] = []
@@ -150,68 +150,68 @@ class Queue:
         return found
 
     def set_apart(self, tenant: str, is_of: Callable[[int], bool]) -> None:
-        """Give a tenant lines of its own for the rest of this reign; `is_of` tells its entries.
+        """Give a tenant groups of its own for the rest of this reign; `is_of` tells its entries.
 
         The first time it walks the whole queue: for an operator's act, not for the tick.
         """
         if tenant in self._apart:
             return
         self._apart.add(tenant)
-        for key, line in list(self.lines.items()):
-            mine = [item for item in line.entries if is_of(item)] if not line.tenant else []
+        for key, group in list(self.groups.items()):
+            mine = [item for item in group.entries if is_of(item)] if not group.tenant else []
             if not mine:
                 continue
-            line.entries = deque(item for item in line.entries if not is_of(item))
-            own = self.lines[(key[0], key[1], tenant)] = Line(line.priority, line.shape, tenant)
+            group.entries = deque(item for item in group.entries if not is_of(item))
+            own = self.groups[(key[0], key[1], tenant)] = Group(group.priority, group.shape, tenant)
             own.entries = deque(mine)
-            own.verdict, own.granted_ms = line.verdict, line.granted_ms
+            own.verdict, own.granted_ms = group.verdict, group.granted_ms
 
     def part(self, tenant_of: Callable[[int], str]) -> None:
-        """Give every tenant lines of its own for the rest of this reign. `tenant_of` an entry; "" where it is over.
+        """Give every tenant groups of its own for the rest of this reign. `tenant_of` an entry; "" where it is over.
 
         It walks the whole queue once: for an operator's act, not for the tick.
         """
-        shared = [(key, line) for key, line in self.lines.items() if not line.tenant]
+        shared = [(key, group) for key, group in self.groups.items() if not group.tenant]
         self.by_tenant = True
-        for key, line in shared:
-            del self.lines[key]
-            for item in line.entries:
+        for key, group in shared:
+            del self.groups[key]
+            for item in group.entries:
                 tenant = tenant_of(item)
                 if tenant:
-                    self.add(line.priority, line.shape, item, tenant)
-                    self.lines[(key[0], key[1], tenant)].granted_ms = line.granted_ms
+                    self.add(group.priority, group.shape, item, tenant)
+                    self.groups[(key[0], key[1], tenant)].granted_ms = group.granted_ms
 
     def ready(
-        self, key: Callable[[Line], Key], change: int, holds: Callable[[Line], bool]
-    ) -> list[tuple[Key, int, Line]]:
+        self, key: Callable[[Group], Key], change: int, holds: Callable[[Group], bool]
+    ) -> list[tuple[Key, int, Group]]:
         """Return the queue groups that may find room, as a heap of (key, first entry, group).
 
         A group with a verdict of this `change` of the fleet is left out; so is one with a verdict of an earlier change
         that `holds`. Groups without entries are forgotten.
         """
-        found: list[tuple[Key, int, Line]] = []
+        found: list[tuple[Key, int, Group]] = []
         empty = []
-        for name, line in self.lines.items():
-            if not line.entries:
+        for name, group in self.groups.items():
+            if not group.entries:
                 empty.append(name)
-            elif (at := line.verdict.change) == change:
+            elif (at := group.verdict.change) == change:
                 continue
-            elif at < 0 or not holds(line):
-                found.append((key(line), line.entries[0], line))
+            elif at < 0 or not holds(group):
+                found.append((key(group), group.entries[0], group))
         for name in empty:
-            del self.lines[name]
+            del self.groups[name]
         heapify(found)
         return found
 
     @staticmethod
-    def pop(line: Line) -> int:
+    def pop(group: Group) -> int:
         """Take the first entry of a queue group."""
-        return line.entries.popleft()
+        return group.entries.popleft()
 
     @staticmethod
-    def put_back(line: Line, items: list[int]) -> None:
+    def put_back(group: Group, items: list[int]) -> None:
         """Entries that were popped from a queue group's front, in order, stand there again."""
-        line.entries.extendleft(reversed(items))
+        group.entries.extendleft(reversed(items))
 
     def sweep(self, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> bool:
         """Keep only the entries that still wait; of a job that is over, by its number, none.
@@ -219,20 +219,20 @@ class Queue:
         Looks at some `most` entries, and goes on from there the next time; whether all were looked at.
         """
         if not self._unswept:
-            self._unswept = list(self.lines)
+            self._unswept = list(self.groups)
         while self._unswept and most > 0:
-            line = self.lines.get(self._unswept[-1])
-            if line is not None:
-                most -= self._sweep_part(line, is_over, waits, most)
-            if line is None or not line.entries or self._swept >= line.entries[-1]:
+            group = self.groups.get(self._unswept[-1])
+            if group is not None:
+                most -= self._sweep_part(group, is_over, waits, most)
+            if group is None or not group.entries or self._swept >= group.entries[-1]:
                 self._unswept.pop()
                 self._swept = -1
                 most -= 1
         return not self._unswept
 
-    def _sweep_part(self, line: Line, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> int:
-        """The same with some entries of a line, behind the last that was looked at; how many."""
-        entries = line.entries
+    def _sweep_part(self, group: Group, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> int:
+        """The same with some entries of a group, behind the last that was looked at; how many."""
+        entries = group.entries
         at = bisect(entries, self._swept)
         entries.rotate(-at)
         count = min(most, len(entries) - at)
@@ -249,25 +249,25 @@ class Queue:
         entries.rotate(at)
         return count
 
-    def line_of(self, priority: int, shape: Shape, tenant: str) -> Line | None:
+    def group_of(self, priority: int, shape: Shape, tenant: str) -> Group | None:
         """Return the queue group that a job of this priority, shape and tenant would join; None where there is none."""
-        return self.lines.get(self._key(priority, shape, tenant))
+        return self.groups.get(self._key(priority, shape, tenant))
 
     def position(self, priority: int, item: int, standing: Callable[[int, int], int] | None = None) -> int:
-        """How many entries stand before this one; looks at every line, so it is for questions, not for the tick.
+        """How many entries stand before this one; looks at every group, so it is for questions, not for the tick.
 
         `standing` is what a priority counts as for an entry, where jobs age: less the later an entry came.
         """
         before = 0
         if standing is not None:
             mine = (-standing(priority, item), item)
-            for line in self.lines.values():
-                key = _head_by(standing, line.priority)
-                before += bisect_left(line.entries, mine, key=key)
+            for group in self.groups.values():
+                key = _head_by(standing, group.priority)
+                before += bisect_left(group.entries, mine, key=key)
             return before
-        for line in self.lines.values():
-            if line.priority > priority:
-                before += len(line.entries)
-            elif line.priority == priority:
-                before += bisect_left(line.entries, item)
+        for group in self.groups.values():
+            if group.priority > priority:
+                before += len(group.entries)
+            elif group.priority == priority:
+                before += bisect_left(group.entries, item)
         return before

@@ -15,24 +15,24 @@ from typing import Final, NamedTuple
 from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.queue.order import Lines
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Key, Line, Queue, Waits
+from moorage.scheduler.core.queue.order import Order
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Group, Key, Queue, Waits
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.preempt import Preempting
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, Filling, Holding
+from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, Backfilling, Reserving
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.verdicts import Verdicts
 from moorage.scheduler.core.shape import Shape
 
 #: choices that one pass makes, as they hold up the leader: then the record goes, and the next one goes on
 CHOICES_MAX: Final = 192
-#: lines that find no room, each of which counts `A_LOOK` times where the ranker had to look: many lines that all ask
+#: groups that find no room, each of which counts `A_LOOK` times where the ranker had to look: many groups that all ask
 #: for something else are looked at over several records
 IN_VAIN_MAX: Final = 1_024
-#: entries of a line that are passed over in a pass as they could not end before a drain
+#: entries of a group that are passed over in a pass as they could not end before a drain
 ASIDE_MAX: Final = 64
-#: of the lines that a pass has still to look at, the part that is passed over one by one before all such go at once
+#: of the groups that a pass has still to look at, the part that is passed over one by one before all such go at once
 SWEEP_PART: Final = 16
 #: entries of the queue that one record looks at for jobs that wait no longer
 SWEPT_MAX: Final = 8_192
@@ -40,7 +40,7 @@ _NONE: Final = -2  # no change of the fleet: in strict order the group that come
 
 
 class End(Enum):
-    """Why a pass leaves a line."""
+    """Why a pass leaves a group."""
 
     ALL_SERVED = auto()
     OTHERS_FIRST = auto()  # another group's first job comes before the one that is first here now
@@ -79,15 +79,15 @@ class Planner:
         self.estimates = estimates
         self.preempting = preempting
         self.could_ever = could_ever
-        self.lines = Lines(fleet, queue, order, ageing)
-        self.holding = Holding(fleet, self.lines, estimates, preempting, patience_ms, could_ever)
-        self.placing = Placing(fleet, self.lines, ranker)
-        self.filling = Filling(queue, self.lines, self.holding, self.placing, estimates)
-        self.verdicts = Verdicts(fleet, self.lines, self.holding)
+        self.order = Order(fleet, queue, order, ageing)
+        self.reserving = Reserving(fleet, self.order, estimates, preempting, patience_ms, could_ever)
+        self.placing = Placing(fleet, self.order, ranker)
+        self.backfilling = Backfilling(queue, self.order, self.reserving, self.placing, estimates)
+        self.verdicts = Verdicts(fleet, self.order, self.reserving)
         self._unprepared = False  # the ranker is not ready to choose
-        self.serving: Line | None = None  # the line that a pass is at, for when it fails
+        self.serving: Group | None = None  # the group that a pass is at, for when it fails
         self._in_vain_max = IN_VAIN_MAX
-        self._waiting = 0  # lines that the last pass had to look at
+        self._waiting = 0  # groups that the last pass had to look at
 
     def is_done(self, draft: Draft) -> bool:
         """Whether nothing more may be placed in this record; groups that were not served are served in the next."""
@@ -101,49 +101,49 @@ class Planner:
         cut = self.placing.in_vain > self._in_vain_max
         if not self._begin(draft):
             return 0
-        lines, verdicts, placed, passed = self.lines, self.verdicts, 0, 0
-        strict = lines.order == "fifo"
+        order, verdicts, placed, passed = self.order, self.verdicts, 0, 0
+        strict = order.is_strict
         if strict:
-            ready = self.queue.ready(lines.key, _NONE, lambda line: False)
+            ready = self.queue.ready(order.key, _NONE, lambda group: False)
         else:
-            ready = self.queue.ready(lines.key, self.fleet.changes, lambda line: verdicts.holds(draft, line))
+            ready = self.queue.ready(order.key, self.fleet.changes, lambda group: verdicts.holds(draft, group))
         self._bound(cut, len(ready))
         while ready and not self.is_done(draft):
-            key, first, line = ready[0]
-            self.serving = line
-            if verdicts.is_like_full(draft, line):
+            key, first, group = ready[0]
+            self.serving = group
+            if verdicts.is_like_full(draft, group):
                 heappop(ready)
-                passed += lines.room(draft, line) == math.inf
+                passed += order.room(draft, group) == math.inf
                 if passed * SWEEP_PART >= len(ready):
                     ready, passed = self._without_full(draft, ready), 0
                 continue
-            if (now := lines.key(line)) != key:
-                heapreplace(ready, (now, line.entries[0], line))
+            if (now := order.key(group)) != key:
+                heapreplace(ready, (now, group.entries[0], group))
                 continue
-            if strict and verdicts.is_new(line) and lines.may(draft, line):
-                if not lines.prune(draft, line) or line.entries[0] != first:
-                    self._serve_the_next(ready, line)  # the job that found no room has left, and stops no other job
+            if strict and verdicts.is_new(group) and order.may(draft, group):
+                if not order.prune(draft, group) or group.entries[0] != first:
+                    self._serve_the_next(ready, group)  # the job that found no room has left, and stops no other job
                     continue
                 served = Served(0, End.NO_ROOM, key)
             else:
                 others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
-                kind = verdicts.kind_of(line)
-                served = self._serve(draft, line, others)
+                kind = verdicts.kind_of(group)
+                served = self._serve(draft, group, others)
                 if served.end is End.NO_ROOM and not strict:
-                    verdicts.no_room_for(draft, kind, line)
+                    verdicts.no_room_for(draft, kind, group)
             placed += served.placed
-            if strict and served.end is End.NO_ROOM and self.could_ever(line.shape):
+            if strict and served.end is End.NO_ROOM and self.could_ever(group.shape):
                 placed += self._place_freed(draft)
                 break  # in strict order no job passes the first one, but on hosts that were freed for it
             if served.end is End.OTHERS_FIRST:
-                heapreplace(ready, (served.key, line.entries[0], line))
+                heapreplace(ready, (served.key, group.entries[0], group))
             else:
                 heappop(ready)
-            if served.end is End.OVER_LIMIT and self.could_ever(line.shape):
-                lines.over_limit(draft, line)
+            if served.end is End.OVER_LIMIT and self.could_ever(group.shape):
+                order.over_limit(draft, group)
         self.serving = None
         if self.preempting.allowed and not draft.full:
-            self.preempting.seek(draft, lambda: self._eligible(draft), lambda line: self._closed_to(draft, line))
+            self.preempting.seek(draft, lambda: self._eligible(draft), lambda group: self._closed_to(draft, group))
         return placed
 
     def next_ms(self, draft: Draft) -> float:
@@ -153,38 +153,38 @@ class Planner:
         """
         if self.queue.is_empty:
             return math.inf
-        if self.preempting.allowed or draft.state.preempting or self.lines.ageing is not None:
+        if self.preempting.allowed or draft.state.preempting or self.order.ageing is not None:
             return draft.time_ms
-        return self.holding.next_ms(draft)
+        return self.reserving.next_ms(draft)
 
     def _begin(self, draft: Draft) -> bool:
         """Begin a pass. Return False where there is nothing to place, or the ranker is not ready to choose."""
         self.placing.begin()
         self.serving, self._unprepared = None, False
         if self.queue.is_empty:
-            self.queue.lines.clear()
-            self.holding.give_up()
+            self.queue.groups.clear()
+            self.reserving.give_up()
             return False
-        self.lines.begin(draft)
-        self.holding.begin(draft)  # by the limits that jobs waited for in the last pass
-        self.lines.forget_limits()
+        self.order.begin(draft)
+        self.reserving.begin(draft)  # by the limits that jobs waited for in the last pass
+        self.order.forget_limits()
         self._unprepared = not self.placing.ranker.prepare(self.fleet)
         self.verdicts.begin()
         return not self._unprepared
 
-    def _serve_the_next(self, ready: list[tuple[Key, int, Line]], line: Line) -> None:
+    def _serve_the_next(self, ready: list[tuple[Key, int, Group]], group: Group) -> None:
         """In strict order: the next job of a group has its turn, which is later; the verdict was of the one before it.
 
         Unless that one found no room at all: then the next one of the same shape does not find any.
         """
         heappop(ready)
-        if line.entries:
-            if line.verdict.waits is not Waits.NO_ROOM:
-                line.verdict = VOID
-            heappush(ready, (self.lines.key(line), line.entries[0], line))
+        if group.entries:
+            if group.verdict.waits is not Waits.NO_ROOM:
+                group.verdict = VOID
+            heappush(ready, (self.order.key(group), group.entries[0], group))
 
     def _bound(self, cut: bool, waiting: int) -> None:
-        """How often this pass may look in vain, of so many lines, after one that did so as often as it might.
+        """How often this pass may look in vain, of so many groups, after one that did so as often as it might.
 
         A group that found no room is not served again, so each pass comes further. Where it does not, as the whole
         fleet has changed meanwhile, it may look twice as often: each group is served some time.
@@ -193,62 +193,62 @@ class Planner:
         self._in_vain_max = max(IN_VAIN_MAX, self._in_vain_max // 2) if further else 2 * self._in_vain_max
         self._waiting = waiting
 
-    def _without_full(self, draft: Draft, ready: list[tuple[Key, int, Line]]) -> list[tuple[Key, int, Line]]:
+    def _without_full(self, draft: Draft, ready: list[tuple[Key, int, Group]]) -> list[tuple[Key, int, Group]]:
         """Return the groups that are still to be served; one over its tenant's limit is left out at its turn."""
-        room, is_like_full = self.lines.room, self.verdicts.is_like_full
+        room, is_like_full = self.order.room, self.verdicts.is_like_full
         left = [row for row in ready if room(draft, row[2]) != math.inf or not is_like_full(draft, row[2])]
         heapify(left)
         return left
 
-    def _serve(self, draft: Draft, line: Line, others: tuple[Key, int] | None) -> Served:
+    def _serve(self, draft: Draft, group: Group, others: tuple[Key, int] | None) -> Served:
         """Place from the front of one queue group until the first job of another one, `others`, comes before it."""
-        lines, queue, placing = self.lines, self.queue, self.placing
+        order, queue, placing = self.order, self.queue, self.placing
         placed, filled, first, end = 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
         aside: list[int] = []
-        need, room, key = line.shape.gpus, lines.room(draft, line), lines.key(line)
-        while lines.prune(draft, line) and not self.is_done(draft):
-            item, key = line.entries[0], lines.key(line)
+        need, room, key = group.shape.gpus, order.room(draft, group), order.key(group)
+        while order.prune(draft, group) and not self.is_done(draft):
+            item, key = group.entries[0], order.key(group)
             if others is not None and not aside and (key, item) > others:
                 end = End.OTHERS_FIRST
                 break
             if need > room:
                 end = End.OVER_LIMIT
                 break
-            choice = self._place_first(draft, line)
+            choice = self._place_first(draft, group)
             if choice is None:
-                if self._stands_aside(draft, line, aside):
+                if self._stands_aside(draft, group, aside):
                     continue
-                filled, end = self.filling.fill_in(draft, line, room), End.NO_ROOM
+                filled, end = self.backfilling.backfill(draft, group, room), End.NO_ROOM
                 break
             last, first = choice, first or item >> REPLICA_BITS
-            placed += line.shape.together
+            placed += group.shape.together
             room -= need
-            lines.count(draft, line, line.shape.together)
-            most = len(line.entries) if room == math.inf or not need else int(room // need)
-            most = min(most, lines.most(line, others))
-            if line.entries and room >= need and most > 0:
-                more, last = placing.place_more(draft, line, choice, most, others)
+            order.count(draft, group, group.shape.together)
+            most = len(group.entries) if room == math.inf or not need else int(room // need)
+            most = min(most, order.most(group, others))
+            if group.entries and room >= need and most > 0:
+                more, last = placing.place_more(draft, group, choice, most, others)
                 placed += more
                 room -= more * need
-                lines.count(draft, line, more)
+                order.count(draft, group, more)
         if last is not None:
             # flat, four a decision: first job, how many were placed, hosts known, free devices left on the last
             draft.evidence += (first, placed, len(self.fleet.hosts), last.left)
         if aside:
-            queue.put_back(line, aside)
-            filled += 0 if end is End.NO_ROOM else self.filling.fill_in(draft, line, room)
+            queue.put_back(group, aside)
+            filled += 0 if end is End.NO_ROOM else self.backfilling.backfill(draft, group, room)
         return Served(placed + filled, end, key)
 
-    def _place_first(self, draft: Draft, line: Line) -> Choice | None:
+    def _place_first(self, draft: Draft, group: Group) -> Choice | None:
         """Place the first job of a queue group; None where it finds no room, and stays."""
-        if self.lines.order != "fifo" and self.verdicts.finds_none(draft, line):
+        if not self.order.is_strict and self.verdicts.finds_none(draft, group):
             self.placing.in_vain += 1
             return None
-        barred = self.holding.barred(line.priority, line.shape, line.tenant)
-        choice = self.placing.place(draft, line.shape, line.entries[0], barred)
+        excluded = self.reserving.excluded(group.priority, group.shape, group.tenant)
+        choice = self.placing.place(draft, group.shape, group.entries[0], excluded)
         if choice is not None:
-            self.queue.pop(line)
+            self.queue.pop(group)
         return choice
 
     def _place_freed(self, draft: Draft) -> int:
@@ -259,55 +259,55 @@ class Planner:
         placed, hosts = 0, self.fleet.hosts
         for job in draft.state.preempting.values():
             shape, priority = self.preempting.policy.shape_of(job), self.preempting.policy.priority_of(job)
-            line = self.queue.line_of(priority, shape, job.tenant)
-            if self.is_done(draft) or line is None or not self.lines.prune(draft, line):
+            group = self.queue.group_of(priority, shape, job.tenant)
+            if self.is_done(draft) or group is None or not self.order.prune(draft, group):
                 continue
-            if not self.lines.may(draft, line):
+            if not self.order.may(draft, group):
                 continue
             own = self.preempting.own(draft, shape, priority, job.tenant) & hosts.keys()
             if sum(hosts[num].replicas_of(shape, "now") for num in own) < shape.together:
                 continue
-            closed = self.holding.barred(priority, shape, job.tenant) | (hosts.keys() - own)
-            if self.placing.place(draft, shape, line.entries[0], closed) is not None:
-                self.queue.pop(line)
-                self.lines.count(draft, line, shape.together)
+            closed = self.reserving.excluded(priority, shape, job.tenant) | (hosts.keys() - own)
+            if self.placing.place(draft, shape, group.entries[0], closed) is not None:
+                self.queue.pop(group)
+                self.order.count(draft, group, shape.together)
                 placed += shape.together
         return placed
 
-    def _stands_aside(self, draft: Draft, line: Line, aside: list[int]) -> bool:
+    def _stands_aside(self, draft: Draft, group: Group, aside: list[int]) -> bool:
         """Whether the first job of a group, which finds no room, lets others of it go first; it is among `aside` then.
 
         So where a drain keeps it from hosts, as it could not end before: a job behind it may have another time limit.
         Else the group has its verdict.
         """
-        strict, limited = self.lines.order == "fifo", bool(self.lines.left_too_soon(draft, line.entries[0]))
+        strict, limited = self.order.is_strict, bool(self.order.left_too_soon(draft, group.entries[0]))
         if limited and not strict and len(aside) < ASIDE_MAX:
-            aside.append(self.queue.pop(line))
+            aside.append(self.queue.pop(group))
             return True
-        self.verdicts.give(line, Waits.LEAVING if strict and limited else Waits.NO_ROOM)
+        self.verdicts.give(group, Waits.LEAVING if strict and limited else Waits.NO_ROOM)
         return False
 
     # ---------------------------------------------------------------------------------------- preemption
 
-    def _eligible(self, draft: Draft) -> list[tuple[Key, int, Line]]:
+    def _eligible(self, draft: Draft) -> list[tuple[Key, int, Group]]:
         """Return the groups that found no room, or whose first waits out a drain, if their tenants may start them."""
-        lines = self.lines
+        order = self.order
         return [
-            (lines.key(line), line.entries[0], line)
-            for line in self.queue.lines.values()
-            if lines.prune(draft, line)
-            and (self.verdicts.is_new(line) or lines.left_too_soon(draft, line.entries[0]))
-            and lines.may(draft, line)
+            (order.key(group), group.entries[0], group)
+            for group in self.queue.groups.values()
+            if order.prune(draft, group)
+            and (self.verdicts.is_new(group) or order.left_too_soon(draft, group.entries[0]))
+            and order.may(draft, group)
         ]
 
-    def _closed_to(self, draft: Draft, line: Line) -> frozenset[int]:
+    def _closed_to(self, draft: Draft, group: Group) -> frozenset[int]:
         """Return the hosts on which the first job of a group may not start, also if all jobs leave them."""
-        return self.holding.barred(line.priority, line.shape, line.tenant) | self.lines.left_too_soon(
-            draft, line.entries[0]
+        return self.reserving.excluded(group.priority, group.shape, group.tenant) | self.order.left_too_soon(
+            draft, group.entries[0]
         )
 
     def sweep(self, draft: Draft) -> bool:
-        """Take out of the queue what no longer waits: cancels would else fill a line whose head is blocked.
+        """Take out of the queue what no longer waits: cancels would else fill a group whose head is blocked.
 
         Some thousands of entries a record; whether all were looked at.
         """
@@ -317,4 +317,4 @@ class Planner:
             job = jobs.get(num)
             return job.over if job is not None else num < fresh
 
-        return self.queue.sweep(is_over, lambda item: self.lines.waits(draft, item), SWEPT_MAX)
+        return self.queue.sweep(is_over, lambda item: self.order.waits(draft, item), SWEPT_MAX)

@@ -118,9 +118,9 @@ class Indexing:
                 self.admission.reject_unmatched(draft, job, self.shape_of(job))
 
     def reshape(self, job: Job) -> None:
-        """The job's shape has changed: move its waiting replicas to the line of the new shape."""
+        """The job's shape has changed: move its waiting replicas to the group of the new shape."""
         old, job.shape = self.shape_of(job), None
-        self.planner.holding.forget(job.num)
+        self.planner.reserving.forget(job.num)
         if job.over or job.hold is not None:
             return  # when it is released it is added with its new shape
         new, priority = self.shape_of(job), self.priority_of(job)

@@ -10,14 +10,14 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE
-from moorage.scheduler.core.queue.order import REPLICA_MASK, Lines
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Key, Line
+from moorage.scheduler.core.queue.order import REPLICA_MASK, Order
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
 from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.shape import Shape
 
-#: lines that are known to find no room take as long as a look for one that finds none
+#: groups that are known to find no room take as long as a look for one that finds none
 A_LOOK: Final = 8
 #: `Ranker.work` that takes as long as a choice
 WORK_A_CHOICE: Final = 640
@@ -27,16 +27,16 @@ _NO_PEERS: Final[dict[int, int]] = {}
 class Placing:
     """Over one engine's fleet, with one ranker."""
 
-    def __init__(self, fleet: Fleet, lines: Lines, ranker: Ranker) -> None:
+    def __init__(self, fleet: Fleet, order: Order, ranker: Ranker) -> None:
         self.ranker = ranker
         self.item = -1  # the entry of the queue that is being placed; -1 for none
         self.choices = 0  # this pass: hosts that were found
         self.in_vain = 0  # and how often none was, see `plan.IN_VAIN_MAX`
         self._preferring = Preferring()
         self._fleet = fleet
-        self._lines = lines
+        self._order = order
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
-        self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts barred to them
+        self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts excluded to them
 
     def begin(self) -> None:
         """A pass begins."""
@@ -51,27 +51,27 @@ class Placing:
         """This pass's choices, and as many as what else the ranker did comes to."""
         return self.choices + self.ranker.work // WORK_A_CHOICE
 
-    def place(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
-        """Place one entry, a gang with all its replicas, on no host of `barred`; None where there is no room."""
+    def place(self, draft: Draft, shape: Shape, item: int, excluded: frozenset[int]) -> Choice | None:
+        """Place one entry, a gang with all its replicas, on no host of `excluded`; None where there is no room."""
         self.item = item
-        barred |= self._lines.left_too_soon(draft, item) | shape.refusing
+        excluded |= self._order.left_too_soon(draft, item) | shape.refusing
         choice: Choice | None = None
-        if (shape.index, barred) not in self._no_room:
+        if (shape.index, excluded) not in self._no_room:
             if not shape.avoid:
-                choice = self._look(draft, shape, item, barred)
+                choice = self._look(draft, shape, item, excluded)
             else:
                 with self._fleet.avoiding(shape.avoid):
-                    choice = self._look(draft, shape, item, barred)
+                    choice = self._look(draft, shape, item, excluded)
         self.item = -1
         return choice
 
-    def _look(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
+    def _look(self, draft: Draft, shape: Shape, item: int, excluded: frozenset[int]) -> Choice | None:
         if shape.together > 1:
-            choice = self._place_gang(draft, shape, item >> REPLICA_BITS, barred)
+            choice = self._place_gang(draft, shape, item >> REPLICA_BITS, excluded)
         else:
-            choice = self._place_one(draft, shape, item, barred)
+            choice = self._place_one(draft, shape, item, excluded)
         if choice is None:
-            self._no_room.add((shape.index, barred))
+            self._no_room.add((shape.index, excluded))
             self.in_vain += A_LOOK
         else:
             self.choices += shape.together
@@ -80,21 +80,21 @@ class Placing:
     def _ranker_of(self, shape: Shape) -> Ranker:
         return self._preferring if shape.prefer else self.ranker
 
-    def _place_one(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
+    def _place_one(self, draft: Draft, shape: Shape, item: int, excluded: frozenset[int]) -> Choice | None:
         num = item >> REPLICA_BITS
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
-        choice = self._ranker_of(shape).choose(self._fleet, shape, avoid, barred)
+        choice = self._ranker_of(shape).choose(self._fleet, shape, avoid, excluded)
         if choice is not None:
             self._fleet.take(choice.host, shape, choice.mask)
             if shape.spread:
                 avoid[choice.host.worker.num] = avoid.get(choice.host.worker.num, 0) + 1
-            draft.placed(num, item & REPLICA_MASK, choice.host.worker.num, choice.mask, self._lines.mode(shape))
+            draft.placed(num, item & REPLICA_MASK, choice.host.worker.num, choice.mask, self._order.mode(shape))
         return choice
 
     def place_more(
         self,
         draft: Draft,
-        line: Line,
+        group: Group,
         choice: Choice,
         most: int,
         others: tuple[Key, int] | None,
@@ -103,18 +103,18 @@ class Placing:
 
         Only those that the ranker would put there one by one. Return how many, and the last choice.
         """
-        shape, entries, host, lines = line.shape, line.entries, choice.host, self._lines
-        taken, mode = 0, lines.mode(shape)
+        shape, entries, host, order = group.shape, group.entries, choice.host, self._order
+        taken, mode = 0, order.mode(shape)
         if shape.avoid or host.worker.window is not None:
             return 0, choice  # jobs that ask alike may have other time limits; on these devices it may not be
         masks = self._ranker_of(shape).again(choice, shape, min(most, len(entries)))
         self.choices += bool(masks)
         for mask in masks[: draft.steps_left]:
-            if not lines.prune(draft, line):
+            if not order.prune(draft, group):
                 break
-            if others is not None and (lines.key(line), entries[0]) > others:
+            if others is not None and (order.key(group), entries[0]) > others:
                 break
-            item = self.item = lines.queue.pop(line)
+            item = self.item = order.queue.pop(group)
             draft.placed(item >> REPLICA_BITS, item & REPLICA_MASK, host.worker.num, mask, mode)
             taken += 1
         self.item = -1
@@ -123,13 +123,13 @@ class Placing:
             choice = Choice(host, masks[taken - 1], host.open.bit_count())
         return taken, choice
 
-    def _place_gang(self, draft: Draft, shape: Shape, num: int, barred: frozenset[int]) -> Choice | None:
+    def _place_gang(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         fleet = self._fleet
         if not self._may_fit(shape):
             return None
         taken: list[Choice] = []
         for _ in range(shape.together):
-            choice = self._ranker_of(shape).choose(fleet, shape, _NO_PEERS, barred)
+            choice = self._ranker_of(shape).choose(fleet, shape, _NO_PEERS, excluded)
             if choice is None:
                 before = fleet.changes
                 for done in taken:  # of its own alone
@@ -139,7 +139,7 @@ class Placing:
             fleet.take(choice.host, shape, choice.mask)
             taken.append(choice)
         for index, choice in enumerate(taken):
-            draft.placed(num, index, choice.host.worker.num, choice.mask, self._lines.mode(shape))
+            draft.placed(num, index, choice.host.worker.num, choice.mask, self._order.mode(shape))
         draft.step_gang(num, GangPhase.HOLDING)
         return taken[-1]
 

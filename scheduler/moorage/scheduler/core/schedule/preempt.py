@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.acts import Preempt
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Key, Line
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
 from moorage.scheduler.core.records import Count
 from moorage.scheduler.core.schedule.victims import VOID_MS, Choice, Preemption, Right
 from moorage.scheduler.core.shape import Shape
@@ -75,11 +75,11 @@ class Preempting:
         return self.reclaim or self.priority <= 100
 
     def held(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
-        """The hosts that are held for others than a line of this shape, priority and tenant."""
+        """The hosts that are held for others than a group of this shape, priority and tenant."""
         return self._hosts(draft, lambda job: not self._is_of(job, shape, priority, tenant))
 
     def own(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
-        """The hosts that are held for such a line."""
+        """The hosts that are held for such a group."""
         return self._hosts(draft, lambda job: self._is_of(job, shape, priority, tenant))
 
     @staticmethod
@@ -107,8 +107,8 @@ class Preempting:
     def seek(
         self,
         draft: Draft,
-        eligible: Callable[[], list[tuple[Key, int, Line]]],
-        barred: Callable[[Line], frozenset[int]],
+        eligible: Callable[[], list[tuple[Key, int, Group]]],
+        excluded: Callable[[Group], frozenset[int]],
     ) -> None:
         """Once a second: find victims for the first of those who may and found no room, with the first entry of each.
 
@@ -120,30 +120,30 @@ class Preempting:
             return
         if draft.reprioritized or not self.knows_fleet():
             return
-        state, searches, lines = draft.state, 0, eligible()
+        state, searches, groups = draft.state, 0, eligible()
         self._sought_ms = draft.time_ms
         under_way = self._under_way(draft)
         found_now: frozenset[int] = _NOBODY
-        vain = self._in_vain = {item: self._in_vain[item] for _, item, _ in lines if item in self._in_vain}
-        for _, item, line in sorted(lines, key=lambda row: (vain.get(row[1], 0), row)):
+        vain = self._in_vain = {item: self._in_vain[item] for _, item, _ in groups if item in self._in_vain}
+        for _, item, group in sorted(groups, key=lambda row: (vain.get(row[1], 0), row)):
             job = state.jobs.get(item >> REPLICA_BITS)
             if job is None or job.num in state.preempting or draft.full:
                 continue
             if searches >= SEARCHES_MAX or len(state.preempting) + searches >= STANDING_MAX:
                 return
-            right = self._right(draft, job, line, under_way)
+            right = self._right(draft, job, group, under_way)
             if right is None:
                 continue
             searches += 1
-            with self.policy.fleet.avoiding(line.shape.avoid):
-                closed = barred(line) | found_now | line.shape.refusing
-                found = self.policy.choose(draft, line.shape, right, closed, under_way.ending)
+            with self.policy.fleet.avoiding(group.shape.avoid):
+                closed = excluded(group) | found_now | group.shape.refusing
+                found = self.policy.choose(draft, group.shape, right, closed, under_way.ending)
             if found is None:
                 vain[item] = draft.time_ms
                 continue
             found_now |= found.hosts
             self._end(draft, right, found)
-            under_way.add(job.tenant, line.shape, found)
+            under_way.add(job.tenant, group.shape, found)
 
     def asked_to_end(self, jobs: set[int]) -> None:
         """Some members of these jobs, by number, are asked to end with this record, for whatever reason.
@@ -183,14 +183,14 @@ class Preempting:
         held = [draft.replica(replica).member for replica in job.replicas] if job is not None else []
         return [m for m in held if m is not None and draft.replica(m.replica).state in _LEAVING]
 
-    def _right(self, draft: Draft, job: Job, line: Line, under_way: UnderWay) -> Right | None:
-        need = line.shape.gpus
+    def _right(self, draft: Draft, job: Job, group: Group, under_way: UnderWay) -> Right | None:
+        need = group.shape.gpus
         tenant = draft.tenant(job.tenant)
         own = tenant.guaranteed - tenant.gpus - under_way.awaited[job.tenant]
         if self.reclaim and 0 < need <= own:
-            return Right(job, line.priority, reclaims=True)
+            return Right(job, group.priority, reclaims=True)
         borrows = self.reclaim and need > 0
-        return Right(job, line.priority, reclaims=False, borrows=borrows) if line.priority >= self.priority else None
+        return Right(job, group.priority, reclaims=False, borrows=borrows) if group.priority >= self.priority else None
 
     def _end(self, draft: Draft, right: Right, found: Choice) -> None:
         victims = sorted({victim.job.num for victim in found.victims})

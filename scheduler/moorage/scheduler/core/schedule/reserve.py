@@ -33,8 +33,8 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.queue.order import Lines
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Key, Line, Queue, Verdict, Waits
+from moorage.scheduler.core.queue.order import Order
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Group, Key, Queue, Verdict, Waits
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import DEPTH_MAX, Estimates
@@ -73,7 +73,7 @@ class Reservation:
     def __init__(
         self,
         item: int,
-        line: Line,
+        group: Group,
         tenant: str,
         hosts: frozenset[int],
         start_ms: int,
@@ -81,8 +81,8 @@ class Reservation:
     ) -> None:
         self.item = item
         self.tenant = tenant
-        self.priority = line.priority
-        self.shape = line.shape
+        self.priority = group.priority
+        self.shape = group.shape
         self.hosts = hosts
         self.start_ms: int | None = start_ms
         self.since_ms = since_ms
@@ -110,12 +110,12 @@ LETS_ON: Final = (3, 2)
 
 
 class Claim(NamedTuple):
-    """The first of a line that is out of patience; what has less goes first."""
+    """The first of a group that is out of patience; what has less goes first."""
 
     key: Key
     later: bool  # room for it comes by itself
     item: int
-    line: Line
+    group: Group
     accepted_ms: int
 
 
@@ -149,7 +149,7 @@ class Claims:
 
         Asked in the course of a pass alone, so that a replay of the reign remembers the same.
         """
-        needed, of = hosts_needed(self._fleet, claim.line.shape)
+        needed, of = hosts_needed(self._fleet, claim.group.shape)
         if not 1 < needed <= of:
             return now_ms
         since = self._since.get(claim.item)
@@ -160,7 +160,7 @@ class Claims:
             if len(self._since) >= FIRST_MAX:
                 return now_ms
             self._since[claim.item] = since
-        waited_from = max(claim.accepted_ms + self._patience_ms, claim.line.granted_ms)
+        waited_from = max(claim.accepted_ms + self._patience_ms, claim.group.granted_ms)
         waited, (times, by) = max(0, since - waited_from), LETS_ON
         return since - (-waited * (needed - 1) * times // (of * by))
 
@@ -168,7 +168,7 @@ class Claims:
         """Hosts are held for one of these claims."""
         others = [claim for claim in claims if claim.later]
         mine = next(claim for claim in claims if claim.item == held.item)
-        mine.line.granted_ms = held.since_ms
+        mine.group.granted_ms = held.since_ms
         if not others or mine.later:
             return
         first = min(others)
@@ -201,17 +201,30 @@ LOOK_MS: Final = 1000
 #: reserved hosts are opened to a tenant to which more is owed by now once usage has decayed by so much of its half-life
 OWED_PART: Final = 512
 #: queue groups that are scanned for an overdue job, and as many of those that need whole hosts
-LINES_MAX: Final = 512
+GROUPS_MAX: Final = 512
+#: kinds of overdue jobs for which hosts are sought in one scan, as each is a walk over the fleet
+WALKS_MAX: Final = 8
 NOBODY: Final[frozenset[int]] = frozenset()
 
 
-class Holding:
+#: what jobs for which hosts are sought have in common: the shape, and the hosts that a drain excludes
+_Sought = tuple[int, frozenset[int]]
+
+
+class InVain(NamedTuple):
+    """No hosts were found for such jobs: that stands while the fleet has not changed since."""
+
+    change: int
+    at_ms: int
+
+
+class Reserving:
     """Over one engine's fleet and queue. Hosts are named by their workers' numbers."""
 
     def __init__(
         self,
         fleet: Fleet,
-        lines: Lines,
+        order: Order,
         estimates: Estimates,
         preempting: Preempting,
         patience_ms: int,
@@ -221,7 +234,7 @@ class Holding:
         self.reservation: Reservation | None = None
         self.is_waited_for = False  # a queue group waits for the reserved hosts, or did so when it was scanned last
         self._fleet = fleet
-        self._lines = lines
+        self._order = order
         self._estimates = estimates
         self._preempting = preempting
         self._patience_ms = patience_ms
@@ -231,18 +244,19 @@ class Holding:
         self._seen: tuple[int, int, int] | None = None  # what the last scan saw, see `_view`
         self._next_claim_ms = math.inf  # with no reservation: when a job becomes overdue, or hosts are closed for one
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
+        self._in_vain: dict[_Sought, InVain] = {}  # of the candidates of the last scan that found none to reserve for
         self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
 
     # ----------------------------------------------------------------------- which hosts are closed to a group
 
-    def barred(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+    def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """Return the hosts that are closed to jobs of this priority, shape and tenant.
 
         Under fair share a tenant to which more is owed passes the reservation. What jobs were ended for belongs to the
         job that they were ended for, also if another has waited longer.
         """
         taken = self.taken_back(priority, shape, tenant)
-        held, turns, draft = self.reservation, self._lines.turns, self._draft
+        held, turns, draft = self.reservation, self._order.turns, self._draft
         if held is None or self.passes(priority, shape, held):
             return taken
         if turns is not None and turns.is_owed(tenant, held.tenant):
@@ -255,7 +269,7 @@ class Holding:
         """Whether jobs of this priority and shape pass a reservation: it is theirs, or of a job that they may end."""
         if held.priority == priority and held.shape is shape:
             return True
-        return self._preempting.priority <= priority > self._lines.standing_of(held.priority, held.item)
+        return self._preempting.priority <= priority > self._order.standing_of(held.priority, held.item)
 
     def taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """Return the hosts on which jobs end for a job other than those of this priority, shape and tenant."""
@@ -267,9 +281,9 @@ class Holding:
     # ----------------------------------------------------------------------------------------- a pass begins
 
     def begin(self, draft: Draft) -> None:
-        """A pass begins; the order of `Lines` stands already."""
+        """A pass begins; the order of `Order` stands already."""
         self._draft = draft
-        if self._lines.order != "fifo":
+        if not self._order.is_strict:
             self._reserve(draft)
         if self._preemptors or draft.state.preempting:
             self._settle(draft)
@@ -302,18 +316,21 @@ class Holding:
 
     def _scan(self, draft: Draft, held: Reservation | None) -> None:
         """Look after the reservation that stands; else reserve hosts for the first job that is overdue."""
-        lines = self._lines
+        order = self._order
         if held is not None:
-            barred = lines.left_too_soon(draft, held.item) | held.shape.refusing
+            excluded = order.left_too_soon(draft, held.item) | held.shape.refusing
             with self._fleet.avoiding(held.shape.avoid):
-                if self._keep(held, barred, draft.time_ms):
+                if self._keep(held, excluded, draft.time_ms):
                     self._reopen(held, draft.time_ms)
                     return
             self.give_up()
         self._next_claim_ms = math.inf
-        likely = self._likely_lines()
-        for line in likely:
-            if lines.prune(draft, line) and (job := draft.state.jobs.get(line.entries[0] >> REPLICA_BITS)) is not None:
+        likely = self._likely_groups()
+        for group in likely:
+            if (
+                order.prune(draft, group)
+                and (job := draft.state.jobs.get(group.entries[0] >> REPLICA_BITS)) is not None
+            ):
                 overdue_ms = job.accepted_ms + self._patience_ms + 1
                 if overdue_ms > draft.time_ms:
                     self._next_claim_ms = min(self._next_claim_ms, overdue_ms)
@@ -325,63 +342,78 @@ class Holding:
 
     def _may_start(self, draft: Draft, held: Reservation) -> bool:
         """Whether the job of a reservation still waits, and its tenant may start it."""
-        line = self._lines.queue.line_of(held.priority, held.shape, held.tenant)
-        return line is not None and self._lines.waits(draft, held.item) and self._lines.may(draft, line)
+        group = self._order.queue.group_of(held.priority, held.shape, held.tenant)
+        return group is not None and self._order.waits(draft, held.item) and self._order.may(draft, group)
 
-    def _likely_lines(self) -> list[Line]:
+    def _likely_groups(self) -> list[Group]:
         """Return the queue groups whose first job may be the first reservation candidate.
 
-        All of them; of more than `LINES_MAX` those that come first, and those that come first for whole hosts: where as
-        many shapes wait as jobs, a look at all of them once a second would hold up the leader.
+        All of them; of more than `GROUPS_MAX` those that come first, and those that come first for whole hosts: where
+        as many shapes wait as jobs, a look at all of them once a second would hold up the leader.
         """
-        queue = self._lines.queue
-        if len(queue.lines) <= LINES_MAX:
-            return list(queue.lines.values())
-        rows = [(self._lines.key(line), line.entries[0], line) for line in queue.lines.values() if line.entries]
+        queue = self._order.queue
+        if len(queue.groups) <= GROUPS_MAX:
+            return list(queue.groups.values())
+        rows = [(self._order.key(group), group.entries[0], group) for group in queue.groups.values() if group.entries]
         least = min((len(cls.devices) for cls in self._fleet.classes.values() if cls.devices), default=0)
         whole = [row for row in rows if row[2].shape.gpus >= least]
-        likely = nsmallest(LINES_MAX, rows) + nsmallest(LINES_MAX, whole)
-        return list({line: None for _, _, line in likely})
+        likely = nsmallest(GROUPS_MAX, rows) + nsmallest(GROUPS_MAX, whole)
+        return list({group: None for _, _, group in likely})
 
-    def _claims_of(self, draft: Draft, lines: list[Line]) -> list[Claim]:
+    def _claims_of(self, draft: Draft, groups: list[Group]) -> list[Claim]:
         """Return the overdue jobs that are first of their group, in order."""
         impatient: list[Claim] = []
-        for line in lines:
-            item = line.entries[0] if line.entries else None
+        for group in groups:
+            item = group.entries[0] if group.entries else None
             job = draft.state.jobs.get(item >> REPLICA_BITS) if item is not None else None
             if item is None or job is None or draft.time_ms - job.accepted_ms <= self._patience_ms:
                 continue
-            if self._lines.may(draft, line):
+            if self._order.may(draft, group):
                 impatient.append(
-                    Claim(self._lines.key(line), not fills_hosts(self._fleet, line.shape), item, line, job.accepted_ms)
+                    Claim(
+                        self._order.key(group), not fills_hosts(self._fleet, group.shape), item, group, job.accepted_ms
+                    )
                 )
         return self._claims.in_order(impatient)
 
     def _grant(self, draft: Draft, claims: list[Claim]) -> Reservation | None:
-        """Hosts for the first of these claims that some could hold, if it is due."""
-        in_vain = set[tuple[int, frozenset[int]]]()  # each try is a walk over the fleet
-        for claim in claims:  # a job that no host could hold must not hide one that could be helped
-            tried = claim.line.shape.index, self._lines.left_too_soon(draft, claim.item)
-            if tried in in_vain or not self._could_ever(claim.line.shape):
+        """Reserve hosts for the first of these candidates that some could hold, if it is due.
+
+        A job that no host could hold must not hide one that could be helped, nor put off when that is due. That none
+        could stands until the fleet changes; of more than `WALKS_MAX` kinds that are to be sought then, those that were
+        longest ago have their turn.
+        """
+        now_ms, change = draft.time_ms, self._fleet.changes
+        kinds: dict[_Sought, Claim] = {}
+        for claim in claims:
+            if self._could_ever(claim.group.shape):
+                kinds.setdefault((claim.group.shape.index, self._order.left_too_soon(draft, claim.item)), claim)
+        vain = self._in_vain = {kind: found for kind, found in self._in_vain.items() if kind in kinds}
+        turn = [kind for kind in kinds if kind not in vain or vain[kind].change != change]
+        if len(turn) > WALKS_MAX:
+            self._next_claim_ms = now_ms + LOOK_MS
+            longest_ago = set(nsmallest(WALKS_MAX, turn, key=lambda kind: vain[kind].at_ms if kind in vain else 0))
+            turn = [kind for kind in turn if kind in longest_ago]
+        for kind in turn:
+            claim, leaving = kinds[kind], kind[1]
+            shape = claim.group.shape
+            with self._fleet.avoiding(shape.avoid):  # and not where it would not be put
+                found = soonest(self._fleet, shape, leaving | shape.refusing, self._estimates, now_ms)
+            if found is None:
+                vain[kind] = InVain(change, now_ms)
                 continue
-            if (due_ms := self._due_ms(draft, claim)) > draft.time_ms:
+            if (due_ms := self._due_ms(draft, claim)) > now_ms:
                 self._next_claim_ms = min(self._next_claim_ms, due_ms)
                 return None
-            line = claim.line
-            barred = self._lines.left_too_soon(draft, claim.item) | line.shape.refusing
-            with self._fleet.avoiding(line.shape.avoid):  # and not where it would not be put
-                found = soonest(self._fleet, line.shape, barred, self._estimates, draft.time_ms)
-            if found is not None:
-                tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
-                return Reservation(claim.item, line, tenant, *found, draft.time_ms)
-            in_vain.add(tried)
+            tenant = draft.state.jobs[claim.item >> REPLICA_BITS].tenant
+            return Reservation(claim.item, claim.group, tenant, *found, now_ms)
         return None
 
     def _due_ms(self, draft: Draft, claim: Claim) -> int:
         """Return from when on hosts are closed for it. Under fair share at once: the tenants before it had more."""
-        if self._lines.turns is not None:
+        if self._order.turns is not None:
             return draft.time_ms
-        waits = self._lines.waits
+        waits = self._order.waits
         return self._claims.due_ms(claim, draft.time_ms, lambda item: waits(draft, item))
 
     # ------------------------------------------------------------------------------- when it is scanned again
@@ -411,13 +443,13 @@ class Holding:
         if self.is_waited_for:
             if held.start_ms is not None:
                 moments.append(looked_ms + max(LATER_MS, (held.start_ms - looked_ms) // LATER_PART))
-            if self._lines.turns is not None:
+            if self._order.turns is not None:
                 moments.append(looked_ms + max(LOOK_MS, draft.state.half_life_ms // OWED_PART))
         return min(moments, default=math.inf)
 
     def next_ms(self, draft: Draft) -> float:
         """Return the ledger ms of the next scan if nothing more happens; infinity where there is none."""
-        if self._lines.order == "fifo":
+        if self._order.is_strict:
             return math.inf
         return self._looked_ms + LOOK_MS if self._has_changed(draft) else self._moment_ms(draft)
 
@@ -457,10 +489,10 @@ class Holding:
             if looked_ms is None or later or start_ms < looked_ms:
                 held.looked_start_ms = start_ms
         self.is_waited_for = False
-        for line in self._lines.queue.lines.values():
-            if line.verdict.waits is Waits.RESERVED:
-                if later or not held.hosts & self.barred(line.priority, line.shape, line.tenant):
-                    line.verdict = VOID
+        for group in self._order.queue.groups.values():
+            if group.verdict.waits is Waits.RESERVED:
+                if later or not held.hosts & self.excluded(group.priority, group.shape, group.tenant):
+                    group.verdict = VOID
                 else:
                     self.is_waited_for = True
 
@@ -477,51 +509,53 @@ class Holding:
         self._fleet.opens()  # its hosts
 
 
-class Filling:
-    """Over one engine's queue; places jobs on the hosts of the one reservation that `Holding` knows."""
+class Backfilling:
+    """Over one engine's queue; places jobs on the hosts of the one reservation that `Reserving` knows."""
 
-    def __init__(self, queue: Queue, lines: Lines, holding: Holding, placing: Placing, estimates: Estimates) -> None:
+    def __init__(
+        self, queue: Queue, order: Order, reserving: Reserving, placing: Placing, estimates: Estimates
+    ) -> None:
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
         self._queue = queue
-        self._lines = lines
-        self._holding = holding
+        self._order = order
+        self._reserving = reserving
         self._placing = placing
         self._estimates = estimates
 
-    def fill_in(self, draft: Draft, line: Line, room: float) -> int:
-        """Place the jobs of a line that a reservation bars and that may run before it. Return how many replicas.
+    def backfill(self, draft: Draft, group: Group, room: float) -> int:
+        """Place the jobs of a group that a reservation bars and that may run before it. Return how many replicas.
 
-        `room` is how many GPUs the line's tenant may still lease. The record's evidence tells only of jobs that came by
-        the order.
+        `room` is how many GPUs the group's tenant may still lease. The record's evidence tells only of jobs that came
+        by the order.
         """
-        held, shape = self._holding.reservation, line.shape
-        if held is None or not self._holding.barred(line.priority, shape, line.tenant):
+        held, shape = self._reserving.reservation, group.shape
+        if held is None or not self._reserving.excluded(group.priority, shape, group.tenant):
             return 0
-        line.verdict = Verdict(Waits.RESERVED, line.verdict.change)
-        self._holding.is_waited_for = True
+        group.verdict = Verdict(Waits.RESERVED, group.verdict.change)
+        self._reserving.is_waited_for = True
         if held.start_ms is None:
             return 0
-        taken = self._holding.taken_back(line.priority, shape, line.tenant)
+        taken = self._reserving.taken_back(group.priority, shape, group.tenant)
         placed, need = 0, shape.gpus
-        for item in list(islice(line.entries, DEPTH_MAX)):
+        for item in list(islice(group.entries, DEPTH_MAX)):
             if need > room or draft.full:
                 break
             if not self._surely_ends(draft, shape, item, held.start_ms - draft.time_ms):
                 continue
             if self._placing.place(draft, shape, item, taken) is None:
-                if self._lines.left_too_soon(draft, item):
+                if self._order.left_too_soon(draft, item):
                     continue  # a drain excludes hosts for this job; the next one may have another time limit
                 break
-            self._queue.take(line, [item])
+            self._queue.take(group, [item])
             placed += shape.together
             room -= need
         if placed:
-            self._lines.count(draft, line, placed)
+            self._order.count(draft, group, placed)
         return placed
 
     def _surely_ends(self, draft: Draft, shape: Shape, item: int, within_ms: int) -> bool:
         """Whether an entry waits still, and ends in so many ms: by its time limit, else by nine of ten such runs."""
-        if not self._lines.waits(draft, item):
+        if not self._order.waits(draft, item):
             return False
         num = item >> REPLICA_BITS
         job = draft.state.jobs.get(num)

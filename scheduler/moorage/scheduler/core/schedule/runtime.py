@@ -305,7 +305,7 @@ def groups_of(tenant: str, workload: str, shape: Shape) -> Groups:
     return (tenant, workload, shape.index), (tenant, workload, -1), (tenant, "", shape.gpus)
 
 
-#: entries of one line that are looked at behind a first one that a reservation bars
+#: entries of one queue group that are looked at behind a first one that a reservation bars
 DEPTH_MAX: Final = 64
 #: the end of a process, and its memory seen free
 FREED_MS: Final = 2_000

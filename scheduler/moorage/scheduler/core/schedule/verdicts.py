@@ -12,9 +12,9 @@ import math
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.queue.order import Lines
-from moorage.scheduler.core.queue.queue import VOID, Line, Verdict, Waits
-from moorage.scheduler.core.schedule.reserve import Holding
+from moorage.scheduler.core.queue.order import Order
+from moorage.scheduler.core.queue.queue import VOID, Group, Verdict, Waits
+from moorage.scheduler.core.schedule.reserve import Reserving
 
 #: the change at which it found no room, its priority and its shape: such groups find room, or none, like each other
 _Kind = tuple[int, int, int]
@@ -23,10 +23,10 @@ _Kind = tuple[int, int, int]
 class Verdicts:
     """The verdicts of one engine's queue groups. What it remembers beside those is of one pass."""
 
-    def __init__(self, fleet: Fleet, lines: Lines, holding: Holding) -> None:
+    def __init__(self, fleet: Fleet, order: Order, reserving: Reserving) -> None:
         self._fleet = fleet
-        self._lines = lines
-        self._holding = holding
+        self._order = order
+        self._reserving = reserving
         self._last = VOID  # the last verdict that was given
         self._opened: dict[int, list[Host] | None] = {}  # the hosts that have opened since a change; None for any
         #: for a change and a shape: whether none of the hosts that have opened since may have room
@@ -39,88 +39,88 @@ class Verdicts:
         self._closed.clear()
         self._full.clear()
 
-    def give(self, line: Line, waits: Waits) -> None:
+    def give(self, group: Group, waits: Waits) -> None:
         """The first job of a queue group found no room just now."""
         last, change = self._last, self._fleet.changes
         if last.change != change or last.waits is not waits:
             last = self._last = Verdict(waits, change)  # thousands of groups may get the same one
-        line.verdict = last
+        group.verdict = last
 
-    def is_new(self, line: Line) -> bool:
+    def is_new(self, group: Group) -> bool:
         """Whether nothing in the fleet has changed since a queue group got its verdict."""
-        return line.verdict.change == self._fleet.changes
+        return group.verdict.change == self._fleet.changes
 
-    def holds(self, draft: Draft, line: Line) -> bool:
+    def holds(self, draft: Draft, group: Group) -> bool:
         """Whether the verdict of a queue group holds though the fleet has changed, before anything is placed in a pass.
 
         It is the same then for all groups of a shape that found no room at one change. There may be as many shapes as
         groups, so the hosts that have opened are not scanned here, but when its turn comes (`finds_none`). A group is
         not left out while jobs of its tenant wait behind it for the tenant's limit.
         """
-        verdict = line.verdict
-        if verdict.waits is Waits.RESERVED and self._is_let_in(line):
+        verdict = group.verdict
+        if verdict.waits is Waits.RESERVED and self._is_let_in(group):
             return False
-        key = (verdict.change, line.shape.index)
+        key = (verdict.change, group.shape.index)
         closed = self._closed.get(key)
         if closed is None:
-            hosts = self._hosts_opened(draft, line)
-            closed = hosts is not None and not any(host.may_have_room(line.shape) for host in hosts)
+            hosts = self._hosts_opened(draft, group)
+            closed = hosts is not None and not any(host.may_have_room(group.shape) for host in hosts)
             self._closed[key] = closed
-        if not closed or self._lines.room(draft, line) != math.inf:
+        if not closed or self._order.room(draft, group) != math.inf:
             return False
-        self.give(line, verdict.waits)
+        self.give(group, verdict.waits)
         return True
 
-    def finds_none(self, draft: Draft, line: Line) -> bool:
+    def finds_none(self, draft: Draft, group: Group) -> bool:
         """Whether a queue group that found no room finds none on the hosts that have opened since: they are scanned."""
-        hosts = None if self._is_let_in(line) else self._hosts_opened(draft, line)
+        hosts = None if self._is_let_in(group) else self._hosts_opened(draft, group)
         return hosts is not None and not any(
-            host.may_have_room(line.shape) and host.replicas_of(line.shape, "now") for host in hosts
+            host.may_have_room(group.shape) and host.replicas_of(group.shape, "now") for host in hosts
         )
 
-    def _hosts_opened(self, draft: Draft, line: Line) -> list[Host] | None:
+    def _hosts_opened(self, draft: Draft, group: Group) -> list[Host] | None:
         """Return the hosts that have opened since a queue group found no room; None for any.
 
         Before a drain each job has hosts of its own.
         """
-        at = line.verdict.change
+        at = group.verdict.change
         if at < 0 or draft.state.windows:
             return None
         if at not in self._opened:
             self._opened[at] = self._fleet.opened_since(at)
         return self._opened[at]
 
-    def _is_let_in(self, line: Line) -> bool:
+    def _is_let_in(self, group: Group) -> bool:
         """Whether time alone has opened the reserved hosts to this queue group: its tenant is owed more by now.
 
-        `Holding` scans for such groups once a second. A group that is served before must not wait for that.
+        `Reserving` scans for such groups once a second. A group that is served before must not wait for that.
         """
-        held = self._holding.reservation
-        if held is None or line.verdict.waits is not Waits.RESERVED:
+        held = self._reserving.reservation
+        if held is None or group.verdict.waits is not Waits.RESERVED:
             return False
-        return not held.hosts & self._holding.barred(line.priority, line.shape, line.tenant)
+        return not held.hosts & self._reserving.excluded(group.priority, group.shape, group.tenant)
 
     # ------------------------------------------------------------------------------------ alike in one pass
 
     @staticmethod
-    def kind_of(line: Line) -> _Kind:
+    def kind_of(group: Group) -> _Kind:
         """Return what groups have in common that find room, or none, like each other where no host is excluded."""
-        return (line.verdict.change, line.priority, line.shape.index)
+        return (group.verdict.change, group.priority, group.shape.index)
 
-    def no_room_for(self, draft: Draft, kind: _Kind, line: Line) -> None:
+    def no_room_for(self, draft: Draft, kind: _Kind, group: Group) -> None:
         """A queue group that was of this kind found no room: if no host is excluded, no group of this kind does."""
-        held, state = self._holding.reservation, draft.state
+        held, state = self._reserving.reservation, draft.state
         if state.windows or state.preempting:
             return
-        if held is None or self._holding.passes(line.priority, line.shape, held):
+        if held is None or self._reserving.passes(group.priority, group.shape, held):
             self._full.add(kind)
 
-    def is_like_full(self, draft: Draft, line: Line) -> bool:
+    def is_like_full(self, draft: Draft, group: Group) -> bool:
         """Whether a group like it found no room in this pass, of whatever tenant; then it has the same verdict.
 
         Thousands of tenants may wait for one kind of GPU, and one of them gets what comes free.
         """
-        if self.kind_of(line) not in self._full or not self._lines.may(draft, line):
+        if self.kind_of(group) not in self._full or not self._order.may(draft, group):
             return False
-        self.give(line, Waits.NO_ROOM)
+        self.give(group, Waits.NO_ROOM)
         return True

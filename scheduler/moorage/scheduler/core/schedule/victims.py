@@ -1,8 +1,8 @@
-"""Whom to end so that somebody of more right may start: the least that frees what is needed, gangs whole.
+"""Which jobs to end so that a job of more right may start: as few as free what it needs, gangs whole.
 
-Off unless the settings allow it. What is freed belongs to whoever it was freed for (see `Holding.taken_back`), and the
-ledger says so before the first of them is told to end: `Job.preempts`. Devices that are shared are left alone, and
-nobody shares by preemption: of one sharer's end no whole device comes free.
+Off unless the settings allow it. What is freed belongs to the job that it was freed for (see `Reserving.taken_back`),
+and the ledger says so before the first victim is asked to end: `Job.preempts`. Devices that are shared are left alone,
+and no job gets a share by preemption: the end of one sharer frees no whole device.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Preemption:
         return _Read(host, seq, settled, sorted((*key, *row) for key, row in found.items()))
 
     def choose(
-        self, draft: Draft, shape: Shape, right: Right, barred: frozenset[int], ending: Mapping[str, int]
+        self, draft: Draft, shape: Shape, right: Right, excluded: frozenset[int], ending: Mapping[str, int]
     ) -> Choice | None:
         """The cheapest victims found; None where even all of them would not make room, or none is needed.
 
@@ -158,7 +158,7 @@ class Preemption:
         read = self.read(draft)
         if read is None:
             return None
-        search = _Search(self, draft, shape, right, barred, ending)
+        search = _Search(self, draft, shape, right, excluded, ending)
         return search.run(read)
 
 
@@ -220,7 +220,7 @@ class _Search:
         draft: Draft,
         shape: Shape,
         right: Right,
-        barred: frozenset[int],
+        excluded: frozenset[int],
         ending: Mapping[str, int],
     ) -> None:
         self.policy = policy
@@ -232,7 +232,7 @@ class _Search:
             for cls, _ in policy.fleet.capable(shape)
             for bucket in cls.buckets
             for num, host in bucket.items()
-            if num not in barred
+            if num not in excluded
         }
         self.begins = _Begins(draft.time_ms)
         self.borrowed: dict[str, int] = {}  # GPUs by tenant that may be taken back, before this search
