@@ -1,5 +1,5 @@
 """Make from the code what repeats it: the protocol page, the states, the JSON schemas, `reference_pages`, the
-configurations of `deploy/nats`, the lists of decisions and notes, and the client without `await`.
+configurations of `deploy/nats`, the lists of decisions and notes, the README's figures, and the client without `await`.
 
 `python -m docs.generate` writes them, `--check` fails when what stands there is not what the code says.
 """
@@ -16,6 +16,7 @@ from docs import decision_pages, reference_pages
 from docs.examples_of_frames import EXAMPLES
 from docs.protocol_page import protocol
 from docs.python_page import python_api
+from docs.readme_figures import README, readme
 from docs.sync_twin import TARGET, sync_twin
 from moorage.bus.site import shipped
 from moorage.cli.settings import example_file
@@ -45,6 +46,7 @@ def pages() -> dict[Path, str]:
         DOCS / "examples" / "moorage.toml": example_file(),
         DOCS / "schemas" / "request.json": schema(Request),
         TARGET: sync_twin(),
+        README: readme(),
     }
     for name, _, example in EXAMPLES:
         made[DOCS / "schemas" / f"{name.lower()}.json"] = schema(type(example))

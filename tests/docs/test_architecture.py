@@ -46,7 +46,7 @@ def test_every_path_exists() -> None:
 
 
 def test_recipes_count_their_files() -> None:
-    assert len(RECIPES) == 4
+    assert len(RECIPES) == 7
     for title, (count, files) in RECIPES.items():
         assert len(files) == count, title
 
@@ -64,6 +64,9 @@ def test_recipes_count_their_files() -> None:
             | files_with(r"^(async )?def requeue\(", "client")
             | files_with(r"\ndef requeue\(", "client"),
         ),
+        ("A driver", files_with(r"\bclass Noop|:NoopDriver\"", "schemas", "worker")),
+        ("A setting of the scheduler", files_with(r"\n    reserve_after: |config\.reserve_after", "scheduler")),
+        ("A field of the load frame", files_with(r"\btemperature_c\b", "schemas", "worker", "scheduler", "client")),
         ("A ranker", files_with(r"\b[Hh]eadroom\(|= \"headroom\"|\"headroom\":", "scheduler")),
     ],
 )

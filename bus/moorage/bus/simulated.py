@@ -172,6 +172,12 @@ class SimulatedBus:
         """The streams of an account by name, for a test to look at."""
         return self.account(account).streams.by_name
 
+    def is_heard_outside(self, process: Process, *subjects: str) -> bool:
+        """Whether a subscription that is not of this process takes one of these subjects, in the users' account."""
+        account = self.account(USERS)
+        hearers = (each for subject in subjects for each in account.hearers(subject, lambda members: members[0]))
+        return any(each.connection.process is not process for each in hearers)
+
     # -- the server's side --------------------------------------------------------------------------------------
 
     def account(self, name: str) -> _Account:
@@ -272,9 +278,9 @@ class SimulatedConnection(Link):
         self._unread_bytes = 0  # that came while its process was stopped
         self._is_overrun = False  # the server has cut it for them, which it sees once it reads
         self._account = bus.account(account)
-        self._process = process_of(None)
-        if self._process is not None:
-            self._process.on_kill.append(self._cut)
+        self.process = process_of(None)
+        if self.process is not None:
+            self.process.on_kill.append(self._cut)
         self._connected.set()
         self._tables.append(answers)
         self._inbox = SimulatedSubscription(self, answers.wildcard, answers.deliver, "")
@@ -290,8 +296,8 @@ class SimulatedConnection(Link):
         self._check_open()
         handed = 0
         for subject, payload, reply in batch:
-            if self._process is not None:
-                self._process.acts()
+            if self.process is not None:
+                self.process.acts()
             if not self.is_connected:
                 self.counters.sent_dropped += 1
             elif len(payload) > self.max_payload_bytes:
@@ -354,8 +360,8 @@ class SimulatedConnection(Link):
             raise BadSubject(subject, "no blanks in a subject, and not empty")
         if not self.is_connected:
             timeout_s = await self._await_connected(subject, timeout_s)
-        if self._process is not None:
-            self._process.acts()
+        if self.process is not None:
+            self.process.acts()
         self._check_open()
         token, future = answers.open(subject, timeout_s, is_last)
         try:
@@ -392,13 +398,13 @@ class SimulatedConnection(Link):
         """A message arrived; whoever left meanwhile, or is cut off, hears nothing."""
         if self._is_overrun:
             return
-        if self._process is not None and (self._process.is_stopped or process_of(None) is not self._process):
-            if self._process.is_stopped:
+        if self.process is not None and (self.process.is_stopped or process_of(None) is not self.process):
+            if self.process.is_stopped:
                 self._unread_bytes += len(subject) + len(payload) + len(reply)
                 if self._unread_bytes > self._bus.pending_bytes_max:
-                    self._overrun(self._process)
+                    self._overrun(self.process)
                     return
-            self._process.call(self.deliver, subscription, subject, payload, reply, headers)
+            self.process.call(self.deliver, subscription, subject, payload, reply, headers)
             return
         self._unread_bytes = 0  # who reads at all reads everything that waits before anything else comes
         if not subscription.open or not self.is_connected:

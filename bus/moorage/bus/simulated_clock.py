@@ -2,6 +2,10 @@
 
 What runs on it is ordered by its timers and messages alone: there is no socket, no thread and no real second. One thing
 is left to chance by asyncio itself: `asyncio.wait` and TaskGroup walk sets of tasks.
+
+A `Sleeper` is a simulated process that sets timers all the time only to stay alive, as by heartbeats. While every
+sleeper is idle, the loop skips these timers: it goes on to the next timer of any other code, and the timers of the
+sleepers go off as much later.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 
-from moorage.bus.simulated_processes import Step, process_of
+from moorage.bus.simulated_processes import Process, Step, process_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -29,16 +33,36 @@ LIMIT_S: Final = 172_800.0
 TURNS_MAX: Final = 1_000_000
 
 
+#: shorter waits are not skipped: to ask the sleepers takes as long as a few timers
+SKIPPED_S_MIN: Final = 1.0
+
+
+class Sleeper(Protocol):
+    """What may sleep while nothing but its own upkeep is due."""
+
+    process: Process
+
+    def idle_until_s(self) -> float:
+        """Return until when only upkeep is due here if nothing comes from outside, as time of the loop; 0 if busy."""
+
+    def slept(self, seconds: float) -> None:
+        """So much time was skipped: the timers of `process` are set later by it already."""
+
+
 class Stalled(Exception):
     """Nothing can happen any more, something happens again and again at one instant, or the limit of time is past."""
 
 
 class SimulatedClock:
-    """Seconds that pass only when nobody has anything left to do. `now_s` counts from 0, `wall_s` from 1970."""
+    """Seconds that pass only when nobody has anything left to do. `now_s` counts from 0, `wall_s` from 1970.
 
-    def __init__(self, wall_start_s: int = WALL_START_S) -> None:
+    Heartbeats, renewals and the like of an idle `SimFleet` are skipped; with `skips=False` each is simulated.
+    """
+
+    def __init__(self, wall_start_s: int = WALL_START_S, *, skips: bool = True) -> None:
         self._wall_start_s = wall_start_s
         self.now_s = 0.0  # only read it: `advance` lets time pass
+        self.skips = skips
 
     def __repr__(self) -> str:
         return f"<SimulatedClock simulated, {self.now_s:.6f} s>"
@@ -120,6 +144,7 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, Step]] = []
         self._timers_set = 0
         self._turns = 0  # at this instant
+        self._sleepers: list[Sleeper] = []
         self.set_task_factory(_task_of_its_process)
 
     def time(self) -> float:
@@ -171,11 +196,34 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
         if not timers:
             raise Stalled(f"at {self.time():.3f} s every task waits, and no message or timer is under way")
         clock = self._simulated
+        if self._sleepers and clock.skips:
+            self._skip()
         if clock.now_s < timers[0][0]:
             clock.now_s, self._turns = timers[0][0], 0
         if clock.now_s > self._limit_s:
             limit_s, self._limit_s = self._limit_s, float("inf")  # the tasks must still be able to end
             raise Stalled(f"still running at the limit of {limit_s:g} virtual seconds")
+
+    def _skip(self) -> None:
+        """Skip the time until something other than upkeep is due, if every sleeper is idle."""
+        clock, asleep = self._simulated, {sleeper.process for sleeper in self._sleepers}
+        timers = [timer for timer in self._timers if not timer[2]._cancelled]
+        until_s = min((when for when, _, step in timers if step.process not in asleep), default=self._limit_s)
+        for sleeper in self._sleepers:
+            if until_s < clock.now_s + SKIPPED_S_MIN:
+                return
+            until_s = min(until_s, sleeper.idle_until_s())
+        skipped_s = until_s - clock.now_s
+        if not SKIPPED_S_MIN <= skipped_s < float("inf"):
+            return
+        clock.now_s, self._turns = until_s, 0
+        for at, (when, number, step) in enumerate(timers):
+            if step.process in asleep:
+                timers[at] = when + skipped_s, number, step.put_off(skipped_s)
+        heapq.heapify(timers)
+        self._timers[:] = timers
+        for sleeper in self._sleepers:
+            sleeper.process.call(sleeper.slept, skipped_s)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """At once and in this thread: a real one would bring back chance."""
@@ -188,6 +236,16 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """There is no other thread to be woken from."""
+
+
+def let_sleep(sleeper: Sleeper) -> Callable[[], None]:
+    """Let the loop, if its time is virtual, skip time while the sleeper is idle. Call the result to end that."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, _SimulatedLoop):
+        return lambda: None
+    sleepers = loop._sleepers
+    sleepers.append(sleeper)
+    return lambda: sleepers.remove(sleeper)
 
 
 def _task_of_its_process(

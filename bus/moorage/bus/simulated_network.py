@@ -100,6 +100,13 @@ class FaultyNetwork:
         """Store the next appends of this connection and lose their answers."""
         self._acks_to_lose[name] += count
 
+    @property
+    def is_reliable(self) -> bool:
+        """Whether each message arrives once and in order, if late, from now on."""
+        faults = self.faults
+        chances = faults.drop or faults.duplicate or faults.reorder or faults.lose_ack
+        return not (chances or self._groups or self._by_pair or +self._acks_to_lose)
+
     # -- what the bus asks --------------------------------------------------------------------------------------
 
     def of(self, one: str, other: str) -> Faults:

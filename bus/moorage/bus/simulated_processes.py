@@ -149,6 +149,11 @@ class Step(asyncio.TimerHandle):
         elif not (process.is_dead and self.from_outside):
             asyncio.Handle._run(self)
 
+    def put_off(self, seconds: float) -> Step:
+        """This timer goes off so much later."""
+        self._when += seconds
+        return self
+
     def go_on(self) -> None:
         """Its process goes on: due now, behind what is due already."""
         if not self.cancelled():

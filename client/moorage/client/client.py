@@ -143,8 +143,8 @@ class AsyncClient(Connected):
         Output that is lost on the way is asked for again, as long as its worker keeps it; `lost_bytes` tells how much
         is still missing. Of each stream the last 16 Mi characters are held. `timeout` defaults to `wait_timeout`; when
         it is over, or when this call is cancelled, the job goes on. Unless `events` says otherwise, the client listens
-        to the tenant's frames meanwhile, as for `Job.result` (see `feed`). Raises `JobFailed` (its `result` has the
-        output, too) unless the job SUCCEEDED, `TimedOut`, and what `submit` raises.
+        to the events of all jobs of the tenant meanwhile, and for some seconds after. Raises `JobFailed` (its `result`
+        has the output, too) unless the job SUCCEEDED, `TimedOut`, and what `submit` raises.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])

@@ -81,9 +81,8 @@ class Job(Seen):
         """Every transition from acceptance on, each once and in order; ends by itself when the job is over.
 
         The first event holds all transitions so far, also of a job that was over long ago, while its history is kept (a
-        week by default). Events without a transition tell why the job waits, if this client follows only a few jobs
-        (see `feed.CROWD`). `timeout` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`,
-        `TimedOut`.
+        week by default). Events without a transition tell why the job waits, if this client follows fewer than 16
+        jobs. `timeout` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         async with Watch(Following(self._client._stories, self.id, ahead=True, saw=self._saw)) as watch:
             async for item in watch.follow(None if timeout is None else seconds(timeout)):

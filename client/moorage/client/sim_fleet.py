@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -29,14 +30,17 @@ from moorage.bus.errors import BusError
 from moorage.bus.health import State
 from moorage.bus.jetstream import JetStream
 from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus
+from moorage.bus.simulated_clock import let_sleep
+from moorage.bus.simulated_processes import Process
 from moorage.client.errors import rejected, timed_out
 from moorage.client.sim_driver import Ran, Script, ScriptedDriver, Task, succeed
+from moorage.client.sim_upkeep import SimAgent, Upkeep
 from moorage.client.transport import Link
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries.views import worker_state
+from moorage.scheduler.reign import Reign
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
-from moorage.worker.agent import Agent
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.handler import LABEL_PREFIX, HandlerDriver
 from moorage.worker.drivers.handler_call import Handler
@@ -113,6 +117,8 @@ class SimFleet:
         self._config = config
         self._subjects = Subjects(prefix)
         self._bus = SimulatedBus(self.network)
+        self._process = Process(f"fleet {fleet}")
+        self._stay_awake: Callable[[], None] = lambda: None
         self._workers: dict[str, FleetHost] = {}
         self._leading: asyncio.Task[None] | None = None
         self._schedulers = 0
@@ -197,7 +203,8 @@ class SimFleet:
             await self._close()
 
     async def _open(self) -> None:
-        self._bus = SimulatedBus(self.network)
+        self._bus, self._process = SimulatedBus(self.network), Process(f"fleet {self.word}")
+        self._stay_awake = let_sleep(Upkeep(self._process, self._bus, self._subjects, self._workers, self._reign))
         self._start_scheduler()
         for host in self._hosts.values():
             await self._start_worker(host)
@@ -215,7 +222,7 @@ class SimFleet:
 
     def _is_ready(self) -> bool:
         """A leader has heard every worker."""
-        reign = self.scheduler.reign if self.scheduler is not None else None
+        reign = self._reign()
         if reign is None:
             return False
         known = reign.engine.state.workers
@@ -224,8 +231,13 @@ class SimFleet:
             name in known and worker_state(known[name], hosts.get(known[name].num)) == "up" for name in self._hosts
         )
 
+    def _reign(self) -> Reign | None:
+        """The reign of the scheduler that leads now; None before it leads."""
+        scheduler = self.scheduler
+        return scheduler.reign if scheduler is not None and scheduler.leading.is_set() else None
+
     def _start_scheduler(self) -> None:
-        self._leading = asyncio.get_running_loop().create_task(self._keep_scheduler())
+        self._leading = self._process.run(self._keep_scheduler())
 
     async def _keep_scheduler(self) -> None:
         """Start it again when NATS fails it, as whatever keeps processes alive would."""
@@ -260,6 +272,9 @@ class SimFleet:
                 raise
 
     async def _start_worker(self, host: SimulatedHost) -> None:
+        await self._process.run(self._add_worker(host, contextvars.copy_context()))
+
+    async def _add_worker(self, host: SimulatedHost, outside: contextvars.Context) -> None:
         self._boots += 1
         link = self._bus.connect(host.name)
         fleet_host = FleetHost(link, self._subjects.prefix)
@@ -276,7 +291,9 @@ class SimFleet:
         facts = HostFacts(
             host.name, host.name, f"simulated-{host.name}", f"boot-{self._boots}", host.cpu_milli, host.memory_mib
         )
-        agent = Agent(
+        agent = SimAgent(
+            self._process,
+            outside,
             fleet_host,
             host.name,
             settings,
@@ -300,11 +317,13 @@ class SimFleet:
     async def _close(self) -> None:
         """Raises what broke in the scheduler or a worker, so that a test does not pass over it."""
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._stay_awake)
+            self._stay_awake = lambda: None
             stack.push_async_callback(self._close_links)
             stack.push_async_callback(self._end_scheduler)
-            workers, self._workers = self._workers, {}
-            for host in workers.values():
+            for host in self._workers.values():
                 stack.push_async_callback(self._end_worker, host)
+            self._workers.clear()
 
     async def _close_links(self) -> None:
         for connection in list(self._bus.connections):

@@ -54,6 +54,11 @@ class GcSchedule:
             self._events = 0
             gc.freeze()
 
+    def slept(self, seconds: float) -> None:
+        """Time was skipped, in which nothing was allocated."""
+        self._full_s += seconds
+        self._event_s += seconds
+
     def collect_if_calm(self, jobs: int) -> None:
         """Make a full collection if one is due and would keep nobody waiting; `jobs` is how many are in memory."""
         now_s = time.monotonic()

@@ -120,6 +120,11 @@ class History:
                 queue.extend(waits)
         self._some.set()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether every story is written."""
+        return not self._waiting
+
     # ---------------------------------------------------------------------------------------------- writing
 
     async def run(self) -> None:

@@ -103,6 +103,7 @@ class Reign:
         self._sending_now: asyncio.Task[None] | None = None
         self._sent_ms = monotonic_ms()  # when the last acknowledged append was sent
         self._built_ms = 0
+        self._skipped_ms = 0  # by a simulation
         self._submits_delayed = 0  # records in a row that held only ends, and delayed a submit
         self.records = 0
         self.resigned = asyncio.Event()
@@ -153,7 +154,7 @@ class Reign:
 
     def _drain(self) -> None:
         """Decode what has arrived, also while an append is in flight; a lot of it takes several turns of the loop."""
-        self._draining = not self.intake.drain(monotonic_ms())
+        self._draining = not self.intake.drain(self.mono_ms())
         if self._draining:
             self._loop.call_soon(self._drain)
         if self.engine.urgent or self.engine.waiting:
@@ -206,7 +207,7 @@ class Reign:
             await self._until_due()
             if self._submits_delayed >= SHARE_AFTER:
                 await self._wait_for_submit()
-            now = monotonic_ms()
+            now = self.mono_ms()
             if not self._due(now):
                 continue
             only_ends = engine.only_ends
@@ -220,8 +221,8 @@ class Reign:
                 self._submits_delayed = self._submits_delayed + 1 if engine.submitted else 0
             if early := engine.early(seq):
                 await self._world.send(early)
-            outputs = engine.commit(seq, monotonic_ms())
-            if why := engine.behind(monotonic_ms()):
+            outputs = engine.commit(seq, self.mono_ms())
+            if why := engine.behind(self.mono_ms()):
                 await ledger.mark_behind(engine.state, engine.rid + 1, why)
                 raise LedgerOlder(why)
             await self._send_outputs(outputs, seq, early)
@@ -260,9 +261,22 @@ class Reign:
         self.engine.offer(Resign())
         self._wake()
 
+    def idle_until_s(self) -> float:
+        """Return until when, by the monotonic clock, only heartbeats follow if nothing arrives; 0 if busy."""
+        if not (self.history.is_idle and self._scheduler.standings.lately()):
+            return 0.0
+        left_ms = View(self.engine).idle_until_ms - self.time_ms()
+        return (monotonic_ms() + left_ms) / 1000 - self._config.heartbeat_s
+
+    def slept(self, seconds: float) -> None:
+        """A simulation skipped this time, in which nothing would have happened: none of it counts as silence."""
+        self._skipped_ms += int(seconds * 1000)
+        self._scheduler.standings.slept(seconds)
+        self.gc_schedule.slept(seconds)
+
     def _time_ms(self, now: int) -> int:
         """Ledger time: that of the epoch record, plus the monotonic time that has passed since it was built."""
-        return self._began_time_ms + now - self._began_ms
+        return self._began_time_ms + now + self._skipped_ms - self._began_ms
 
     def _due(self, now: int) -> bool:
         engine = self.engine
@@ -280,7 +294,7 @@ class Reign:
         if self.engine.urgent:
             self._kick.clear()
             return
-        now = monotonic_ms()
+        now = self.mono_ms()
         wait_ms = self._built_ms + self._config.heartbeat_s * 1000 - now
         if self.engine.waiting:
             wait_ms = min(wait_ms, self._built_ms + self._config.renewal_append_s * 1000 - now)
@@ -316,19 +330,19 @@ class Reign:
 
     def is_fresh(self) -> bool:
         """Whether the last acknowledged append was sent so recently that nobody else can lead yet."""
-        return monotonic_ms() - self._sent_ms < self._fresh_s * 1000
+        return self.mono_ms() - self._sent_ms < self._fresh_s * 1000
 
     @property
     def _fresh_s(self) -> float:
         return self._config.takeover_s - 1
 
     def mono_ms(self) -> int:
-        """Now, by this process's monotonic clock."""
-        return monotonic_ms()
+        """Now, by this process's monotonic clock, which stands still while a simulation skips time."""
+        return monotonic_ms() - self._skipped_ms
 
     def time_ms(self) -> int:
         """Ledger time now."""
-        return self._time_ms(monotonic_ms())
+        return self._time_ms(self.mono_ms())
 
     def say(self, messages: list[Message]) -> None:
         """Send messages that nobody waits for."""

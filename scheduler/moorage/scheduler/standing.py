@@ -85,6 +85,10 @@ class Standings:
         if said.scheduler in self._heard or len(self._heard) < KNOWN_MAX:
             self._heard[said.scheduler] = (said, time.monotonic())
 
+    def slept(self, seconds: float) -> None:
+        """Time was skipped: nobody was silent in it."""
+        self._heard = {name: (said, at_s + seconds) for name, (said, at_s) in self._heard.items()}
+
     def lately(self) -> list[Standing]:
         """The schedulers that were heard in the last seconds, by name."""
         since = time.monotonic() - HEARD_S

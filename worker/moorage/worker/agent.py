@@ -375,6 +375,18 @@ class Agent:
     def next_deadline_s(self) -> float:
         return min(self.members.next_deadline_s(), self.reporter.due_s)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing happens here but renewals and load frames."""
+        return not self.queue and self.members.is_idle
+
+    def slept(self, seconds: float) -> None:
+        """Time was skipped, see `FleetHost.slept`."""
+        session = self.members.session
+        session.slept(seconds)
+        self.reporter.slept(seconds)
+        self._set_fence(SetFence(session.over_at_s, session.grace_s))
+
     def on_timer(self) -> None:
         self.enqueue(_TICK)
 

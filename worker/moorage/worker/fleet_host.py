@@ -199,6 +199,14 @@ class FleetHost:
 
     # ------------------------------------------------------------------------------------------------------ timers
 
+    def slept(self, seconds: float) -> None:
+        """A simulation skipped this time, in which the agents, all idle, would have gone on as before."""
+        self._timers = [(deadline_s + seconds, count, agent) for deadline_s, count, agent in self._timers]
+        self._timer_s += seconds
+        for agent in self.agents.values():
+            agent.scheduled_s += seconds
+            agent.slept(seconds)
+
     def _schedule(self, agent: Agent, deadline_s: float) -> None:
         agent.scheduled_s = deadline_s
         self._timer_count += 1

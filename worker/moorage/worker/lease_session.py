@@ -147,6 +147,12 @@ class LeaseSession:
             del self.sent_s[older]
         self.base_s = max(self.base_s, sent_s)
 
+    def slept(self, seconds: float) -> None:
+        """Time was skipped, in which the live session would have been renewed as before."""
+        self.base_s += seconds
+        self.renew_at_s += seconds
+        self.sent_s = {n: sent_s + seconds for n, sent_s in self.sent_s.items()}
+
     def lost(self, *, keeps: bool = False) -> None:
         """The session is over here; what it held must be cleared before the next join.
 

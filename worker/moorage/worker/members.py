@@ -135,6 +135,12 @@ class Members:
             deadline_s = min(deadline_s, self.outbox.resend_at_s if sent else self.outbox.due_s)
         return deadline_s
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all members run, the leader knows it, and the session is only renewed."""
+        all_run = all(member.phase == "running" for member in self.held.values())
+        return all_run and self.session.phase == "live" and not self._leaving and self.outbox.is_empty
+
     # ------------------------------------------------------------------------------------------------ what is wanted
 
     def _on_wanted(self, frame: Wanted) -> None:

@@ -89,6 +89,12 @@ class Reporter:
         """When `tell` has something to do at the latest, in seconds of CLOCK_BOOTTIME."""
         return min(self._load_at_s, self._sample_at_s)
 
+    def slept(self, seconds: float) -> None:
+        """Time was skipped: the next load is due so much later."""
+        self._load_at_s += seconds
+        self._load_sent_s += seconds
+        self._sample_at_s += seconds
+
     def tell(self) -> None:
         """Say a load that is due."""
         now = self._shell.now()

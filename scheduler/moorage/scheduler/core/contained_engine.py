@@ -228,7 +228,7 @@ class ContainedEngine(Engine):
         elif kind == "timer":
             contained.pause(aside[1], now_ms)
         elif kind == "step":
-            self._put_off[aside[1]] = contained.pause(aside[1], now_ms)
+            self.put_off_steps[aside[1]] = contained.pause(aside[1], now_ms)
         else:
             contained.alone_until_ms = now_ms + 1_000
             self.alone = True

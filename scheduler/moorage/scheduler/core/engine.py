@@ -106,7 +106,7 @@ class Engine:
         self._began_ms = mono_ms
         self._untold: tuple[InFlight, Folded] | None = None
         self._at: Event | str = ""  # the event, or the step of `build`, that is being worked on
-        self._put_off: dict[str, int] = {}  # steps of `build` that are left out until a ledger time, in ms
+        self.put_off_steps: dict[str, int] = {}  # steps of `build` that are left out until a ledger time, in ms
         self._make_parts(mono_ms)
         self._indexing.resume(mono_ms)
 
@@ -288,7 +288,7 @@ class Engine:
     def _begins(self, step: str, draft: Draft) -> bool:
         """Whether a step of `build` is done now: it may have been put off as it failed."""
         self._at = step
-        return not self._put_off or draft.time_ms >= self._put_off.get(step, 0)
+        return not self.put_off_steps or draft.time_ms >= self.put_off_steps.get(step, 0)
 
     def _takes_no_more(self, draft: Draft) -> bool:
         """Whether the record has no room for another event."""

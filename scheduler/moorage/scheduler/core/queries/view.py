@@ -15,7 +15,7 @@ from moorage.scheduler.core.lifecycle.sessions import Report
 from moorage.scheduler.core.queue.order import Order
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED, Job
+from moorage.scheduler.core.state import AT_RUNNING, QUEUED, RUNNING, Job
 
 #: with more entries than the first number, those of jobs that have left the queue of late count too, which is cheaper;
 #: with more than the second, the entries are counted, not the jobs
@@ -50,6 +50,21 @@ class View:
     def next_pass_ms(self) -> float:
         """Ledger time from which on a pass may place more though nothing happens before; infinity where none may."""
         return self._engine.planner.next_ms(self._engine.standing_draft())
+
+    @property
+    def idle_until_ms(self) -> float:
+        """Ledger time until which only heartbeats follow if nothing but renewals is offered; 0 where that is open.
+
+        Then every member runs, nothing is under way, and what waits in the queue waits for an event or a known time.
+        """
+        engine = self._engine
+        failed = engine.alone or engine.put_off_steps or engine.put_off_jobs or engine.sessions.ahead
+        if engine.in_flight or engine.urgent or failed or self._state.windows or not engine.admission.all_heard():
+            return 0
+        for worker in self._state.worker_by_num:
+            if any(m.phase != AT_RUNNING or m.replica.state != RUNNING for m in worker.members.values()):
+                return 0
+        return min(engine.next_timer_ms, self.next_pass_ms)
 
     @property
     def preempts(self) -> bool:

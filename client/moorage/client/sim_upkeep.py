@@ -1,0 +1,79 @@
+"""When a `SimFleet` may sleep: while its scheduler and its workers only keep each other alive.
+
+Its scheduler and agents run in one simulated process, so that the loop knows their timers. What runs in the jobs runs
+outside of it, as any other code of a test: no timer of a script or a handler is ever skipped.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from moorage.bus.simulated import SimulatedBus
+from moorage.bus.simulated_processes import Process, process_of
+from moorage.scheduler.reign import Reign
+from moorage.schemas.subjects import Subjects
+from moorage.worker.agent import Agent
+from moorage.worker.drivers.base import Driver
+from moorage.worker.fleet_host import FleetHost
+
+
+class SimAgent(Agent):
+    """An agent in the process of its fleet, whose drivers run outside of it."""
+
+    def __init__(self, process: Process, outside: contextvars.Context, *args: Any) -> None:
+        self._process = process
+        self._outside = outside
+        super().__init__(*args)
+
+    def enqueue(self, event: Any) -> None:
+        if process_of(None) is self._process:
+            super().enqueue(event)
+        else:
+            self._process.call(super().enqueue, event)
+
+    def call_driver(self, driver: Driver, step: Callable[[], object]) -> str:
+        return self._outside.copy().run(super().call_driver, driver, step)
+
+
+class Upkeep:
+    """The `Sleeper` of one fleet. `workers` are those that run, `reign` is the leader that there is now."""
+
+    def __init__(
+        self,
+        process: Process,
+        bus: SimulatedBus,
+        subjects: Subjects,
+        workers: Mapping[str, FleetHost],
+        reign: Callable[[], Reign | None],
+    ) -> None:
+        self.process = process
+        self._bus = bus
+        self._subjects = subjects
+        self._workers = workers
+        self._reign = reign
+
+    def idle_until_s(self) -> float:
+        """Return until when the fleet only writes heartbeats, renews and reports its load, as time of the loop."""
+        reign = self._reign()
+        if reign is None or not self._bus.network.is_reliable or self._is_observed():
+            return 0.0
+        state = reign.engine.state
+        live = {worker.id: len(worker.members) for worker in state.worker_by_num if worker.session}
+        agents = [agent for host in self._workers.values() for agent in host.agents.values()]
+        idle = {agent.worker: len(agent.members.held) for agent in agents if agent.is_idle}
+        return reign.idle_until_s() if live == idle else 0.0  # else a worker is on its way, or about to be lost
+
+    def _is_observed(self) -> bool:
+        """Whether a test listens to the frames that are sent again and again."""
+        subjects = self._subjects
+        return self._bus.is_heard_outside(self.process, subjects.fleet_frame, *map(subjects.load, self._workers))
+
+    def slept(self, seconds: float) -> None:
+        """Time was skipped: neither side takes it for silence of the other."""
+        reign = self._reign()
+        if reign is not None:
+            reign.slept(seconds)
+        for host in self._workers.values():
+            host.slept(seconds)

@@ -1,0 +1,266 @@
+"""A `SimFleet` that is idle sleeps: an hour of waiting costs next to nothing, and jobs fare as if it had not slept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import pytest
+
+from moorage.bus.simulated import Faults, FaultyNetwork, Stalled
+from moorage.client import AsyncClient, GpuSpec, Ran, SimFleet, SimulatedClock, Task
+from moorage.scheduler.core.config import Config
+from moorage.worker.drivers.handler_call import Handler
+from moorage.worker.handler_context import HandlerContext
+from tests.waiting import until_state
+
+Scenario = Callable[[AsyncClient, SimFleet], Awaitable[None]]
+
+#: what a renewal or a heartbeat notices comes so much earlier or later, as a skip sets those later
+BEAT_MS: Final = 3_100
+
+
+def by_words(task: Task) -> Ran:
+    """The first word is how long it runs, the second the attempt with which it succeeds."""
+    seconds, well = float(task.argv[0]), int(task.argv[1]) if len(task.argv) > 1 else 1
+    return Ran(int(task.attempt < well), seconds=seconds)
+
+
+async def paint(context: HandlerContext) -> int:
+    await asyncio.sleep(float(context.input))
+    return context.attempt
+
+
+HANDLERS: Final[dict[str, Handler]] = {"paint": paint}
+
+
+async def sleep_until(clock_s: float) -> None:
+    await asyncio.sleep(clock_s - asyncio.get_running_loop().time())
+
+
+# ---------------------------------------------------------------------------------------------------- the scenarios
+
+
+async def waits_in_the_queue(moorage: AsyncClient, fleet: SimFleet) -> None:
+    for n, gpus in enumerate((2, 1, 2, 1)):
+        await moorage.submit(["400"], gpu=gpus, key=f"j{n}", priority=10 * n)
+    await sleep_until(500)
+    await moorage.submit(["1"], gpu=1, key="late", priority=99)
+
+
+async def runs_out_of_time(moorage: AsyncClient, fleet: SimFleet) -> None:
+    await moorage.submit(["5000"], gpu=1, key="deadline", deadline_s=333.0)
+    await moorage.submit(["5000"], gpu=1, key="limit", timeout_s=777.0)
+    await moorage.submit(["1"], gpu=2, key="too-late", start_within_s=555.0)
+    await moorage.submit(["1"], gpu=2, key="in-time", start_within_s=900.0)
+
+
+async def loses_a_worker(moorage: AsyncClient, fleet: SimFleet) -> None:
+    await moorage.submit(["900"], gpu=2, key="both")
+    await moorage.submit(["900"], gpu=2, key="other")
+    await sleep_until(400)
+    await fleet.kill_worker("sim-0000")
+    await sleep_until(700)
+    await fleet.start_worker("sim-0000")
+
+
+async def tries_again(moorage: AsyncClient, fleet: SimFleet) -> None:
+    await moorage.submit(["100", "4"], gpu=1, key="third", retries=5)
+    await moorage.submit(["1", "9"], gpu=1, key="never", retries=3)
+
+
+async def holds_hosts_back(moorage: AsyncClient, fleet: SimFleet) -> None:
+    """A gang waits for all hosts; jobs with time limits go past it while they surely end before, others do not."""
+    for n, seconds in enumerate((600, 900)):
+        await moorage.submit([str(seconds)], gpu=2, key=f"long{n}", timeout_s=float(seconds + 10))
+    await moorage.submit(["50"], gpu=GpuSpec(count=2, scheduling="gang"), replicas=2, key="gang")
+    for n in range(8):
+        await sleep_until(100 + 100 * n)
+        await moorage.submit(["30"], gpu=1, key=f"short{n}", timeout_s=40.0)
+        await moorage.submit(["30"], gpu=1, key=f"unlimited{n}")
+
+
+async def takes_turns(moorage: AsyncClient, fleet: SimFleet) -> None:
+    await moorage.admin.share(tenant="a", weight=3)
+    await moorage.admin.share(tenant="b", weight=1)
+    for n in range(8):
+        for tenant in "ab":
+            async with AsyncClient(transport=fleet, tenant=tenant) as other:
+                await other.submit(["100"], gpu=1, key=f"{tenant}{n}")
+
+
+async def calls_functions(moorage: AsyncClient, fleet: SimFleet) -> None:
+    await moorage.submit_handler("paint", 500, key="paint")
+    await moorage.submit_handler("paint", 5_000, key="limit", timeout_s=600.0)
+    await moorage.submit(["sleep", "700"], driver="noop", key="noop")
+
+
+async def moves_to_another_leader(moorage: AsyncClient, fleet: SimFleet) -> None:
+    await moorage.submit(["500"], gpu=2, key="runs")
+    await moorage.submit(["500"], gpu=2, key="runs-too")
+    await moorage.submit(["500"], gpu=2, key="waits")
+    await sleep_until(300)
+    await fleet.kill_scheduler()
+
+
+async def is_cut_off(moorage: AsyncClient, fleet: SimFleet) -> None:
+    await moorage.submit(["500"], gpu=2, key="runs")
+    await until_state(moorage.job("runs"), "RUNNING")
+    await sleep_until(200)
+    fleet.cut_off("sim-0000")
+    await sleep_until(300)
+    fleet.reconnect()
+
+
+async def is_drained(moorage: AsyncClient, fleet: SimFleet) -> None:
+    await moorage.submit(["500"], gpu=2, key="one")
+    await moorage.submit(["500"], gpu=2, key="other")
+    await sleep_until(100)
+    await moorage.drain("sim-0000", begin=100.0, within=150.0, last=400.0)
+
+
+async def ages(moorage: AsyncClient, fleet: SimFleet) -> None:
+    await moorage.submit(["500"], gpu=2, key="runs")
+    await moorage.submit(["100"], gpu=2, key="old", priority=1)
+    await sleep_until(400)
+    await moorage.submit(["100"], gpu=2, key="young", priority=5)
+
+
+async def preempts(moorage: AsyncClient, fleet: SimFleet) -> None:
+    await moorage.submit(["500"], gpu=2, key="cheap", priority=1)
+    await sleep_until(20)
+    await moorage.submit(["100"], gpu=2, key="dear", priority=90)
+
+
+#: each with its fleet, and by how many ms the times may differ
+SCENARIOS: Final[Mapping[str, tuple[Scenario, str, int, dict[str, Any]]]] = {
+    "queue": (waits_in_the_queue, "1x2xH100", 10, {}),
+    "time": (runs_out_of_time, "1x2xH100", 10, {}),
+    "loss": (loses_a_worker, "2x2xH100", BEAT_MS, {}),
+    "retries": (tries_again, "1x2xH100", 10, {}),
+    "reservation": (holds_hosts_back, "2x2xH100", 10, {}),
+    "shares": (takes_turns, "1x2xH100", 10, {}),
+    "functions": (calls_functions, "1x2xH100", 10, {"handlers": HANDLERS}),
+    "takeover": (moves_to_another_leader, "2x2xH100", 10, {}),
+    "partition": (is_cut_off, "2x2xH100", BEAT_MS, {}),
+    "drain": (is_drained, "2x2xH100", BEAT_MS, {}),
+    "ageing": (ages, "1x2xH100", 10, {"config": Config(ageing=60.0)}),
+    "preemption": (preempts, "1x2xH100", BEAT_MS, {"config": Config(preempt_priority=80)}),
+    "late": (waits_in_the_queue, "1x2xH100", 200, {"delay_ms": (1, 40)}),
+}
+
+
+def told(name: str, *, skips: bool) -> tuple[list[tuple[Any, ...]], list[int]]:
+    """Return what became of each job in a scenario, transition by transition, and when."""
+    scenario, word, _, more = SCENARIOS[name]
+    if "delay_ms" in more:
+        more = {"network": FaultyNetwork(seed=1, **more)}
+    what: list[tuple[Any, ...]] = []
+    when: list[int] = []
+
+    async def scene() -> None:
+        fleet = SimFleet(word, script=by_words, **more)
+        async with AsyncClient(transport=fleet) as moorage:
+            await scenario(moorage, fleet)
+            for tenant in ("default", "a", "b"):
+                async with AsyncClient(transport=fleet, tenant=tenant) as owner:
+                    for job in sorted(row["job"] for row in (await owner.ls())["jobs"]):
+                        for each in [each async for event in owner.job(job).events() for each in event.changes]:
+                            what.append((job, each.state, each.replica, each.attempt, each.worker, each.code, each.why))
+                            when.append(each.time_ms)
+
+    SimulatedClock(skips=skips).run(scene())
+    return what, when
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "retries" else pytest.param(name, marks=pytest.mark.slow) for name in SCENARIOS]
+)
+def test_jobs_fare_as_if_no_time_were_skipped(name: str) -> None:
+    what, when = told(name, skips=True)
+    each_beat, each_when = told(name, skips=False)
+    assert what == each_beat
+    assert len(what) > 5
+    differ_ms = max(abs(one - other) for one, other in zip(when, each_when, strict=True))
+    assert differ_ms <= SCENARIOS[name][2]
+
+
+async def _records(fleet: SimFleet) -> int:
+    assert fleet.scheduler is not None
+    assert fleet.scheduler.reign is not None
+    return fleet.scheduler.reign.records
+
+
+def records_in(seconds: float, fleet: SimFleet, during: Callable[[AsyncClient], Awaitable[None]]) -> int:
+    """Return how many records the scheduler writes in so much virtual time."""
+    written: list[int] = []
+
+    async def scene() -> None:
+        async with AsyncClient(transport=fleet) as moorage:
+            await during(moorage)
+            await asyncio.sleep(10)
+            written.append(await _records(fleet))
+            await asyncio.sleep(seconds)
+            written.append(await _records(fleet))
+
+    SimulatedClock().run(scene())
+    return written[1] - written[0]
+
+
+async def nothing(moorage: AsyncClient) -> None:
+    """An idle fleet."""
+
+
+async def a_job_that_runs(moorage: AsyncClient) -> None:
+    await moorage.submit(["9999"], gpu=1)
+
+
+async def jobs_that_wait(moorage: AsyncClient) -> None:
+    for _ in range(3):
+        await moorage.submit(["9999"], gpu=2)
+
+
+@pytest.mark.parametrize(
+    ("during", "records_max"),
+    [(nothing, 5), (a_job_that_runs, 5), (jobs_that_wait, 200)],
+    ids=["idle", "runs", "waits"],
+)
+def test_an_hour_of_waiting_takes_few_records(
+    during: Callable[[AsyncClient], Awaitable[None]], records_max: int
+) -> None:
+    """And not the 4,500 of a fleet that writes its heartbeats and renews its sessions."""
+    assert records_in(3600, SimFleet("2x2xH100", script=by_words), during) <= records_max
+
+
+def test_no_heartbeat_is_skipped_where_messages_may_be_lost() -> None:
+    network = FaultyNetwork()
+    network.between("sim-0000", "server", Faults(drop=0.001))
+    assert records_in(60, SimFleet("1x1xH100", network=network), nothing) > 50
+
+
+def test_a_wait_without_an_end_is_told_at_once() -> None:
+    async def scene() -> None:
+        async with SimFleet("1x1xH100"):
+            await asyncio.Event().wait()
+
+    with pytest.raises(Stalled):
+        SimulatedClock().run(scene())
+
+
+def test_neither_side_counts_what_was_skipped_as_silence() -> None:
+    """Asked at once after an hour, the leader answers, and knows all workers and schedulers as heard just now."""
+
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("2x1xH100", script=by_words, handlers=HANDLERS)) as moorage:
+            await moorage.submit(["4000"], gpu=1, key="runs")
+            for _ in range(3):
+                await asyncio.sleep(3600)
+                fleet = await moorage.fleet()
+                assert {row["state"] for row in fleet["workers"]} == {"up"}
+                assert len(fleet["schedulers"]) == 1
+                assert (await (await moorage.submit_handler("paint", 0, gpu=1)).result()).value == 1
+            assert fleet["epoch"] == 1
+            assert (await moorage.job("runs").result()).changes[-1].attempt == 1
+
+    SimulatedClock().run(scene())
