@@ -14,14 +14,15 @@ from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.records import FORMAT
 from moorage.scheduler.core.state import State
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld
 
 
-def busy() -> Driving:
+def busy(level: int = FORMAT) -> Driving:
     """Members that run, linger and are kept; gangs, tombstones, compacted jobs, a quarantine."""
-    drive = Driving(Config(ended_max=1))
+    drive = Driving(Config(ended_max=1), level)
     worker = drive.worker("w0", 8)
     drive.submit("g", gpu={"scheduling": "gang"}, replicas=2)
     for index in range(4):
@@ -53,7 +54,7 @@ def as_in_0_2(snapshot: bytes) -> bytes:
 
 
 def test_a_snapshot_of_0_2_is_read_and_one_of_0_1_is_refused() -> None:
-    drive = busy()
+    drive = busy(level=1)
     drive.settle()
     drive.tick()
     snapshot = snapshots.dump(drive.state)

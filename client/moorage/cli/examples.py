@@ -136,6 +136,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin nats-config --out site --tenant vision --worker n01",
         "moorage admin nats-config --out site --tenant vision --auth mtls",
     ),
+    "usage": (
+        "moorage usage --since 30d",
+        "moorage usage --all --by tenant,hour --since 2d --csv",
+    ),
     "dlq list": (
         "moorage dlq list",
         "moorage dlq list --tenant vision --format '{sequence} {code}'",

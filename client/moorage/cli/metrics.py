@@ -35,6 +35,7 @@ TENANTS_MAX: Final = 200
 FRESH_S: Final = 5.0
 #: how long a leader may take to answer: a scrape has 10 s as a rule
 ANSWER_S_MAX: Final = 8.0
+HOUR_S: Final = 3600
 LISTEN_DEFAULT: Final = "127.0.0.1"
 
 
@@ -87,7 +88,7 @@ def _address(listen: str) -> tuple[str, int]:
 # ------------------------------------------------------------------------------------------------ what is told
 
 
-Told = tuple[dict[str, Any] | None, list["TenantRow"], dict[str, Any]]
+Told = tuple[dict[str, Any] | None, list["TenantRow"], dict[str, Any], list[dict[str, Any]]]
 
 
 async def _ask(client: AsyncClient) -> Told:
@@ -97,10 +98,27 @@ async def _ask(client: AsyncClient) -> Told:
 
     fleet, tenants = await client.operate("fleet"), await client.operate("tenants")
     rows = msgspec.convert(tenants.data["tenants"], list[TenantRow])
-    return fleet.data, rows, tenants.data.get("waits", {})  # a leader of an older release counts none
+    waits = tenants.data.get("waits", {})  # a leader of an older release counts none
+    return fleet.data, rows, waits, await _last_hour(client)
 
 
-def families(fleet: dict[str, Any] | None, tenants: list[TenantRow], waits: dict[str, Any]) -> Iterator[Metric]:
+async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
+    """What GPUs gave in the last whole hour, by tenant and model; nothing of a leader of an older release."""
+    try:
+        answer = await client.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
+    except MoorageError as error:
+        if error.code != "unknown-verb":
+            raise
+        return []
+    return [row for row in answer.data["rows"] if row["hour_ms"] == answer.data["from_ms"]]
+
+
+def families(
+    fleet: dict[str, Any] | None,
+    tenants: list[TenantRow],
+    waits: dict[str, Any],
+    usage: list[dict[str, Any]],
+) -> Iterator[Metric]:
     """All series, of one answer of the leader; of `None` that there is none."""
     yield _many("build_info", "The release of this command.", ("release",), {RELEASE: 1})
     yield _one("up", "Whether the leader answered.", fleet is not None)
@@ -123,6 +141,7 @@ def families(fleet: dict[str, Any] | None, tenants: list[TenantRow], waits: dict
         yield _one("safe_mode", "Whether the leader is careful, as others have died.", contained["safe_mode"])
     yield from _of_gpus(fleet)
     yield from _of_tenants(tenants)
+    yield from _of_usage(usage)
     if waits:
         yield _histogram("wait_seconds", "From a job's acceptance to its first start, by GPUs asked.", "gpus", waits)
         yield _histogram("tenant_wait_seconds", "The same by tenant.", "tenant", waits)
@@ -152,6 +171,20 @@ def _of_tenants(tenants: list[TenantRow]) -> Iterator[Metric]:
     yield _many("tenant_held", "Whether an operator holds a tenant's queue.", label, held)
     limits = {row.tenant: row.limit.gpus for row in rows if row.limit is not None and row.limit.gpus}
     yield _many("tenant_limit_gpus", "GPUs that a tenant may lease at most.", label, limits)
+
+
+def _of_usage(rows: list[dict[str, Any]]) -> Iterator[Metric]:
+    most = sorted(rows, key=lambda row: -row["gpu_s"])[:TENANTS_MAX]
+    for name, help_, key in (
+        ("granted_gpu_seconds", "GPU seconds granted in the last whole hour of UTC.", "gpu_s"),
+        (
+            "used_gpu_seconds",
+            "GPU seconds at work in that hour, as workers measured them of what ended.",
+            "used_gpu_s",
+        ),
+    ):
+        values = {(row["tenant"], row["model"]): row[key] for row in most}
+        yield _many(f"tenant_{name}", help_, ("tenant", "model"), values)
 
 
 def _one(name: str, help_: str, value: float) -> Metric:
@@ -227,7 +260,7 @@ class _Scraped:
             if self._answered:
                 say(f"no leader answers: {error or f'not within {ANSWER_S_MAX:g} s'}")
             self._answered = False
-            return None, [], {}
+            return None, [], {}, []
         if not self._answered:
             say("the leader answers again")
         self._answered = True

@@ -77,6 +77,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     ),
     LOOKUP: (
         Verb("metrics", "moorage.cli.metrics:metrics", "What a monitor watches, for Prometheus: once, or served."),
+        Verb("usage", "moorage.cli.usage:usage", "What GPUs gave to a tenant, or to all, by model and hour."),
         Verb("dlq list", "moorage.cli.dlq:list_letters", "Queued requests that were refused, and why."),
         Verb("dlq show", "moorage.cli.dlq:show", "One of these requests, as it came."),
         Verb("dlq resend", "moorage.cli.dlq:resend", "Submit refused requests again, under their ids."),

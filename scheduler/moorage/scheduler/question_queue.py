@@ -19,7 +19,7 @@ from moorage.schemas.names import is_tenant
 log = logging.getLogger("moorage.scheduler")
 
 #: the verbs that only read; all others change something and go to the core
-QUESTIONS: Final = frozenset(("show", "ls", "explain", "plan", "history", "logs"))
+QUESTIONS: Final = frozenset(("show", "ls", "explain", "plan", "history", "logs", "usage"))
 #: questions of one tenant that may wait; the next one is answered with `overloaded`
 ASKED_MAX: Final = 20_000
 #: items of all tenants together that may wait in one queue

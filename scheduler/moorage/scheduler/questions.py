@@ -17,6 +17,7 @@ from moorage.scheduler.core.effects.outputs import Message
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Order
 from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.queries.usage import usage
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.history_reader import HistoryReader, check_page
@@ -100,6 +101,8 @@ class Questions:
             return
         if verb == "ls":
             self._ask(verb, partial(views.ls, engine, tenant, arguments), reply, json)
+        elif verb == "usage":
+            self._ask(verb, partial(usage, engine, tenant, arguments), reply, json)
         elif verb in ("show", "explain", "history"):
             self._about_a_job(tenant, verb, arguments, reply, json)
         else:
@@ -107,7 +110,7 @@ class Questions:
                 "unknown-verb",
                 f"{verb} is not served by this release",
                 found=verb,
-                allowed="show, ls, explain, plan, history, logs",
+                allowed="show, ls, explain, plan, history, logs, usage",
             )
 
     def _about_a_job(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
@@ -171,6 +174,8 @@ class Questions:
             self._letters.ask(arguments, self._leader.answer_now, reply, json)
         elif verb == "tenants":
             self._ask(verb, lambda: views.tenants(self._engine), reply, json)
+        elif verb == "usage":
+            self._ask(verb, partial(usage, self._engine, None, arguments), reply, json)
         elif verb in ACTS:
             self._engine.offer(self._order(verb, arguments, reply, json))
         else:

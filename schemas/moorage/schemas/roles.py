@@ -24,7 +24,7 @@ ROLES: Final[dict[Role, tuple[str, tuple[str, ...]]]] = {
     "scheduler": ("leaders and standbys", ("leader", "schedulers", "scheduler")),
 }
 #: what operators may ask of any tenant, whose events they hear as well
-OPERATOR_READS: Final = ("show", "ls", "explain", "history")
+OPERATOR_READS: Final = ("show", "ls", "explain", "history", "usage")
 INBOX: Final = "_INBOX"
 _INBOX_HEAD: Final = f"{INBOX}."
 #: an inbox as `inbox` names them, with something below it

@@ -10,7 +10,7 @@ PREFIX_DEFAULT: Final = "moorage"
 ALL_JOBS: Final = "~"
 is_prefix = re.compile(r"[A-Za-z0-9_-]{1,32}(\.[A-Za-z0-9_-]{1,32}){0,3}").fullmatch
 
-API_VERBS: Final = ("submit", "cancel", "show", "ls", "explain", "plan", "history", "logs")
+API_VERBS: Final = ("submit", "cancel", "show", "ls", "explain", "plan", "history", "logs", "usage")
 ADMIN_VERBS: Final = (
     "fleet",
     "drain",
@@ -25,6 +25,7 @@ ADMIN_VERBS: Final = (
     "dlq",
     "audit",
     "tenants",
+    "usage",
     "feature-level",
 )
 #: what a worker asks of the leader

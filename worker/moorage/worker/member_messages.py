@@ -66,6 +66,7 @@ class Member:
         "start",
         "stuck",
         "tenant",
+        "used",
         "why",
     )
 
@@ -90,6 +91,7 @@ class Member:
         self.notice_s = 0.0
         self.quarantined: tuple[int, ...] = ()
         self.stuck = False
+        self.used: tuple[int, int] | None = None  # of its devices, as `Metered` has it; since this agent's start
 
     @property
     def master_port_wanted(self) -> int:
@@ -192,6 +194,12 @@ class OverGrant(msgspec.Struct, frozen=True):
     items: list[tuple[MemberName, str]]
 
 
+class Metered(msgspec.Struct, frozen=True):
+    """(name, milliseconds of a GPU at work, MiB milliseconds) that members have used since the reading before."""
+
+    items: list[tuple[MemberName, int, int]]
+
+
 class SaidWell(msgspec.Struct, frozen=True):
     """An operator says that these slots are well: what is kept from use on them for a member's sake is free."""
 
@@ -244,6 +252,7 @@ Event = (
     | HealthChanged
     | HelloChanged
     | OverGrant
+    | Metered
     | Tick
     | TurnOver
     | Leave

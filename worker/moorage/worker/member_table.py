@@ -13,7 +13,7 @@ from typing import Final
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import ENDED_AS_ASKED, Refused
-from moorage.schemas.frames import SUSPECT_S, End, Fact, FactKind, Held, Place, Start
+from moorage.schemas.frames import SUSPECT_S, End, Fact, FactKind, Held, Place, Start, used_detail
 from moorage.schemas.request_cache import RequestCache
 from moorage.worker.fact_outbox import FactOutbox
 from moorage.worker.inventory.base import FREE_WAIT_S, PROBE_QUARANTINED_S, PROBE_S
@@ -30,6 +30,7 @@ from moorage.worker.member_messages import (
     Member,
     MemberName,
     MemberPhase,
+    Metered,
     NotFree,
     NotStarted,
     OverGrant,
@@ -262,6 +263,14 @@ class MemberTable:
             if member is not None and member.phase in ("starting", "running", "ending"):
                 self._end_member(member, min(member.grace_s, OVER_GRANT_GRACE_S), why)
 
+    def on_metered(self, event: Metered) -> None:
+        """Add up what members use of their devices."""
+        for name, gpu_ms, mib_ms in event.items:
+            member = self.held.get(name)
+            if member is not None:
+                before = member.used or (0, 0)
+                member.used = before[0] + gpu_ms, before[1] + mib_ms
+
     def _end_member(self, member: Member, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         if member.phase == "claimed":
             self.commands.append(Release([member]))
@@ -413,7 +422,8 @@ class MemberTable:
 
     def _freed(self, member: Member) -> None:
         self._freeing.pop(member.name, None)
-        self.outbox.gathered.append(Fact("freed", *member.name))
+        used = "" if member.used is None else used_detail(member.used[0], member.used[1] // 1000)
+        self.outbox.gathered.append(Fact("freed", *member.name, 0, used))
         self.commands.append(Release([member]))
         self._remove(member, "exited", member.code, member.why)
 

@@ -27,6 +27,7 @@ from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool, SlotState
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 from moorage.worker.shell import Shell
+from moorage.worker.usage_meter import UsageMeter
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ class Reporter:
         watch: DeviceWatch,
         policy: Policy,
         guard: MemoryGuard,
+        meter: UsageMeter,
     ) -> None:
         self.worker = worker
         self.settings = settings
@@ -56,6 +58,7 @@ class Reporter:
         self.watch = watch
         self.policy = policy
         self.guard = guard
+        self.meter = meter
         self.devices = inventory.devices()
         self.subjects = Subjects(settings.prefix)
         self._shell = shell
@@ -189,6 +192,9 @@ class Reporter:
         self._readings = readings
         if self.watch.seen(readings, self._shell.now()):
             self._health_changed()
+        used = None if self.inventory.simulated else self.meter.read(readings, self._shell.now())
+        if used is not None:
+            self._shell.enqueue(used)
 
     def _on_fault(self, slot: int, fault: Fault) -> None:
         """A device says by itself that something happened to it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, Final
 
-from moorage.scheduler.core.records import Mode
+from moorage.scheduler.core.records import MODE_NAMES, Mode
 from moorage.scheduler.core.state import INFLATION_ONE
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.memo import Memo
@@ -35,7 +35,6 @@ _FINE: Final = 1 << 10
 #: how much more the past counts than the present
 PAST_WEIGHT: Final = 128
 _STEPS: Final = 256
-_SHARERS: Final = {int(Mode.MPS): SHARERS_MAX["mps"], int(Mode.TIME_SLICE): SHARERS_MAX["time-slice"]}
 
 
 def _power(step: int) -> int:
@@ -60,6 +59,11 @@ def inflation(elapsed_ms: int, half_life_ms: int) -> int:
 def rate_of(member: Member) -> int:
     """What a member uses, in thousandths of a GPU: its dominant resource, as the record that placed it says."""
     return member.rate_milli or GPU_MILLI * member.mask.bit_count()
+
+
+def sharer_milli(mode: str, compute_percent: int) -> int:
+    """Return the thousandths of a device that a sharer counts: its share, or as one of so many as there may be."""
+    return max(GPU_MILLI * compute_percent // 100, GPU_MILLI // SHARERS_MAX[mode])
 
 
 class Rates:
@@ -93,9 +97,7 @@ class Rates:
     def _of(self, shape: Shape) -> int:
         devices, cpu_milli, memory_mib = self._total
         whole = GPU_MILLI * max(1, devices)
-        each = GPU_MILLI
-        if shape.mode in _SHARERS:
-            each = max(GPU_MILLI * shape.compute_percent // 100, GPU_MILLI // _SHARERS[shape.mode])
+        each = sharer_milli(MODE_NAMES[shape.mode], shape.compute_percent) if shape.mode > Mode.EXCLUSIVE else GPU_MILLI
         rate = each * shape.count
         if cpu_milli:
             rate = max(rate, shape.cpu_milli * whole // cpu_milli)

@@ -3,8 +3,8 @@
 Hello and load frames are not in it (see `fleet.py`): they make a soft view, which is rebuilt after a takeover. Fields
 that are marked soft belong to the leader's policy; they are not in the digest and not in snapshots.
 
-The digest of the state is the sum of the hashes of all rows (jobs, replicas, members, workers, tenants). Each row keeps
-the hash that is in the sum in its field `row`, so that only changed rows have to be hashed again.
+The digest of the state is the sum of the hashes of all rows (jobs, replicas, members, workers, tenants, usage). Each
+row keeps the hash that is in the sum in its field `row`, so that only changed rows have to be hashed again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from moorage.scheduler.core.finished import FinishedTable
 from moorage.scheduler.core.records import GangPhase
+from moorage.scheduler.core.usage_table import UsageTable
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
 
 QUEUED: Final = STATE_NUMBER["QUEUED"]
@@ -162,6 +163,7 @@ class Job:
         "tenant",
         "told",
         "traceparent",
+        "used",
     )
 
     def __init__(
@@ -190,6 +192,8 @@ class Job:
         #: until it is placed: the workers that are held for it, and the jobs that were ended for it
         self.preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self.priority = -1  # set by an operator; below 0 the request's own counts
+        #: of its GPUs, as workers report it: milliseconds of one at work, and MiB seconds of memory
+        self.used: tuple[int, int] | None = None
         self.story: list[Transition] = []
         #: earlier parts of the story: history sequence, first and last revision
         self.parts: tuple[tuple[int, int, int], ...] = ()
@@ -209,6 +213,8 @@ class Job:
             row = hash((row, _order_row(self.hold), self.priority))
         if self.preempts is not None:
             row = hash((row, self.preempts))
+        if self.used is not None:
+            row = hash((row, self.used))
         return hash((row, self.avoid)) if self.avoid else row
 
     @property
@@ -503,6 +509,7 @@ class State:
         self.extra = 0  # soft: the sum of `extra` of all `jobs`
         self.extra_ended = 0  # soft: of those in `ended`
         self.finished = FinishedTable()
+        self.usage = UsageTable()  # of the jobs that have left memory
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
         self.worker_by_num: list[Worker] = []
@@ -556,7 +563,7 @@ class State:
 
     def full_digest(self) -> int:
         """The digest computed from all rows anew; the incremental one must be equal."""
-        total = self.finished.row
+        total = self.finished.row + self.usage.full_row()
         for job in self.jobs.values():
             total += job.digest_row()
             for replica in job.replicas:

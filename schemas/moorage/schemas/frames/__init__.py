@@ -36,6 +36,8 @@ from moorage.schemas.frames.lease_session import (
     Unwell,
     Wanted,
     result_of,
+    used_detail,
+    used_of,
 )
 from moorage.schemas.frames.output import (
     LOG_OFFSET_MAX,
@@ -107,4 +109,6 @@ __all__ = [
     "Unwell",
     "Wanted",
     "result_of",
+    "used_detail",
+    "used_of",
 ]

@@ -36,6 +36,7 @@ class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     `over`: the job is, and nothing will follow; else this is a part of a long story. `parts` are the earlier ones:
     stream sequence, first and last revision. The request is left out of parts, where it is long, and in a flood.
+    `used`: milliseconds of a GPU at work and MiB seconds of memory, of the attempts whose workers have reported that.
     """
 
     job: str
@@ -47,6 +48,7 @@ class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
     parts: list[tuple[int, int, int]]
     moves: list[Moved]
     request: Any = None
+    used: tuple[int, int] | None = None
 
 
 class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

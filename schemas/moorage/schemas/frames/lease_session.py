@@ -41,6 +41,28 @@ def result_of(detail: str) -> int | None:
     return int(digits)
 
 
+#: how the detail of a `freed` fact begins that says what the attempt used of its GPUs; behind it stands what `used_of`
+#: reads
+USED: Final = "used:"
+USED_DIGITS_MAX: Final = 14
+
+
+def used_detail(gpu_ms: int, memory_mib_s: int) -> str:
+    """Return the detail that says so: milliseconds of a whole GPU at work, and memory in MiB seconds."""
+    most = 10**USED_DIGITS_MAX - 1
+    return f"{USED}{min(gpu_ms, most)},{min(memory_mib_s, most)}"
+
+
+def used_of(detail: str) -> tuple[int, int] | None:
+    """Return GPU milliseconds and MiB seconds of a detail; None for one that does not say them."""
+    if not detail.startswith(USED):
+        return None
+    words = detail[len(USED) :].split(",")
+    if len(words) != 2 or not all(word.isascii() and word.isdigit() and len(word) <= USED_DIGITS_MAX for word in words):
+        return None
+    return int(words[0]), int(words[1])
+
+
 class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A member as its worker holds it; `phase` is claimed, running, ending or exited (device not yet seen free)."""
 
@@ -59,11 +81,12 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What happened to a member at its worker. Only a fact frees a GPU.
 
     `code` is the exit status for `exited` (negative: minus the signal), else 0. `detail` is one short word or line:
-    for `exited` the reason (exit, timeout, end, fence, start-failed, lost) or, with code 0 and from feature level 2 on,
-    `result:` and the sequence of the message that has the result (0: there is none), for `refused` why, for `claimed`
-    of rank 0 of a gang `address:port`, for `quarantined` the slots as `0,3`. A refusal that begins with `cannot-run: `
-    is the request's fault and ends the job; with `not-here: ` or `not-permitted: ` the job goes to another worker and
-    its GPUs stay open; any other is tried again after a pause.
+    for `exited` the reason (exit, timeout, end, fence, start-failed, lost) or, with code 0 and from feature level 2
+    on, `result:` and the sequence of the message that has the result (0: there is none), for `refused` why, for
+    `claimed` of rank 0 of a gang `address:port`, for `quarantined` the slots as `0,3`, for `freed` what it used of
+    its GPUs as `used:` with milliseconds of a GPU at work and MiB seconds, where the worker has measured that. A
+    refusal that begins with `cannot-run: ` is the request's fault and ends the job; with `not-here: ` or
+    `not-permitted: ` the job goes to another worker and its GPUs stay open; any other is tried again after a pause.
     """
 
     kind: FactKind

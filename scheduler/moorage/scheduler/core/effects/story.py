@@ -61,7 +61,8 @@ class Packing:
         request = _request(job) if over and with_request else None
         while True:
             name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
-            row = _encode((*name, job.parts, moves, request) if over else (*name, (), moves))
+            used = () if job.used is None else (job.used,)
+            row = _encode((*name, job.parts, moves, request, *used) if over else (*name, (), moves))
             fresh = self._fresh(moves)
             size = len(row)
             if fresh:
@@ -88,7 +89,8 @@ class Packing:
         left: list[Job] = []
         for job in jobs:
             story, replica = job.story, job.replicas[0]
-            if not job.over or job.parts or len(job.replicas) > 1 or not 0 < len(story) <= CHANGES_SURE:
+            is_long = job.parts or len(job.replicas) > 1 or not 0 < len(story) <= CHANGES_SURE
+            if not job.over or is_long or job.used is not None:
                 left.append(job)
                 continue
             first = story[0]

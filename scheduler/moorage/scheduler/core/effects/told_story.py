@@ -26,6 +26,7 @@ class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
     parts: list[tuple[int, int, int]]
     moves: msgspec.Raw
     request: msgspec.Raw = msgspec.Raw(b"null")
+    used: tuple[int, int] | None = None
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):

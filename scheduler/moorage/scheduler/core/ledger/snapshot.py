@@ -27,6 +27,7 @@ from moorage.scheduler.core.state import (
     new_job,
     new_member,
 )
+from moorage.scheduler.core.usage_table import UsageTable
 from moorage.schemas.unreadable import UNREADABLE
 
 SNAPSHOT_FORMAT: Final = 1
@@ -104,6 +105,8 @@ class _Snapshot(msgspec.Struct, array_like=True):
     restored: tuple[str, int, int] = ("", -1, 0)  # the former ledger id, when, and in which epoch
     behind: str = ""
     preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # job number, workers, jobs that end for it
+    usage: list[tuple[str, str, bytes, bytes]] = []  # tenant, model, hours, their sums
+    used: list[tuple[int, tuple[int, int]]] = []  # job number, GPU milliseconds and MiB seconds
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -164,7 +167,7 @@ def dump(state: State) -> bytes:
             list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES, job_orders,
             tenant_orders, (state.half_life_ms, state.counts_from_ms), shares, worker_health, job_avoids, notices,
             state.level, (state.former_id, state.restored_ms, state.restored_epoch), state.behind,
-            preempts,
+            preempts, state.usage.dump(), [(job.num, job.used) for job in state.jobs.values() if job.used is not None],
         )
     )  # fmt: skip
 
@@ -229,6 +232,8 @@ def _loaded(found: _Snapshot, *, rehash: bool) -> State:
         fairshare.advance(state)
     for num, priority, hold in found.job_orders:
         state.jobs[num].priority, state.jobs[num].hold = priority, hold
+    for num, used in found.used:
+        state.jobs[num].used = used
     for num, workers, jobs in found.preempts:
         job = state.preempting[num] = state.jobs[num]
         job.preempts = (workers, jobs)
@@ -237,6 +242,7 @@ def _loaded(found: _Snapshot, *, rehash: bool) -> State:
     _load_health(state, found)
     state.ended.extend(found.ended)
     state.finished = FinishedTable.load(found.finished)
+    state.usage = UsageTable.load(found.usage)
     _digest_rows(state)
     if state.digest != found.digest and not rehash:
         raise BadSnapshot(f"the rows have digest {state.digest:x}, the snapshot says {found.digest:x}")
@@ -316,7 +322,7 @@ def _digest_rows(state: State) -> None:
     for worker in state.worker_by_num:
         rows += (worker, *worker.members.values())
     rows += state.tenants.values()
-    total = state.finished.row
+    total = state.finished.row + state.usage.row
     for row in rows:
         row.row = row.digest_row()
         total += row.row

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.finished import request_digest
-from moorage.scheduler.core.ledger.acts import Compact, Expire
+from moorage.scheduler.core.ledger.acts import Compact, Expire, Part, Usage
 from moorage.scheduler.core.state import AT_MS, Job, State
+from moorage.scheduler.core.usage import Tally
+from moorage.schemas.job import Request
 from moorage.schemas.request_cache import RequestCache
 
 #: one record compacts at most so many ended jobs (big ones count for several)
 COMPACT_MAX: Final = 512
 #: compaction waits until `ended_max` is exceeded by one part in so many, so that most records need none
 COMPACT_PARTS: Final = 256
+#: one record holds so many rows of usage, and those of the job that comes to it: some 25 bytes each
+USAGE_ROWS_MAX: Final = 1_000
 #: ended jobs beyond `ended_max` wait until the history holds them, but at most as many again, and at least so many;
 #: the others are compacted without it
 ENDED_SPARE: Final = 1_000
@@ -51,8 +56,22 @@ class Retention:
     def compact(self, draft: Draft) -> int:
         """Compact the oldest ended jobs that the history holds; their digests stay for idempotence. Returns how many.
 
-        While the history cannot be written they wait for it, up to a bound: scheduling goes on without it.
+        While the history cannot be written they wait for it, up to a bound: scheduling goes on without it. What they
+        had of GPUs goes into the sums of usage, and so does what leaves memory of long stories.
         """
+        tally = Tally(self._state, draft.time_ms, self._request_of)
+        parted = {act.job: act.last for act in draft.acts if isinstance(act, Part)}
+        for num, last in parted.items():
+            tally.add_leaving(self._state.jobs[num], last)
+        count = self._compact(draft, tally, parted)
+        if tally.fine and draft.level_allows(Usage.LEVEL):
+            draft.add(Usage(tally.rows()))
+        return count
+
+    def _request_of(self, job: Job) -> Request:
+        return self._requests.read(job.body)[1].request
+
+    def _compact(self, draft: Draft, tally: Tally, parted: Container[int]) -> int:
         state, most = self._state, self._config.ended_max
         ended = state.ended
         surplus = min(len(ended) + state.extra_ended - most, COMPACT_MAX)
@@ -65,7 +84,7 @@ class Retention:
         kept: list[int] = []
         gone, jobs, read = 0, state.jobs, self._requests.read
         for num in ended:
-            if gone >= surplus:
+            if gone >= surplus or len(tally.fine) >= USAGE_ROWS_MAX or num in parted:
                 break
             job = jobs[num]
             if not job.kept:
@@ -75,6 +94,7 @@ class Retention:
             name, asked = read(job.body)
             flat += (num, request_digest(asked.identity(name)))
             kept.append(job.kept)
+            tally.add(job)
             gone += 1 + job.extra
             if num == self._through:
                 break

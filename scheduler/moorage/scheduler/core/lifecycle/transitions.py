@@ -12,7 +12,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.ledger.acts import Avoid
+from moorage.scheduler.core.ledger.acts import Avoid, Used
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
 from moorage.scheduler.core.records import KEPT_WHILE_ENDING_LEVEL, NOTICE_LEVEL, NOTICE_S_MAX, Count, GangPhase, Op
 from moorage.scheduler.core.shape import Shape
@@ -44,7 +44,7 @@ from moorage.scheduler.core.state import (
     Worker,
     every_slot,
 )
-from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, Fact, result_of
+from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, Fact, result_of, used_of
 from moorage.schemas.job import Request
 
 RETRY_BACKOFF_MS: Final = 1_000
@@ -110,6 +110,13 @@ def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact
     return found if draft.complete_runs(found, results) else []
 
 
+def _note_used(draft: Draft, members: dict[MemberKey, Member], fact: Fact) -> None:
+    """Take down what an attempt used of its GPUs, as its worker has measured it."""
+    member, used = members.get((fact.tenant, fact.job, fact.replica, fact.fence)), used_of(fact.detail)
+    if member is not None and member not in draft.gone and used is not None and draft.level_allows(Used.LEVEL):
+        draft.add(Used(member.replica.job.num, *used))
+
+
 class Lifecycle:
     """`requeue(replica, not_before)` puts a replica back into the queue at that ledger time."""
 
@@ -133,6 +140,9 @@ class Lifecycle:
     def on_facts(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
         """Take a fact frame of a worker's current session. Facts about unknown members are counted, never fatal."""
         members, gone = worker.members, draft.gone
+        for fact in facts:
+            if fact.detail and fact.kind == "freed":
+                _note_used(draft, members, fact)
         freed = _whole_runs(draft, members, facts)
         for fact in () if freed else facts:
             member = members.get((fact.tenant, fact.job, fact.replica, fact.fence))

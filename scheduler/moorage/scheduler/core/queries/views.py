@@ -24,6 +24,7 @@ from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
+from moorage.scheduler.core.queries.usage import as_row, usage_of_story
 from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
 from moorage.scheduler.core.state import (
@@ -42,6 +43,7 @@ from moorage.scheduler.core.state import (
     StandingOrder,
     Worker,
 )
+from moorage.scheduler.core.usage import Tally
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
@@ -71,6 +73,7 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict
     return {
         **summary(engine, job),
         "own_subject": follow or engine.own_subject(job),
+        **_usage(engine, job),
         "accepted_ledger": job.ledger,
         "request": msgspec.to_builtins(request),
         **_capabilities(engine, request),
@@ -123,6 +126,7 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
         "priority": request.priority,
         "request": msgspec.to_builtins(request),
         **_capabilities(engine, request),
+        **({} if found.parts else usage_of_story(found, changes, request)),
     }
 
 
@@ -167,6 +171,14 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
         if keep_s is not None:
             until[worker.id] = row[AT_MS] + int(keep_s * 1000)
     return until
+
+
+def _usage(engine: Engine, job: Job) -> dict[str, Any]:
+    """What a job in memory had of GPUs until now; nothing for one without."""
+    tally = Tally(engine.state, engine.state.time_ms, engine.request_of)
+    tally.add(job)
+    sums = [sums for _, sums in tally.sums()]
+    return {"usage": as_row([sum(column) for column in zip(*sums, strict=True)])} if sums else {}
 
 
 def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:

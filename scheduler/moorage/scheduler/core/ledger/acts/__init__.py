@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.ledger.acts.base import Act, Unknown
-from moorage.scheduler.core.ledger.acts.job import Avoid, Compact, Expire, JobAct, Part, Preempt, Priority
+from moorage.scheduler.core.ledger.acts.job import Avoid, Compact, Expire, JobAct, Part, Preempt, Priority, Usage, Used
 from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot
 from moorage.scheduler.core.ledger.acts.tenant import (
     Cursor,
@@ -72,6 +72,8 @@ __all__ = [
     "Unknown",
     "Unquarantine",
     "Untomb",
+    "Usage",
+    "Used",
     "Well",
     "Window",
     "WorkerAct",

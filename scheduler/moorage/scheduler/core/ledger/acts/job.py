@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.state import AT_MS, AVOID_MAX, PARTS_MAX, PRIORITY, REV, STORY_KEPT
+from moorage.scheduler.core.state import AT_MS, AVOID_MAX, PARTS_MAX, PRIORITY
+from moorage.scheduler.core.usage import rows_that_leave
+from moorage.scheduler.core.usage_table import SUMS
 from moorage.schemas.job import STATES
+
+_HOUR_MAX: Final = 1 << 32
+_SUM_MAX: Final = 1 << 62
 
 
 class OfJob(Act):
@@ -82,9 +87,7 @@ class Part(OfJob, tag="part"):
     def fold(self, folding: Folding) -> None:
         job = folding.job(self.job, "holds a part of")
         job.parts = (*job.parts, (self.seq, self.first, self.last))[-PARTS_MAX:]
-        story = job.story
-        if story:
-            del story[: max(0, min(len(story) - STORY_KEPT, self.last - story[0][REV] + 1))]
+        del job.story[: rows_that_leave(job, self.last)]
 
 
 class Compact(Act, tag="compact"):
@@ -148,4 +151,49 @@ class Expire(Act, tag="expire"):
         state.digest = (state.digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
 
 
-JobAct = Avoid | Preempt | Priority | Part | Compact | Expire
+class Used(OfJob, tag="used"):
+    """An attempt of a job is over, and its worker has measured what it used of its GPUs."""
+
+    LEVEL: ClassVar[int] = 2
+    gpu_ms: int
+    memory_mib_s: int
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        if not (0 <= self.gpu_ms < _SUM_MAX and 0 <= self.memory_mib_s < _SUM_MAX):
+            raise FoldError(f"act {self.tag} of job {self.job} says {self.gpu_ms} and {self.memory_mib_s}")
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "says what was used by")
+        gpu_ms, memory_mib_s = job.used or (0, 0)
+        job.used = min(gpu_ms + self.gpu_ms, _SUM_MAX - 1), min(memory_mib_s + self.memory_mib_s, _SUM_MAX - 1)
+        folding.out.jobs[job.num] = job
+
+
+class Usage(Act, tag="usage"):
+    """What jobs whose transitions leave memory with this record had of GPUs: sums by tenant, model and hour.
+
+    A row is a tenant, a model, and in one list each hour since the epoch with its sums, as `usage.UsageTable` has them.
+    """
+
+    LEVEL: ClassVar[int] = 2
+    rows: list[tuple[str, str, list[int]]]
+
+    def check(self, checking: Checking) -> None:
+        for _, _, flat in self.rows:
+            well = all(0 <= number < _SUM_MAX for number in flat) and not len(flat) % (1 + SUMS)
+            if not well or any(hour >= _HOUR_MAX for hour in flat[:: 1 + SUMS]):
+                raise FoldError(f"act {self.tag} has {len(flat)} numbers that are no hours with their sums")
+
+    def fold(self, folding: Folding) -> None:
+        state = folding.state
+        usage = state.usage
+        before = usage.row
+        for tenant, model, flat in self.rows:
+            numbers = iter(flat)
+            for hour, *sums in zip(numbers, numbers, numbers, numbers, numbers, strict=True):
+                usage.add(tenant, model, hour, (sums[0], sums[1], sums[2], sums[3]))
+        state.digest = (state.digest + usage.row - before) & 0xFFFFFFFFFFFFFFFF
+
+
+JobAct = Avoid | Preempt | Priority | Part | Compact | Expire | Used | Usage

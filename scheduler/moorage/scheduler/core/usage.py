@@ -1,0 +1,180 @@
+"""What a job adds to the sums of GPU time and memory (see `usage_table`).
+
+A job adds to the sums when it leaves memory, which happens once in a ledger (act `Usage`). Jobs in memory are summed up
+for each question. So nothing is counted twice, and a placement or an end costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from moorage.scheduler.core.fairshare import GPU_MILLI, sharer_milli
+from moorage.scheduler.core.state import (
+    AT_MS,
+    PLACED,
+    REPLICA,
+    REV,
+    SLOTS,
+    STATE,
+    STORY_KEPT,
+    UNENDED,
+    WORKER,
+    Job,
+    State,
+    Transition,
+)
+from moorage.scheduler.core.usage_table import SUMS, Key, Sums
+from moorage.schemas.job import Request
+
+HOUR_MS: Final = 3_600_000
+#: a longer run counts in its last hours only
+JOB_HOURS_MAX: Final = 24 * 62
+MODEL_CHARS_MAX: Final = 64
+UNKNOWN_MODEL: Final = "unknown"
+
+
+class Part(NamedTuple):
+    """What a job gets of each device that it holds: thousandths of it, and MiB, None for as much of its memory."""
+
+    milli: int
+    memory_mib: int | None
+
+
+ALL: Final = Part(GPU_MILLI, None)
+
+
+def part_of(request: Request) -> Part:
+    """Return the part of a device that a request asks for. A sharer counts as in the fair share."""
+    gpu = request.effective_gpu
+    if gpu is None or gpu.effective_sharing == "exclusive":
+        return ALL
+    share = gpu.share
+    percent = share.compute_percent if share and share.compute_percent < 100 else 0
+    return Part(sharer_milli(gpu.effective_sharing, percent), share.memory_mib or None if share else None)
+
+
+Span = tuple[int, int, int, int]  # worker number, slots, from and until which ledger ms
+
+
+def spans(job: Job, until_ms: int) -> Iterator[Span]:
+    """Return when a job held which devices, until a moment: from a placement to the end of the attempt.
+
+    Of a story whose beginning has left memory, only what comes after: the rest was counted when it left. A span that
+    begins after `until_ms` has no length or less.
+    """
+    story = job.story
+    from_ms = story[0][AT_MS] if story and story[0][REV] > 2 else -1  # revision 1 is ACCEPTED, 2 the first row
+    opened: dict[int, Transition] = {}
+    seen: set[int] = set()
+    for row in story:
+        index = row[REPLICA]
+        if index < 0:
+            continue
+        before = opened.pop(index, None)
+        if before is not None:
+            yield before[WORKER], before[SLOTS], before[AT_MS], min(row[AT_MS], until_ms)
+        elif from_ms >= 0 and index not in seen and row[WORKER] >= 0 and row[STATE] != PLACED:
+            yield row[WORKER], row[SLOTS], from_ms, min(row[AT_MS], until_ms)
+        seen.add(index)
+        if row[WORKER] >= 0 and row[STATE] in UNENDED:
+            opened[index] = row
+    for row in opened.values():
+        yield row[WORKER], row[SLOTS], row[AT_MS], until_ms
+    if from_ms >= 0:
+        for replica in job.replicas:
+            member = replica.member
+            if member is not None and replica.index not in seen:
+                yield member.worker.num, member.mask, from_ms, until_ms
+
+
+def rows_that_leave(job: Job, last: int) -> int:
+    """Return how many transitions leave memory once the history holds all up to the revision `last`."""
+    story = job.story
+    return max(0, min(len(story) - STORY_KEPT, last - story[0][REV] + 1)) if story else 0
+
+
+class Tally:
+    """Sums of some jobs by tenant, model and hour. `until_ms` is the end of what goes on.
+
+    `fine` has them in thousandths, so that the many short spans of a job lose nothing.
+    """
+
+    def __init__(self, state: State, until_ms: int, request_of: Callable[[Job], Request]) -> None:
+        self.fine: dict[Key, list[int]] = {}
+        self._state = state
+        self._until_ms = until_ms
+        self._request_of = request_of
+        #: by worker and slots: devices by model, and their memory
+        self._devices: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
+
+    def add(self, job: Job) -> None:
+        """Count what is in memory of a job. What it used is spread over the hours and models of what it was granted."""
+        if job.used is None:
+            self._count(job, spans(job, self._until_ms))
+            return
+        alone = Tally(self._state, self._until_ms, self._request_of)
+        alone._count(job, spans(job, self._until_ms))
+        total = sum(sums[0] for sums in alone.fine.values())
+        for key, (milli_ms, mib_ms, _, _) in alone.fine.items():
+            into = self.fine.setdefault(key, [0] * SUMS)
+            into[0] += milli_ms
+            into[1] += mib_ms
+            into[2] += job.used[0] * GPU_MILLI * milli_ms // max(1, total)
+            into[3] += job.used[1] * 1000 * milli_ms // max(1, total)
+
+    def add_leaving(self, job: Job, last: int) -> None:
+        """Count the transitions that leave memory with the part of its history up to the revision `last`."""
+        count = rows_that_leave(job, last)
+        if count:
+            self._count(job, spans(job, job.story[count][AT_MS]))
+
+    def _count(self, job: Job, held: Iterable[Span]) -> None:
+        part: Part | None = None
+        for worker, mask, from_ms, until_ms in held:
+            if not mask or until_ms <= from_ms:
+                continue
+            if part is None:
+                part = part_of(self._request_of(job))
+            for model, devices, memory_mib in self._of(worker, mask):
+                mib = memory_mib * part.milli // GPU_MILLI if part.memory_mib is None else part.memory_mib * devices
+                self._spread(job.tenant, model, from_ms, until_ms, devices * part.milli, mib)
+
+    def _spread(self, tenant: str, model: str, from_ms: int, until_ms: int, milli: int, mib: int) -> None:
+        """Add to each hour from one moment until another."""
+        at, last = from_ms // HOUR_MS, (until_ms - 1) // HOUR_MS
+        at = max(at, last - JOB_HOURS_MAX + 1)
+        begin = max(from_ms, at * HOUR_MS)
+        while at <= last:
+            end = min(until_ms, (at + 1) * HOUR_MS)
+            sums = self.fine.setdefault((tenant, model, at), [0] * SUMS)
+            sums[0] += (end - begin) * milli
+            sums[1] += (end - begin) * mib
+            at, begin = at + 1, end
+
+    def _of(self, worker: int, mask: int) -> list[tuple[str, int, int]]:
+        """Return the models of some slots, each with how many devices it has there and how much memory they have."""
+        found = self._devices.get((worker, mask))
+        if found is None:
+            pool = self._state.worker_by_num[worker].hello.get("gpu_pool", ())
+            by_model: dict[str, tuple[int, int]] = {}
+            for slot in range(mask.bit_length()):
+                if mask >> slot & 1:
+                    device = pool[slot] if slot < len(pool) else {}
+                    model = str(device.get("name", ""))[:MODEL_CHARS_MAX] or UNKNOWN_MODEL
+                    count, memory = by_model.get(model, (0, 0))
+                    by_model[model] = count + 1, memory + int(device.get("memory_mib", 0))
+            found = [(model, count, memory) for model, (count, memory) in by_model.items()]
+            self._devices[worker, mask] = found
+        return found
+
+    def sums(self) -> Iterator[tuple[Key, Sums]]:
+        for key, (milli_ms, mib_ms, used_milli_ms, used_mib_ms) in sorted(self.fine.items()):
+            yield key, (milli_ms // GPU_MILLI, mib_ms // 1000, used_milli_ms // GPU_MILLI, used_mib_ms // 1000)
+
+    def rows(self) -> list[tuple[str, str, list[int]]]:
+        """Return the sums as the act has them: tenant, model, and in one list each hour and its sums."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for (tenant, model, hour), sums in self.sums():
+            found.setdefault((tenant, model), []).extend((hour, *sums))
+        return [(*key, flat) for key, flat in found.items()]

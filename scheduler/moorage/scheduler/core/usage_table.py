@@ -1,0 +1,125 @@
+"""GPU time and memory by tenant, model and hour: the sums in the ledger's state. What a job adds, `usage` says."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+#: GPU time granted in ms, memory granted in MiB seconds, and the same used
+SUMS: Final = 4
+Sums = tuple[int, int, int, int]
+NOTHING: Final[Sums] = (0, 0, 0, 0)
+#: tenant, model, hour since the epoch
+Key = tuple[str, str, int]
+
+#: an hour of one tenant and model is a row; beyond it the oldest hours of all go
+ROWS_MAX: Final = 80_000
+#: pairs of tenant and model; the rows of further ones count for `OTHERS`
+SERIES_MAX: Final = 2_000
+OTHERS: Final = "(others)"
+
+_MASK: Final = 0xFFFFFFFFFFFFFFFF
+
+
+class Series:
+    """The rows of one tenant and model, by hour, ascending."""
+
+    __slots__ = ("hours", "sums")
+
+    def __init__(self) -> None:
+        self.hours: array[int] = array("I")
+        self.sums: array[int] = array("Q")
+
+    def rows(self) -> Iterator[tuple[int, Sums]]:
+        flat = iter(self.sums)
+        return zip(self.hours, zip(flat, flat, flat, flat, strict=True), strict=True)
+
+
+class UsageTable:
+    """The sums. `row` is their part of the state's digest: it is linear in the sums, so adding needs no old value."""
+
+    def __init__(self, rows_max: int = ROWS_MAX, series_max: int = SERIES_MAX) -> None:
+        self.series: dict[tuple[str, str], Series] = {}
+        self.count = 0  # rows
+        self.row = 0
+        self._rows_max, self._series_max = rows_max, series_max
+
+    def add(self, tenant: str, model: str, hour: int, sums: Sums) -> None:
+        """Add to the row of an hour."""
+        series = self.series.get((tenant, model))
+        if series is None:
+            if len(self.series) >= self._series_max:
+                tenant = OTHERS
+                if (tenant, model) not in self.series:
+                    model = OTHERS
+            series = self.series.setdefault((tenant, model), Series())
+        hours, at = series.hours, len(series.hours) - 1
+        if at < 0 or hours[at] != hour:
+            at = bisect_left(hours, hour)
+            if at == len(hours) or hours[at] != hour:
+                hours.insert(at, hour)
+                series.sums[at * SUMS : at * SUMS] = array("Q", NOTHING)
+                self.count += 1
+        before: Any = tuple(series.sums[at * SUMS : (at + 1) * SUMS])
+        after = tuple(min(old + new, _MASK) for old, new in zip(before, sums, strict=True))
+        series.sums[at * SUMS : (at + 1) * SUMS] = array("Q", after)
+        change = tuple(new - old for old, new in zip(before, after, strict=True))
+        self.row = (self.row + _row(tenant, model, hour, change)) & _MASK
+        while self.count > self._rows_max:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Remove the oldest hour of all tenants and models."""
+        oldest = min(series.hours[0] for series in self.series.values())
+        for key, series in list(self.series.items()):
+            if series.hours[0] != oldest:
+                continue
+            self.row = (self.row - _row(*key, oldest, tuple(series.sums[:SUMS]))) & _MASK
+            del series.hours[0], series.sums[:SUMS]
+            self.count -= 1
+            if not series.hours:
+                del self.series[key]
+
+    def rows(self, from_hour: int, tenant: str | None = None) -> Iterator[tuple[Key, Sums]]:
+        """Return the rows from an hour on, of one tenant or of all."""
+        for (name, model), series in self.series.items():
+            if tenant is None or name == tenant:
+                first = bisect_left(series.hours, from_hour)
+                flat = iter(series.sums[first * SUMS :])
+                for hour, sums in zip(series.hours[first:], zip(flat, flat, flat, flat, strict=True), strict=True):
+                    yield (name, model, hour), sums
+
+    def full_row(self) -> int:
+        """Return `row`, computed from all sums anew."""
+        return sum(_row(*key, hour, sums) for key, each in self.series.items() for hour, sums in each.rows()) & _MASK
+
+    def dump(self) -> list[tuple[str, str, bytes, bytes]]:
+        """Return all rows as they stand in a snapshot."""
+        return [
+            (*key, struct.pack(f"<{len(each.hours)}I", *each.hours), struct.pack(f"<{len(each.sums)}Q", *each.sums))
+            for key, each in self.series.items()
+        ]
+
+    @classmethod
+    def load(cls, rows: Iterable[tuple[str, str, bytes, bytes]]) -> UsageTable:
+        """Return the table of a snapshot. Raises ValueError."""
+        table = cls()
+        for tenant, model, hours, sums in rows:
+            if not hours or len(hours) % 4 or len(sums) != len(hours) * 2 * SUMS:
+                raise ValueError(f"{len(hours)} and {len(sums)} bytes are no hours and sums of usage")
+            series = table.series[tenant, model] = Series()
+            series.hours.extend(struct.unpack(f"<{len(hours) // 4}I", hours))
+            series.sums.extend(struct.unpack(f"<{len(sums) // 8}Q", sums))
+            table.count += len(series.hours)
+        table.row = table.full_row()
+        return table
+
+
+def _row(tenant: str, model: str, hour: int, sums: tuple[int, ...]) -> int:
+    """Return what sums of one row count in the digest."""
+    key = zlib.crc32(f"{tenant}\n{model}".encode())
+    return sum(value * (hash((key, hour, column)) | 1) for column, value in enumerate(sums) if value)
