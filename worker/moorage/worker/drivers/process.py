@@ -64,6 +64,8 @@ NOT_STORED: Final = "not-stored"
 CODE_NOT_KEPT: Final = 1
 #: how long storing what a member leaves may hold up the report of its end
 STORE_S_MAX: Final = 300.0
+#: the stage of a start that failed because the VM of the job did not come up
+STAGE_BOOT: Final = "boot"
 _MIB: Final = 1024 * 1024
 #: by stage of a start, what this host had too little of; a program's own bound of memory makes its exec fail, too
 _WANTS: Final = {
@@ -84,8 +86,8 @@ class ProcessDriver(Driver):
 
     name = "process"
     tells_processes = True
-    settings = ProcessSettings
-    config = ProcessBlock
+    settings: type[msgspec.Struct] | None = ProcessSettings
+    config: type[msgspec.Struct] | None = ProcessBlock
     capabilities = Capabilities(
         needs_argv=True,
         keeps_output=True,
@@ -109,7 +111,7 @@ class ProcessDriver(Driver):
             stream_output=settings.stream_output,
             output_cap_bytes=settings.output_cap_bytes,
             policy=kit.policy,
-            folders=AttemptFolders(settings, kit.worker),
+            folders=AttemptFolders(settings, owner_of(kit.worker, cls.name)),
             files=kit.files,
         )
 
@@ -162,6 +164,7 @@ class ProcessDriver(Driver):
         for key, state, event in listed:
             name = name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
+                event = self._end_of(name, event)
                 if self._store(name, event):
                     living.append(Living(name, "running"))
                     continue
@@ -262,6 +265,7 @@ class ProcessDriver(Driver):
             self._note_pid(name, event)
             self._started.append(name)
         elif isinstance(event, ChildEnded):
+            event = self._end_of(name, event)
             self._known.discard(name)
             self._processes.ended(name)
             self._output.end(name, event)
@@ -323,6 +327,10 @@ class ProcessDriver(Driver):
         return self._processes.members_of(pids, self._link.pid)
 
     # -- inside
+
+    def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
+        """Return what the end of its process means for a member: for a driver whose processes are not the jobs."""
+        return event
 
     def _bring(self, assignment: Assignment, member: StartMember) -> None:
         """Start a member once its files are in its folder."""
@@ -490,7 +498,7 @@ def name_of(key: str) -> MemberName:
 def _is_the_hosts(event: ChildEnded) -> bool:
     """A start that failed before any program of it ran, for want of room, processes or descriptors here."""
     return event.reason == "start-failed" and (
-        event.stage in ("journal", "cgroup", "clone") or event.errno in _WANTS.get(event.stage, ())
+        event.stage in ("journal", "cgroup", "clone", STAGE_BOOT) or event.errno in _WANTS.get(event.stage, ())
     )
 
 
