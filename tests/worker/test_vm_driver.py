@@ -40,16 +40,24 @@ def driver(tmp_path: Path, own: VmSettings, link: SupervisorLink | None = None, 
     ("request_", "message"),
     [
         (Request(run=Run(driver="vm", argv=["a"], user="bob")), "name no user"),
+        (Request(run=Run(driver="vm", argv=["a"], checkpoint_signal="SIGIO")), "a VM is told of these alone: SIGHUP"),
         (Request(run=Run(driver="vm", argv=["a"]), replicas=2, gpu=GpuSpec(scheduling="gang")), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(distributed=Distributed())), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(sharing="time-slice")), "ask for the mode exclusive"),
     ],
-    ids=["user", "gang", "distributed", "shared"],
+    ids=["user", "signal", "gang", "distributed", "shared"],
 )
 def test_what_no_vm_gives_is_refused_for_good(tmp_path: Path, request_: Request, message: str) -> None:
     with pytest.raises(Refused, match=message) as refused:
         driver(tmp_path, VmSettings()).check(request_)
     assert refused.value.code == "invalid-argument"
+
+
+def test_only_simulated_workers_offer_gpus_in_vms(tmp_path: Path) -> None:
+    assert driver(tmp_path, VmSettings()).can().gpu_enabled
+    settings = WorkerSettings(tmp_path / "w", "w1")
+    kit = Kit("w1", settings, NO_RULES, SupervisorLink(tmp_path / "s"), 1, False, VmSettings())
+    assert not VmDriver.from_kit(kit).can().gpu_enabled
 
 
 async def test_a_worker_without_a_kernel_does_not_offer_vms(tmp_path: Path) -> None:

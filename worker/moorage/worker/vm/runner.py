@@ -234,9 +234,10 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
     has_job = False
 
     def asked(number: int, _: FrameType | None) -> None:
-        if not has_job:
+        if has_job:
+            vm.say(f"{signal.Signals(number).name.removeprefix('SIG')}\n".encode())
+        elif number == signal.SIGTERM:  # another one is for a job that is not there yet
             raise Asked(number)
-        vm.say(f"{signal.Signals(number).name.removeprefix('SIG')}\n".encode())
 
     for each in SIGNALS:
         signal.signal(each, asked)
@@ -269,7 +270,7 @@ def pump_all(vm: Vm, mark: bytes, plan: Plan, archive: BinaryIO) -> list[threadi
     """Begin to hand on what comes on the ports. The archive is bounded: what a folder may take, and headers."""
 
     def spool(data: bytes) -> None:
-        if archive.tell() < 2 * plan.folder_bytes:
+        if plan.keep and archive.tell() < 2 * plan.folder_bytes:
             archive.write(data)
 
     sinks = {"out": partial(write_all, 1), "err": partial(write_all, 2), "work": spool}
