@@ -40,12 +40,13 @@ def driver(tmp_path: Path, own: VmSettings, link: SupervisorLink | None = None, 
     ("request_", "message"),
     [
         (Request(run=Run(driver="vm", argv=["a"], user="bob")), "name no user"),
+        (Request(run=Run(driver="vm", argv=["a"], image="debian:12")), "takes no image"),
         (Request(run=Run(driver="vm", argv=["a"], checkpoint_signal="SIGIO")), "a VM is told of these alone: SIGHUP"),
         (Request(run=Run(driver="vm", argv=["a"]), replicas=2, gpu=GpuSpec(scheduling="gang")), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(distributed=Distributed())), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(sharing="time-slice")), "ask for the mode exclusive"),
     ],
-    ids=["user", "signal", "gang", "distributed", "shared"],
+    ids=["user", "image", "signal", "gang", "distributed", "shared"],
 )
 def test_what_no_vm_gives_is_refused_for_good(tmp_path: Path, request_: Request, message: str) -> None:
     with pytest.raises(Refused, match=message) as refused:
@@ -150,7 +151,7 @@ async def _reported(
     try:
         await made.open()
         made.start([Assignment(NAME, Request(run=Run(driver="vm", argv=argv)), [], "none")])
-        await until(lambda: wanted(events), deadline_s=110, what=f"more than {events}")
+        await until(lambda: wanted(events), deadline_s=300, what=f"more than {events}")
         assert not any(b"moorage: " in each for each in said), "output is not to be streamed"
         return events
     finally:
@@ -167,18 +168,20 @@ def _has(kind: type) -> Callable[[list[DriverEvent]], object]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
 async def test_a_guest_that_is_switched_off_is_a_loss_and_has_no_code(tmp_path: Path) -> None:
-    own = VmSettings(kernel=kernel(), initramfs=make_initramfs(tmp_path), boot=100.0)
+    own = VmSettings(kernel=kernel(), initramfs=make_initramfs(tmp_path), boot=250.0)
     events = await _reported(tmp_path, own, ["poweroff", "-f"], _has(Ended))
     assert events == [Started([NAME]), Ended([(NAME, -9, "lost")])]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
 async def test_a_guest_that_does_not_come_up_sends_the_job_elsewhere_with_its_last_words(tmp_path: Path) -> None:
     image = make_initramfs(tmp_path, boot="echo no ports here > /dev/console; exec poweroff -f\n")
-    own = VmSettings(kernel=kernel(), initramfs=image, boot=100.0)
+    own = VmSettings(kernel=kernel(), initramfs=image, boot=250.0)
     (event,) = await _reported(tmp_path, own, ["true"], _has(NotStarted))
     assert isinstance(event, NotStarted)
     [(name, why)] = event.items

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +18,7 @@ import pytest
 
 from moorage.worker.supervisor.client import python_variables
 from moorage.worker.vm import initramfs
-from moorage.worker.vm.runner import UP, Plan, pump, script
+from moorage.worker.vm.runner import UP, Plan, pump, pump_all, script
 
 MARK: Final = b"\x04mark"
 
@@ -70,26 +71,40 @@ def finish(runner: subprocess.Popen[bytes]) -> tuple[int, str, str]:
 @pytest.mark.parametrize("cuts", [[3], [7], [9], [12], [1, 2, 8, 10, 13]])
 def test_a_stream_ends_with_its_mark_wherever_it_is_cut(cuts: list[int]) -> None:
     whole = b"words\x04ma" + MARK + b"too late"
-    ours, theirs = socket.socketpair()
+    pieces = iter([whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)])
     got = bytearray()
-    pumping = threading.Thread(target=pump, args=(ours, MARK, got.extend))
-    pumping.start()
-    for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
-        theirs.sendall(whole[start:end])
-    theirs.close()
-    pumping.join(30)
-    ours.close()
+    pump(lambda size: next(pieces), MARK, got.extend)
     assert bytes(got) == b"words\x04ma"
 
 
 def test_a_stream_without_a_mark_is_handed_on_whole() -> None:
-    ours, theirs = socket.socketpair()
-    theirs.sendall(b"words\x04ma")
-    theirs.close()
+    pieces = iter([b"words\x04ma", b""])
     got = bytearray()
-    pump(ours, MARK, got.extend)
-    ours.close()
+    pump(lambda size: next(pieces), MARK, got.extend)
     assert bytes(got) == b"words\x04ma"
+
+
+def test_a_full_disk_of_the_host_does_not_hold_up_the_guest(tmp_path: Path) -> None:
+    tries = []
+
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            tries.append(data)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    pairs = {name: socket.socketpair() for name in ("out", "err", "work")}
+    vm: Any = SimpleNamespace(ports={name: ours for name, (ours, _) in pairs.items()})
+    pumps = pump_all(vm, MARK, plan(tmp_path, "qemu", keep=True), Full())
+    pairs["work"][1].sendall(b"x" * 300_000)
+    for _, theirs in pairs.values():
+        theirs.sendall(MARK)
+    for pumping in pumps:
+        pumping.join(60)
+        assert not pumping.is_alive()
+    for ours, theirs in pairs.values():
+        ours.close()
+        theirs.close()
+    assert len(tries) == 1
 
 
 def test_the_script_says_each_word_and_variable_as_it_was_sent(tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ class VmDriver(ProcessDriver):
         if run.checkpoint_signal is not None and run.checkpoint_signal not in PASSED_ON:
             allowed = ", ".join(PASSED_ON)
             raise _wrong("run.checkpoint_signal", run.checkpoint_signal, f"a VM is told of these alone: {allowed}")
+        if request.image:
+            raise _wrong("run.image", request.image, "the driver vm takes no image: its worker's initramfs has all")
         if gpu is not None and (gpu.scheduling == "gang" or gpu.distributed is not None):
             raise _wrong("gpu.scheduling", "gang", "the ranks of a gang cannot meet: a VM has no network")
         if gpu is not None and gpu.effective_sharing != "exclusive":

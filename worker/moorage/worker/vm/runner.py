@@ -213,11 +213,11 @@ def boot(plan: Plan) -> tuple[Vm, str]:
     raise NotUp("there is no accelerator")
 
 
-def pump(port: socket.socket, mark: bytes, into: Callable[[bytes], object]) -> None:
-    """Hand on what comes on a port up to the mark, or to the port's end. A part of the mark at the end waits."""
+def pump(receive: Callable[[int], bytes], mark: bytes, into: Callable[[bytes], object]) -> None:
+    """Hand on what a port receives up to the mark, or to the port's end. A part of the mark at the end waits."""
     held = b""
     with contextlib.suppress(OSError):
-        while piece := port.recv(_PIECE_BYTES):
+        while piece := receive(_PIECE_BYTES):
             held += piece
             at = held.find(mark)
             if at >= 0:
@@ -269,12 +269,19 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
 def pump_all(vm: Vm, mark: bytes, plan: Plan, archive: BinaryIO) -> list[threading.Thread]:
     """Begin to hand on what comes on the ports. The archive is bounded: what a folder may take, and headers."""
 
+    room = 2 * plan.folder_bytes if plan.keep else 0
+
     def spool(data: bytes) -> None:
-        if plan.keep and archive.tell() < 2 * plan.folder_bytes:
-            archive.write(data)
+        nonlocal room
+        room -= len(data)
+        if room >= 0:
+            try:
+                archive.write(data)
+            except OSError:  # the disk is full: what has no end is refused, and the guest must get rid of the rest
+                room = 0
 
     sinks = {"out": partial(write_all, 1), "err": partial(write_all, 2), "work": spool}
-    pumps = [threading.Thread(target=pump, args=(vm.ports[name], mark, sink)) for name, sink in sinks.items()]
+    pumps = [threading.Thread(target=pump, args=(vm.ports[name].recv, mark, sink)) for name, sink in sinks.items()]
     for pumping in pumps:
         pumping.start()
     return pumps
