@@ -22,6 +22,7 @@ from moorage.schemas.errors import Refused
 from tests.containers import why_no_docker
 from tests.docs.markdown import Block, Page, first_missing, lines_of
 from tests.docs.terminal import Terminal
+from tests.guests import why_no_vm
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = "terminal 2"
@@ -32,6 +33,8 @@ GO_PACKAGES: Final = {"nats.go": "github.com/nats-io/nats.go"}
 SHOWN: Final = {"mermaid", "help"}
 #: commands that change nothing: what they show may take a moment to come, and a scheduler to answer them
 LOOKS: Final = tuple(f"moorage {verb}" for verb in ("show", "ls", "explain", "fleet"))
+#: of the tests' own variables: what the commands of a page find things by
+KEPT: Final = ("LANG", "PYTHONPATH", "SSL_CERT_FILE", "DOCKER_HOST", "VM_KERNEL")
 LOOK_AGAIN_S_MAX: Final = 60.0
 END_S_MAX: Final = 4.0
 FILES: Final = {"python", "js", "go", "sh", "toml", "ini", "jsonl", "csv", "docker"}
@@ -49,9 +52,7 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')  # a link would leave the virtual environment
         python.chmod(0o755)
     path = [str(commands), str(Path(sys.executable).parent), *os.environ["PATH"].split(os.pathsep)]
-    keep = {
-        name: os.environ[name] for name in ("LANG", "PYTHONPATH", "SSL_CERT_FILE", "DOCKER_HOST") if name in os.environ
-    }
+    keep = {name: os.environ[name] for name in KEPT if name in os.environ}
     return {
         **keep,
         "PATH": os.pathsep.join(path),
@@ -70,7 +71,7 @@ def has(tool: str) -> bool:
     """Whether a command, or one of `GO_PACKAGES`, is here."""
     if tool in GO_PACKAGES:
         return (Path(GOPATH) / "src" / GO_PACKAGES[tool]).is_dir()
-    if tool == "docker" and why_no_docker():
+    if (tool == "docker" and why_no_docker()) or (tool.startswith("qemu-") and why_no_vm()):
         return False
     return shutil.which(tool) is not None
 

@@ -24,7 +24,7 @@ _BLOCK: Final = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _TITLE: Final = re.compile(r'title="([^"]+)"')
-_NEEDS: Final = re.compile(r"^<!-- needs: ([\w. ]+) -->$", re.MULTILINE)
+_NEEDS: Final = re.compile(r"^<!-- needs: ([\w. -]+) -->$", re.MULTILINE)
 
 
 class Block(msgspec.Struct, frozen=True):

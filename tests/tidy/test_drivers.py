@@ -17,6 +17,7 @@ OWN: Final = {
     "worker/moorage/worker/drivers/process.py": "process",
     "worker/moorage/worker/drivers/noop.py": "noop",
     "worker/moorage/worker/drivers/docker.py": "docker",
+    "worker/moorage/worker/drivers/vm.py": "vm",
     "worker/moorage/worker/drivers/handler.py": "handler",
     "worker/moorage/worker/handler_context.py": "handler",
 }
@@ -25,14 +26,16 @@ SAID: Final[dict[str, set[str]]] = {
     # the one table of the default driver, and of those whose workers tell no capabilities
     "schemas/moorage/schemas/capabilities.py": {"process", "noop", "handler"},
     # the one table of what those that come with moorage read of a request
-    "schemas/moorage/schemas/driver_config.py": {"process", "noop", "handler", "docker"},
+    "schemas/moorage/schemas/driver_config.py": {"process", "noop", "handler", "docker", "vm"},
     # the one table of those that come with moorage
-    "worker/moorage/worker/drivers/__init__.py": {"noop", "docker"},
+    "worker/moorage/worker/drivers/__init__.py": {"noop", "docker", "vm"},
     # hosts and jobs of published traces, for `moorage simulate`
     "scheduler/moorage/scheduler/simulate/world.py": {"process", "noop", "handler", "docker"},
     "scheduler/moorage/scheduler/simulate/trace.py": {"noop"},
     "scheduler/moorage/scheduler/simulate/openb_jobs.py": {"noop"},
     "scheduler/moorage/scheduler/simulate/philly.py": {"noop"},
+    # of Apple's GPUs, a mode of a lease
+    "schemas/moorage/schemas/gpu.py": {"vm"},
     # the same words, of no driver: attributes and a field of a file
     "bus/moorage/bus/direct.py": {"handler"},
     "bus/moorage/bus/simulated.py": {"handler"},

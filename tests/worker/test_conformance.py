@@ -25,6 +25,7 @@ from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.protocol import StartMember
 from tests.docs.markdown import DOCS
 from tests.engines import DockerEngine, engine, why_no_dockerd
+from tests.guests import kernel, make_initramfs, why_no_vm
 
 Job = dict[str, Any]
 
@@ -189,19 +190,52 @@ class TestHandler(DriverChecks):
             functions.goes_on.set()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
+class TestVm(Processes):
+    """Each job boots a VM, which takes seconds without KVM."""
+
+    driver = "vm"
+    slack_s = 120.0
+    ready_s = 5.0
+    dashes: ClassVar[dict[str, str]] = {
+        "children": "what a job starts is in its VM and has no pid on the host; QEMU is a child of the job's process",
+        "devices": "a VM has one GPU at most, and the check asks for two",
+        "folder": "each VM has its folder at /work, so that its path says nothing",
+        "gang": "the ranks of a gang cannot meet: a VM has no network",
+    }
+
+    def takes_memory(self, mib: int) -> Job:
+        return {"run": {"argv": ["dd", "if=/dev/zero", "of=/dev/null", f"bs={mib}M", "count=1"]}}
+
+    @contextlib.asynccontextmanager
+    async def serve(self, settings: WorkerSettings, url: str) -> AsyncIterator[None]:
+        folder = settings.state_dir.parent / "image"
+        folder.mkdir(exist_ok=True)
+        type(
+            self
+        ).settings = f'[driver.vm]\nkernel = "{kernel()}"\ninitramfs = "{make_initramfs(folder)}"\nboot = 110\n'
+        async with super().serve(settings, url):
+            yield
+
+
 #: the drivers that come with moorage, and the checks that are not for them: all others pass. `limits` of processes
 #: needs a host that can bound memory
 TABLE: Final[dict[str, set[str]]] = {
     "process": set(),
     "handler": {"exit_code", "children", "limits", "folder"},
     "docker": set(),
+    "vm": {"children", "devices", "folder", "gang"},
 }
+KINDS: Final[dict[str, type[DriverChecks]]] = {
+    "process": TestProcess, "handler": TestHandler, "docker": TestDocker, "vm": TestVm
+}  # fmt: skip
 
 
 def test_each_driver_passes_all_checks_but_its_dashes_and_the_page_gives_their_reasons() -> None:
-    kinds: dict[str, type[DriverChecks]] = {"process": TestProcess, "handler": TestHandler, "docker": TestDocker}
     for driver, missing in TABLE.items():
-        kind = kinds[driver]
+        kind = KINDS[driver]
         assert set(kind.dashes) - {"limits"} == missing - {"limits"}, driver
         assert {name for name in CHECKS if callable(getattr(kind, f"test_{name}"))} == {*CHECKS} - {*kind.dashes}
         for name, why in kind.dashes.items():

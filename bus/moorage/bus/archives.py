@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -167,6 +168,15 @@ def _make_folders(path: str, ids: tuple[int, int] | None) -> None:
     os.mkdir(path, 0o755)
     if ids is not None:
         os.chown(path, *ids)
+
+
+def empty(folder: str | Path) -> None:
+    """Remove all that is in a folder that no other process writes to. Raises OSError."""
+    for entry in list(os.scandir(folder)):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
 
 
 def compressed(tar: IO[bytes]) -> Iterator[bytes]:

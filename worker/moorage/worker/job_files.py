@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import stat
 import tarfile
 import tempfile
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from moorage.bus.archives import MEMBERS_MAX, PATH_BYTES_MAX, BadArchive, Inflating, compressed, unpack
+from moorage.bus.archives import MEMBERS_MAX, PATH_BYTES_MAX, BadArchive, Inflating, compressed, empty, unpack
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import files_store
@@ -90,7 +89,7 @@ class JobFiles:
                 if not is_old:
                     raise
                 kept.unlink(missing_ok=True)  # this disk may have damaged it
-                await asyncio.to_thread(_empty, into)
+                await asyncio.to_thread(empty, into)
                 await self._bring(kept, tenant, address, into, ids)
         except BadArchive as error:
             raise FilesRefused(str(error)) from None
@@ -240,14 +239,6 @@ class JobFiles:
         for fetching in list(self._fetching.values()):
             fetching.cancel()
             await asyncio.wait((fetching,))
-
-
-def _empty(folder: str) -> None:
-    for entry in list(os.scandir(folder)):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)
 
 
 def _private(path: str, flags: int) -> int:

@@ -70,7 +70,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     drivers: Annotated[
         tuple[str, ...],
-        setting("Ways to run a job: process, docker, noop on simulated workers, one of a package, or module:Class."),
+        setting("Ways to run a job: process, docker, vm, noop on simulated ones, one of a package, or module:Class."),
     ] = OFFERED
     load_s: Annotated[float, setting("Seconds between load frames.", unit="s", ge=0.2, le=60)] = LOAD_S_DEFAULT
     free_wait_s: Annotated[

@@ -56,6 +56,8 @@ from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 log = logging.getLogger("moorage.worker")
 
+#: the stage of a start that failed because the VM of the job did not come up
+STAGE_BOOT: Final = "boot"
 _MIB: Final = 1024 * 1024
 #: by stage of a start, what this host had too little of; a program's own bound of memory makes its exec fail, too
 _WANTS: Final = {
@@ -76,8 +78,8 @@ class ProcessDriver(Driver):
 
     name = "process"
     tells_processes = True
-    settings = ProcessSettings
-    config = ProcessBlock
+    settings: type[msgspec.Struct] | None = ProcessSettings
+    config: type[msgspec.Struct] | None = ProcessBlock
     capabilities = Capabilities(
         needs_argv=True,
         keeps_output=True,
@@ -101,7 +103,7 @@ class ProcessDriver(Driver):
             stream_output=settings.stream_output,
             output_cap_bytes=settings.output_cap_bytes,
             policy=kit.policy,
-            folders=AttemptFolders(settings, kit.worker),
+            folders=AttemptFolders(settings, owner_of(kit.worker, cls.name)),
             files=kit.files,
         )
 
@@ -153,6 +155,7 @@ class ProcessDriver(Driver):
         for key, state, event in listed:
             name = name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
+                event = self._end_of(name, event)
                 if self._store(name, event):
                     living.append(Living(name, "running"))
                     continue
@@ -252,6 +255,7 @@ class ProcessDriver(Driver):
             self._note_pid(name, event)
             self._started.append(name)
         elif isinstance(event, ChildEnded):
+            event = self._end_of(name, event)
             self._known.discard(name)
             self._processes.ended(name)
             self._output.end(name, event)
@@ -313,6 +317,10 @@ class ProcessDriver(Driver):
         return self._processes.members_of(pids, self._link.pid)
 
     # -- inside
+
+    def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
+        """Return what the end of its process means for a member: for a driver whose processes are not the jobs."""
+        return event
 
     def _bring(self, assignment: Assignment, member: StartMember) -> None:
         """Start a member once its files are in its folder."""
@@ -446,7 +454,7 @@ async def read_output(link: SupervisorLink, key: str, ask: ReadLog, is_over: boo
 def _is_the_hosts(event: ChildEnded) -> bool:
     """A start that failed before any program of it ran, for want of room, processes or descriptors here."""
     return event.reason == "start-failed" and (
-        event.stage in ("journal", "cgroup", "clone") or event.errno in _WANTS.get(event.stage, ())
+        event.stage in ("journal", "cgroup", "clone", STAGE_BOOT) or event.errno in _WANTS.get(event.stage, ())
     )
 
 

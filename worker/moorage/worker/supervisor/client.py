@@ -473,15 +473,22 @@ def _for_protocol_1(member: StartMember) -> StartMember:
     return msgspec.structs.replace(member, checkpoint_signal=None)
 
 
+def python_variables() -> dict[str, str]:
+    """Return the whole environment of a Python process of moorage: with nothing of this one's but where packages are.
+
+    It finds what this process found, whatever led here: a virtual environment, PYTHONPATH, an editable install.
+    """
+    roots = dict.fromkeys(
+        str(Path(path).parent) for path in (*moorage.__path__, os.path.dirname(str(msgspec.__file__)))
+    )
+    return {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(roots), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 async def _spawn(state: Path, arguments: Sequence[str]) -> bool:
     """Start a supervisor in a session of its own with a clean environment. Raises `SupervisorUnavailable`.
 
     False when another one holds the folder: that is no error.
     """
-    # It finds what this process found, whatever led here: a virtual environment, PYTHONPATH, an editable install.
-    roots = dict.fromkeys(
-        str(Path(path).parent) for path in (*moorage.__path__, os.path.dirname(str(msgspec.__file__)))
-    )
     # A file, as the end of a pipe may never come: with uvloop what is detached keeps a copy of it.
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
@@ -493,7 +500,7 @@ async def _spawn(state: Path, arguments: Sequence[str]) -> bool:
             str(state),
             "--detach",
             *arguments,
-            env={"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(roots), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=python_variables(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=said,

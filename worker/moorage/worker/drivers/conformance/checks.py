@@ -54,6 +54,8 @@ class DriverChecks:
     settings: ClassVar[str] = ""
     #: how long a start or an end may take, on a busy machine
     slack_s: ClassVar[float] = 20.0
+    #: how long after its start a job may need until it ignores the polite end, or listens for it
+    ready_s: ClassVar[float] = QUIET_S
     #: checks that do not apply, by their names without `test_`: why not
     dashes: ClassVar[Mapping[str, str]] = {}
 
@@ -192,7 +194,7 @@ class DriverChecks:
             name = bench.name()
             await self._place(bench, name, "ignores_the_end")
             await bench.heard("started", name)
-            await asyncio.sleep(QUIET_S)  # it may need a moment until it ignores anything
+            await asyncio.sleep(self.ready_s)
             asked_s = time.monotonic()
             await bench.end(name, GRACE_S)
             over = await until(

@@ -1,0 +1,189 @@
+"""The driver vm: what it refuses, what it makes of a runner's end, and a guest that comes to no end of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from moorage.schemas.errors import Refused
+from moorage.schemas.gpu import Distributed, GpuSpec
+from moorage.schemas.job import Request, Resources, Run
+from moorage.worker.drivers.base import Assignment, DriverEvent
+from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.drivers.vm import GUEST_MIB, VmDriver, VmSettings, accelerators
+from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started
+from moorage.worker.policy import Policy
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
+from moorage.worker.supervisor.protocol import Ended as ChildEnded
+from moorage.worker.supervisor.protocol import Event, Output
+from moorage.worker.supervisor.protocol import Started as ChildStarted
+from moorage.worker.vm.runner import UP
+from tests.guests import kernel, make_initramfs, why_no_vm
+from tests.waiting import until
+
+NO_RULES: Final = Policy({}, {}, {}, None, {})
+NAME: Final[MemberName] = ("acme", "j1", 0, 1, 7)
+
+
+def driver(tmp_path: Path, own: VmSettings, link: SupervisorLink | None = None, **fields: Any) -> VmDriver:
+    settings = WorkerSettings(tmp_path / "w", "w1", **fields)
+    kit = Kit("w1", settings, NO_RULES, link or SupervisorLink(tmp_path / "s"), 1, True, own)
+    return VmDriver.from_kit(kit)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(run=Run(driver="vm", argv=["a"], user="bob")), "name no user"),
+        (Request(run=Run(driver="vm", argv=["a"], image="debian:12")), "takes no image"),
+        (Request(run=Run(driver="vm", argv=["a"], checkpoint_signal="SIGIO")), "a VM is told of these alone: SIGHUP"),
+        (Request(run=Run(driver="vm", argv=["a"]), replicas=2, gpu=GpuSpec(scheduling="gang")), "cannot meet"),
+        (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(distributed=Distributed())), "cannot meet"),
+        (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(sharing="time-slice")), "ask for the mode exclusive"),
+    ],
+    ids=["user", "image", "signal", "gang", "distributed", "shared"],
+)
+def test_what_no_vm_gives_is_refused_for_good(tmp_path: Path, request_: Request, message: str) -> None:
+    with pytest.raises(Refused, match=message) as refused:
+        driver(tmp_path, VmSettings()).check(request_)
+    assert refused.value.code == "invalid-argument"
+
+
+def test_only_simulated_workers_offer_gpus_in_vms(tmp_path: Path) -> None:
+    assert driver(tmp_path, VmSettings()).can().gpu_enabled
+    settings = WorkerSettings(tmp_path / "w", "w1")
+    kit = Kit("w1", settings, NO_RULES, SupervisorLink(tmp_path / "s"), 1, False, VmSettings())
+    assert not VmDriver.from_kit(kit).can().gpu_enabled
+
+
+async def test_a_worker_without_a_kernel_does_not_offer_vms(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="the driver vm has no kernel that it can read"):
+        await driver(tmp_path, VmSettings()).open()
+
+
+def test_the_vm_is_as_large_as_the_request_says(tmp_path: Path) -> None:
+    made = driver(tmp_path, VmSettings(kernel=Path("k"), initramfs=Path("i"), cpus=3, memory=256 << 20))
+
+    def plan_of(resources: Resources | None) -> str:
+        request = Request(run=Run(driver="vm", argv=["a"], env={"TOKEN": "hush"}), resources=resources)
+        start = made._start_member(Assignment(NAME, request, [], "none"))
+        assert "hush" not in " ".join(start.argv)
+        assert (start.env["GUEST_TOKEN"], start.env["GUEST_HOME"]) == ("hush", "/work")
+        assert "TOKEN" not in start.env
+        return start.argv[-1]
+
+    assert f'"cpus":3,"memory_mib":{256 + GUEST_MIB}' in plan_of(None)
+    assert f'"cpus":2,"memory_mib":{512 + GUEST_MIB}' in plan_of(Resources(cpu_milli=1500, memory_mib=512))
+
+
+def test_kvm_is_tried_only_where_the_processor_has_it(tmp_path: Path) -> None:
+    device, cpuinfo = tmp_path / "kvm", tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor : 0\nflags\t\t: fpu vmx sse\n")
+    assert accelerators("auto", device, cpuinfo) == ["tcg"]
+    device.touch()
+    assert accelerators("auto", device, cpuinfo) == ["kvm", "tcg"]
+    cpuinfo.write_text("processor : 0\nflags\t\t: fpu sse\n")
+    assert accelerators("auto", device, cpuinfo) == ["tcg"]
+    assert accelerators("kvm", device, cpuinfo) == ["kvm"]
+
+
+def test_a_job_counts_as_started_once_its_vm_is_up_and_a_runner_without_an_end_is_no_exit(tmp_path: Path) -> None:
+    made = driver(tmp_path, VmSettings(kernel=Path("k"), initramfs=Path("i")))
+    events: list[DriverEvent] = []
+    made.attach(events.append, lambda name, payload: None)
+
+    def told(*said: Event) -> list[DriverEvent]:
+        del events[:]
+        for each in said:
+            made.on_event(each.key, each)
+        made.on_events_over()
+        return list(events)
+
+    def start(job: str) -> tuple[MemberName, str]:
+        name: MemberName = ("acme", job, 0, 1, 7)
+        made._start_member(Assignment(name, Request(run=Run(driver="vm", argv=["a"])), [], "none"))
+        return name, made._key(name)
+
+    def stderr(key: str, line: str) -> Output:
+        return Output(key=key, stream="stderr", offset=0, data=line.encode())
+
+    killed: Any = {"reason": "exit", "proof": "walk", "signal": 9}
+    name, key = start("up")
+    begun = ChildStarted(key=key, pid=1 << 22, started_boottime_s=1.0)
+    assert told(begun, stderr(key, "moorage: with kvm: no sign\n")) == []
+    assert told(stderr(key, f"{UP} (tcg)\n")) == [Started([name])]
+    assert told(begun, ChildEnded(key=key, **killed)) == [Ended([(name, -9, "lost")])]
+
+    name, key = start("never-up")
+    assert told(stderr(key, "moorage: with kvm: no sign\nmoorage: the VM did not come up: panic\n")) == []
+    [refused] = told(ChildEnded(key=key, **killed))
+    assert refused == NotStarted([(name, "start-failed: boot: the VM did not come up: panic")])
+
+    name, key = start("asked")
+    assert told(ChildEnded(key=key, **killed | {"reason": "end", "signal": 15})) == [Ended([(name, -15, "end")])]
+    assert made._booting == {}
+
+
+def test_processes_and_vms_of_a_worker_keep_their_folders_apart(tmp_path: Path) -> None:
+    """A driver takes folders of attempts that it does not know for those of attempts that are over."""
+    made = driver(tmp_path, VmSettings())
+    assert made._folders is not None
+    assert made._folders.root.name == "w1@vm"
+
+
+# --------------------------------------------------------------------------------------------------- with real VMs
+
+
+async def _reported(
+    tmp_path: Path, own: VmSettings, argv: list[str], wanted: Callable[[list[DriverEvent]], object]
+) -> list[DriverEvent]:
+    """What the driver reports of one job, until that is there."""
+    link = SupervisorLink(tmp_path / "s")
+    made = driver(tmp_path, own, link, stream_output=False)
+    events: list[DriverEvent] = []
+    said: list[bytes] = []
+    made.attach(events.append, lambda name, payload: said.append(payload))
+    try:
+        await made.open()
+        made.start([Assignment(NAME, Request(run=Run(driver="vm", argv=argv)), [], "none")])
+        await until(lambda: wanted(events), deadline_s=300, what=f"more than {events}")
+        assert not any(b"moorage: " in each for each in said), "output is not to be streamed"
+        return events
+    finally:
+        await made.close()
+        try:
+            last = await Supervised.connect(tmp_path / "s", spawn_if_absent=False)
+            await last.shutdown(0.0)
+        except SupervisorUnavailable:
+            pass
+
+
+def _has(kind: type) -> Callable[[list[DriverEvent]], object]:
+    return lambda events: any(isinstance(event, kind) for event in events)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
+async def test_a_guest_that_is_switched_off_is_a_loss_and_has_no_code(tmp_path: Path) -> None:
+    own = VmSettings(kernel=kernel(), initramfs=make_initramfs(tmp_path), boot=250.0)
+    events = await _reported(tmp_path, own, ["poweroff", "-f"], _has(Ended))
+    assert events == [Started([NAME]), Ended([(NAME, -9, "lost")])]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
+async def test_a_guest_that_does_not_come_up_sends_the_job_elsewhere_with_its_last_words(tmp_path: Path) -> None:
+    image = make_initramfs(tmp_path, boot="echo no ports here > /dev/console; exec poweroff -f\n")
+    own = VmSettings(kernel=kernel(), initramfs=image, boot=250.0)
+    (event,) = await _reported(tmp_path, own, ["true"], _has(NotStarted))
+    assert isinstance(event, NotStarted)
+    [(name, why)] = event.items
+    assert name == NAME
+    assert why.startswith("start-failed: boot: the VM did not come up: QEMU ended: ")

@@ -1,0 +1,42 @@
+#!/bin/sh
+# The first process of a VM of moorage. It runs one job and reports its end; then the runner on the host ends the VM.
+# The initramfs brings sh, mount, mkdir, cat, sleep, dd, rm, env, setsid and tar, as busybox has them. Where the kernel
+# has the drivers of virtio as modules, its own /etc/moorage/boot loads them.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+mkdir -p /proc /sys /dev /run /tmp /work
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+if [ -e /etc/moorage/boot ]; then sh /etc/moorage/boot; fi
+
+# port NAME: prints the file of the port of this name once it is there.
+port() {
+  while :; do
+    for each in /sys/class/virtio-ports/*; do
+      if [ "$(cat "$each/name" 2>/dev/null)" = "moorage.$1" ] && [ -e "/dev/${each##*/}" ]; then
+        echo "/dev/${each##*/}"
+        return
+      fi
+    done
+    sleep 0.1
+  done
+}
+
+exec 3<>"$(port job)" 4>"$(port out)" 5>"$(port err)" 6>"$(port work)"
+echo up >&3
+until read -r size mark keep <&3; do sleep 0.1; done
+dd bs="$size" count=1 iflag=fullblock <&3 >/run/job 2>/dev/null
+
+setsid sh /run/job </dev/null >&4 2>&5 3>&- 4>&- 5>&- 6>&- &
+job=$!
+while read -r name <&3; do
+  kill -s "$name" -- "-$job" || kill -s "$name" "$job"
+done 2>/dev/null 4>&- 5>&- 6>&- &
+wait "$job"
+code=$?
+
+# A port has no end that the host sees, so each stream ends with the mark that the host chose.
+if [ "$keep" = yes ]; then tar -cf - -C /work . >&6; fi
+for stream in 4 5 6; do printf '\004%s' "$mark" >&"$stream"; done
+echo "exit $code" >&3
+while :; do sleep 60; done

@@ -1,0 +1,184 @@
+"""Hands a GPU on to a VM by VFIO, and gives it back to the driver that it had.
+
+The kernel hands on whole IOMMU groups: what is in one could reach the memory of the rest. So each PCI function of the
+group has to be the GPU's own, or used by nothing else of the host. All paths are below a root, which tests make up.
+Sources: the kernel's documents on VFIO and on sysfs for PCI (`driver_override`, `unbind`, `drivers_probe`).
+
+`take` writes what it is about to change into a journal first: whoever finds that file gives the GPU back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moorage.schemas.errors import Refused, problem
+
+VFIO: Final = "vfio-pci"
+#: how long the kernel may take to bind a function to a driver
+BIND_S: Final = 10.0
+#: the class of a bridge, which is never handed on and need not be
+_BRIDGE: Final = "0x06"
+_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+class NotHandedOn(Refused):
+    """This host cannot hand this GPU on. The host is at fault, so the job is tried again elsewhere."""
+
+    def __init__(self, why: str, next_step: str = "") -> None:
+        super().__init__(problem("failed-precondition", f"start-failed: passthrough: {why}", next=next_step))
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A PCI function, and the driver that it had; "" for none."""
+
+    address: str
+    driver: str
+
+
+class Passthrough:
+    """The PCI devices of one host."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._bus = root / "sys/bus/pci"
+
+    def functions(self, address: str) -> list[Function]:
+        """Return the GPU's own functions, itself first, once all of its group may be handed on. Raises NotHandedOn."""
+        folder = self._folder(address)
+        groups = self._root / "sys/kernel/iommu_groups"
+        if not groups.is_dir() or not any(groups.iterdir()):
+            raise NotHandedOn("this host has no IOMMU, or it is off", "turn it on: intel_iommu=on or amd_iommu=on")
+        if not folder.is_dir():
+            raise NotHandedOn(f"there is no PCI device {address}")
+        if not (folder / "iommu_group").exists():
+            raise NotHandedOn(f"{address} is in no IOMMU group")
+        if not (self._bus / "drivers" / VFIO).is_dir():
+            raise NotHandedOn(f"the kernel's driver {VFIO} is not loaded", f"modprobe {VFIO}")
+        group = (folder / "iommu_group").resolve()
+        own: list[Function] = []
+        for name in sorted(os.listdir(group / "devices")):
+            driver = self._driver(name)
+            if self._read(name, "class").startswith(_BRIDGE):
+                continue
+            if name.rpartition(".")[0] == address.rpartition(".")[0]:
+                own.append(Function(name, driver))
+            elif driver not in ("", VFIO):
+                raise NotHandedOn(
+                    f"{name} is in the IOMMU group {group.name} of {address}, and {driver} uses it",
+                    "put the card into another slot, or unbind that device as well",
+                )
+        for pid, node in self._holders(own):
+            raise NotHandedOn(f"process {pid} has {node} open", "end it; a driver's persistence daemon counts, too")
+        return sorted(own, key=lambda each: each.address != address)
+
+    def take(self, address: str, journal: Path) -> list[str]:
+        """Bind the GPU's functions to vfio-pci; returns their addresses, the GPU's first. Raises NotHandedOn.
+
+        What it changes stands in the journal first. If it cannot bind them all, it gives back those that it has.
+        """
+        own = self.functions(address)
+        _write_synced(journal, msgspec.json.encode(own))
+        try:
+            for each in own:
+                self._bind(each.address, VFIO)
+        except NotHandedOn:
+            self.give_back(journal)
+            raise
+        return [each.address for each in own]
+
+    def give_back(self, journal: Path) -> None:
+        """Bind what a journal names to the drivers that it had, and remove the journal. Raises NotHandedOn.
+
+        Without such a file there is nothing to do. No process may use the functions any more.
+        """
+        try:
+            own = msgspec.json.decode(journal.read_bytes(), type=list[Function])
+        except FileNotFoundError:
+            return
+        except msgspec.DecodeError:  # it was cut short: then nothing was changed yet
+            own = []
+        for each in own:
+            if each.driver != VFIO:
+                self._bind(each.address, each.driver)
+        journal.unlink(missing_ok=True)
+
+    def _bind(self, address: str, driver: str) -> None:
+        """Have a function use this driver; "" for none."""
+        folder = self._folder(address)
+        try:
+            if self._driver(address) != driver:
+                self.write(folder / "driver_override", f"{driver if driver == VFIO else ''}\n")
+                if self._driver(address):
+                    self.write(folder / "driver/unbind", address)
+                if driver:
+                    self.write(self._bus / "drivers_probe", address)
+            elif driver != VFIO:
+                self.write(folder / "driver_override", "\n")
+        except OSError as error:
+            raise NotHandedOn(f"{address} cannot be bound to {driver or 'nothing'}: {error.strerror}") from None
+        ends_s = time.monotonic() + BIND_S
+        while self._driver(address) != driver:
+            if time.monotonic() >= ends_s:
+                raise NotHandedOn(f"{address} has the driver {self._driver(address) or 'none'} and not {driver}")
+            time.sleep(0.02)
+
+    @staticmethod
+    def write(path: Path, text: str) -> None:
+        """Write to a file of sysfs. Raises OSError."""
+        with path.open("w") as file:
+            file.write(text)
+
+    def _folder(self, address: str) -> Path:
+        if not _ADDRESS.fullmatch(address):
+            raise NotHandedOn(f"{address[:40]!r} is no PCI address")
+        return self._bus / "devices" / address
+
+    def _driver(self, address: str) -> str:
+        link = self._folder(address) / "driver"
+        return os.path.basename(os.readlink(link)) if link.is_symlink() else ""
+
+    def _read(self, address: str, name: str) -> str:
+        try:
+            return (self._folder(address) / name).read_text().strip()
+        except OSError:
+            return ""
+
+    def _holders(self, own: list[Function]) -> Iterator[tuple[int, str]]:
+        """Processes that have a file of these functions open: to unbind its driver waits for them in the kernel."""
+        nodes = set(self._nodes(own))
+        for process in (self._root / "proc").iterdir() if nodes else ():
+            if not process.name.isdecimal():
+                continue
+            with contextlib.suppress(OSError):
+                for descriptor in (process / "fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        if (target := os.readlink(descriptor)) in nodes:
+                            yield int(process.name), target
+
+    def _nodes(self, own: list[Function]) -> Iterator[str]:
+        for each in own:
+            with contextlib.suppress(OSError):
+                yield from (f"/dev/dri/{node}" for node in os.listdir(self._folder(each.address) / "drm"))
+            about = self._root / "proc/driver/nvidia/gpus" / each.address / "information"
+            with contextlib.suppress(OSError):
+                if minor := re.search(r"^Device Minor:\s*(\d+)", about.read_text(), re.MULTILINE):
+                    yield f"/dev/nvidia{minor[1]}"
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, on the disk before this returns. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.new")
+    with unfinished.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)

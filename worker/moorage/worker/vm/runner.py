@@ -1,0 +1,331 @@
+"""Runs one job in a VM: starts QEMU, hands the job to the guest, passes its output on, and exits with its code.
+
+It is the process that the supervisor starts for the job, so ends, time-outs and fences are those of processes. What it
+is to do stands in its one argument, a `Plan`; the job's variables, secrets among them, come as its own variables with
+a prefix, and reach the guest by a port. The way of a job:
+
+1. the guest's first process (`guest.sh`) opens the ports and writes "up"
+2. the runner writes the job as a script: its variables, its folder, its command
+3. the guest's output comes on two ports; signals to the runner are passed on by name
+4. the job's folder comes back as a tar file, if the job keeps files; then "exit CODE" comes
+
+A signal ends the runner itself where no such code comes: no code of a guest looks like that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO, Final, NoReturn
+
+import msgspec
+
+from moorage.bus.archives import BadArchive, empty, unpack
+from moorage.worker.vm import initramfs
+
+#: before the name of each variable of the job
+VARIABLE: Final = "GUEST_"
+#: how the line on stderr begins that says that the guest runs: before it, all that is there is the runner's own
+UP: Final = "moorage: the VM is up"
+#: of the job: what it is told, what it writes, and its folder on the way back
+PORTS: Final = ("job", "out", "err", "work")
+#: how long KVM has: where it does not work, QEMU gives no error, and the guest never begins
+KVM_S_MAX: Final = 30.0
+#: passed on to the job's processes
+SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+#: of the last words of a guest that did not come up
+CONSOLE_BYTES_MAX: Final = 4096
+_PIECE_BYTES: Final = 1 << 16
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner is to do. `folder` is the attempt's folder, "" for none; it comes back with `keep`."""
+
+    argv: list[str]
+    cwd: str
+    folder: str
+    keep: bool
+    folder_bytes: int
+    qemu: str
+    kernel: str
+    initramfs: str
+    accelerators: list[str]
+    boot_s: float
+    cpus: int
+    memory_mib: int
+    user: str | None = None
+    devices: list[str] = []
+
+
+class NotUp(Exception):
+    """QEMU did not start, or its guest did not come up in time. The message says what was last heard of it."""
+
+
+class Asked(Exception):
+    """The runner was asked to end before the guest was up."""
+
+    def __init__(self, number: int) -> None:
+        self.number: Final = number
+
+
+class Vm:
+    """QEMU with one guest. It is up once `wait_until_up` returns; `close` ends it."""
+
+    def __init__(self, plan: Plan, accelerator: str, initrd: int) -> None:
+        self.ports: dict[str, socket.socket] = {}
+        self._console = bytearray()
+        theirs: dict[str, socket.socket] = {}
+        for name in (*PORTS, "console"):
+            self.ports[name], theirs[name] = socket.socketpair()
+        passed = {name: each.fileno() for name, each in theirs.items()}
+        try:
+            self._qemu = subprocess.Popen(
+                command(plan, accelerator, initrd, passed),
+                env={name: value for name, value in os.environ.items() if not name.startswith(VARIABLE)},
+                pass_fds=(*passed.values(), initrd),
+                stdin=subprocess.DEVNULL,
+                stdout=passed["console"],
+                stderr=passed["console"],
+                start_new_session=True,  # the supervisor's SIGTERM to the runner's group is for the job, not for QEMU
+            )
+        except OSError as error:
+            raise NotUp(f"{plan.qemu}: {error.strerror}") from None
+        finally:
+            for each in theirs.values():
+                each.close()
+        self._listens = threading.Thread(target=self._hear_console, daemon=True)
+        self._listens.start()
+
+    def wait_until_up(self, seconds: float) -> None:
+        """Return once the guest's first process has the ports. Raises NotUp."""
+        self.ports["job"].settimeout(seconds)
+        why = "QEMU ended"
+        try:
+            if next(self.lines(), "") == "up":
+                self.ports["job"].settimeout(None)
+                return
+        except TimeoutError:
+            why = f"no sign of it within {seconds:g} s"
+        except OSError:
+            pass  # QEMU ended with something unread
+        self.close()
+        told = bytes(self._console).decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(told) if line.strip()), "its console is empty")
+        raise NotUp(f"{why}: {last[:200]}")
+
+    def lines(self) -> Iterator[str]:
+        """Yield what the guest says on the port of the job. It ends, or raises OSError, when QEMU is gone."""
+        with self.ports["job"].makefile("r", encoding="utf-8", errors="replace", newline="\n") as port:
+            while line := port.readline(256):
+                yield line.strip()
+
+    def wait_for_code(self) -> int | None:
+        """Return the code of the job once the guest tells it; None where the VM ends without it."""
+        with contextlib.suppress(OSError):
+            for line in self.lines():
+                word, _, value = line.partition(" ")
+                if word == "exit" and value.isdecimal():
+                    return int(value) & 0xFF
+        return None
+
+    def say(self, data: bytes) -> None:
+        """Write to the guest; without effect once QEMU is gone."""
+        with contextlib.suppress(OSError):
+            self.ports["job"].sendall(data)
+
+    def close(self) -> None:
+        """End QEMU, and with it all that the guest runs."""
+        self._qemu.kill()
+        self._qemu.wait()
+        self._listens.join()
+
+    def _hear_console(self) -> None:
+        with contextlib.suppress(OSError):
+            while piece := self.ports["console"].recv(_PIECE_BYTES):
+                self._console += piece
+                del self._console[:-CONSOLE_BYTES_MAX]
+
+
+def command(plan: Plan, accelerator: str, initrd: int, ports: dict[str, int]) -> list[str]:
+    """Return the command line of QEMU. Descriptors stand for files: nothing that the job brings is on the disk."""
+    words = [
+        plan.qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        "-sandbox", "on,obsolete=deny,spawn=deny,resourcecontrol=deny",
+        "-machine", "q35", "-accel", accelerator, "-cpu", "host" if accelerator == "kvm" else "max",
+        "-m", str(plan.memory_mib), "-smp", str(plan.cpus),
+        "-kernel", plan.kernel, "-initrd", f"/proc/self/fd/{initrd}",
+        "-append", f"console=ttyS0 quiet panic=-1 rdinit=/{initramfs.INIT}",
+        "-chardev", f"socket,id=console,fd={ports['console']}", "-serial", "chardev:console",
+        "-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
+    ]  # fmt: skip
+    for name in PORTS:
+        words += ["-chardev", f"socket,id={name},fd={ports[name]}"]
+        words += ["-device", f"virtserialport,chardev={name},name=moorage.{name}"]
+    for device in plan.devices:
+        words += ["-device", device]
+    if plan.user is not None:
+        words += ["-runas", plan.user]
+    return words
+
+
+def script(plan: Plan, variables: dict[str, str]) -> bytes:
+    """Return what the guest's shell is to run. It removes itself first: it has the job's secrets."""
+    words = [*(f"{name}={value}" for name, value in variables.items()), *plan.argv]
+    line = " ".join(map(shlex.quote, words))
+    return os.fsencode(f"rm -f /run/job\ncd {shlex.quote(plan.cwd)} || exit 126\nexec env -i {line}\n")
+
+
+def boot(plan: Plan) -> tuple[Vm, str]:
+    """Return a VM that is up, and what runs it, with `SIGNALS` blocked: the caller is to close it. Raises NotUp."""
+    with os.fdopen(os.memfd_create("initramfs"), "w+b") as initrd:
+        try:
+            initramfs.write(initrd, Path(plan.initramfs), plan.folder)
+        except OSError as error:
+            raise NotUp(f"its initramfs cannot be made: {error.strerror or error}") from None
+        initrd.flush()
+        for accelerator in plan.accelerators:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until there is something to close
+            vm = Vm(plan, accelerator, initrd.fileno())
+            try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+                vm.wait_until_up(min(plan.boot_s, KVM_S_MAX) if accelerator == "kvm" else plan.boot_s)
+                signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+                return vm, accelerator
+            except NotUp as error:
+                if accelerator == plan.accelerators[-1]:
+                    raise
+                tell(f"moorage: with {accelerator}: {error}")
+            except BaseException:
+                vm.close()
+                raise
+    raise NotUp("there is no accelerator")
+
+
+def pump(receive: Callable[[int], bytes], mark: bytes, into: Callable[[bytes], object]) -> None:
+    """Hand on what a port receives up to the mark, or to the port's end. A part of the mark at the end waits."""
+    held = b""
+    with contextlib.suppress(OSError):
+        while piece := receive(_PIECE_BYTES):
+            held += piece
+            at = held.find(mark)
+            if at >= 0:
+                into(held[:at])
+                return
+            keeps = next(size for size in range(len(mark) - 1, -1, -1) if held.endswith(mark[:size]))
+            into(held[: len(held) - keeps])
+            held = held[len(held) - keeps :]
+    into(held)
+
+
+def run(plan: Plan, variables: dict[str, str]) -> int | None:
+    """Run the job; returns its code, None where none came. Raises NotUp, Asked, BadArchive, OSError."""
+    has_job = False
+
+    def asked(number: int, _: FrameType | None) -> None:
+        if has_job:
+            vm.say(f"{signal.Signals(number).name.removeprefix('SIG')}\n".encode())
+        elif number == signal.SIGTERM:  # another one is for a job that is not there yet
+            raise Asked(number)
+
+    for each in SIGNALS:
+        signal.signal(each, asked)
+    vm, accelerator = boot(plan)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        tell(f"{UP} ({accelerator}, {plan.cpus} CPUs, {plan.memory_mib} MiB)")
+        secret = secrets.token_hex(16)
+        with tempfile.TemporaryFile(dir=os.path.dirname(plan.folder) or None) as archive:
+            pumps = pump_all(vm, b"\x04" + secret.encode(), plan, archive)
+            text = script(plan, variables)
+            vm.say(f"{len(text)} {secret} {'yes' if plan.keep else 'no'}\n".encode() + text)
+            has_job = True
+            code = vm.wait_for_code()
+            if code is None:
+                vm.close()
+            for pumping in pumps:
+                pumping.join()
+            vm.close()
+            if code is not None and plan.keep:
+                empty(plan.folder)
+                archive.seek(0)
+                unpack(archive, plan.folder, plan.folder_bytes)
+        return code
+    finally:
+        vm.close()
+
+
+def pump_all(vm: Vm, mark: bytes, plan: Plan, archive: BinaryIO) -> list[threading.Thread]:
+    """Begin to hand on what comes on the ports. The archive is bounded: what a folder may take, and headers."""
+
+    room = 2 * plan.folder_bytes if plan.keep else 0
+
+    def spool(data: bytes) -> None:
+        nonlocal room
+        room -= len(data)
+        if room >= 0:
+            try:
+                archive.write(data)
+            except OSError:  # the disk is full: what has no end is refused, and the guest must get rid of the rest
+                room = 0
+
+    sinks = {"out": partial(write_all, 1), "err": partial(write_all, 2), "work": spool}
+    pumps = [threading.Thread(target=pump, args=(vm.ports[name].recv, mark, sink)) for name, sink in sinks.items()]
+    for pumping in pumps:
+        pumping.start()
+    return pumps
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it; what nobody reads any more is dropped."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+
+def tell(line: str) -> None:
+    """Write one line to stderr."""
+    write_all(2, f"{line}\n".encode(errors="replace"))
+
+
+def end_by(number: int) -> NoReturn:
+    """End by this signal."""
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    plan = msgspec.json.decode(sys.argv[1], type=Plan)
+    prefix = len(VARIABLE)
+    variables = {name[prefix:]: value for name, value in os.environ.items() if name.startswith(VARIABLE)}
+    try:
+        code = run(plan, variables)
+    except Asked as asked:
+        end_by(asked.number)
+    except NotUp as error:
+        tell(f"moorage: the VM did not come up: {error}")
+        end_by(signal.SIGKILL)
+    except (BadArchive, OSError) as error:
+        tell(f"moorage: the files of the job are not kept: {error}")
+        sys.exit(1)
+    if code is None:
+        tell("moorage: the VM ended before it told the end of its job")
+        end_by(signal.SIGKILL)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
