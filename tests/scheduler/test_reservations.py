@@ -12,9 +12,9 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.schedule import reserve
 from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS, Reservation
 from moorage.scheduler.core.schedule.runtime import Estimates
+from moorage.scheduler.core.schedule.soonest import soonest
 from moorage.scheduler.core.shape import Shape
 from tests.scheduler.driving import Driving
 
@@ -296,7 +296,7 @@ def test_jobs_that_no_host_could_ever_hold_cost_no_walk_over_the_fleet(monkeypat
         walks.append(drive.now)
         return frozenset(), None
 
-    monkeypatch.setattr(reserve, "soonest", counted)
+    monkeypatch.setattr("moorage.scheduler.core.schedule.reserve.soonest", counted)
     drive.pass_time(PATIENCE_MS + 5_000)
     assert walks == []
 
@@ -322,7 +322,7 @@ def gangs_beyond_the_usable_half(count: int) -> Driving:
 
 def walks_of(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ledger ms of each walk over the fleet from now on."""
-    found, soonest = list[int](), reserve.soonest
+    found = list[int]()
 
     def counted(
         fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int
@@ -330,7 +330,7 @@ def walks_of(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(now_ms)
         return soonest(fleet, shape, excluded, estimates, now_ms)
 
-    monkeypatch.setattr(reserve, "soonest", counted)
+    monkeypatch.setattr("moorage.scheduler.core.schedule.reserve.soonest", counted)
     return found
 
 

@@ -21,7 +21,8 @@ from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment, Living
 from moorage.worker.drivers.kit import Kit
-from moorage.worker.drivers.process import STAGE_BOOT, ProcessDriver, name_of
+from moorage.worker.drivers.process import STAGE_BOOT, ProcessDriver
+from moorage.worker.drivers.supervisor_link import name_of
 from moorage.worker.environment import process_environment
 from moorage.worker.member_messages import MemberName
 from moorage.worker.proctree import MARK_NAMES
