@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -777,9 +778,11 @@ def test_an_operator_rules_by_tenant_over_images_mounts_and_networks() -> None:
             DockerSettings(**fields)
 
 
-def made(own: DockerSettings, devices: list[Device], **run: Any) -> dict[str, Any]:
+def made(
+    own: DockerSettings, devices: list[Device], nodes: Mapping[str, Sequence[str]] = MappingProxyType({}), **run: Any
+) -> dict[str, Any]:
     asked = Assignment(("acme", "j", 0, 1, 7), request(image="a", **run), devices, "exclusive")
-    return config_of(asked, own, NO_RULES, {}, labels={}, log_bytes=1 << 20)
+    return config_of(asked, own, NO_RULES, {}, labels={}, log_bytes=1 << 20, nodes=nodes)
 
 
 def test_a_job_is_not_root_and_sees_no_gpu_unless_it_is_given_one() -> None:
@@ -812,9 +815,16 @@ def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -
 
 @pytest.mark.parametrize("vendor", ["amd", "intel"])
 def test_a_card_of_another_vendor_brings_no_gpu_of_nvidia(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.worker.drivers.container_config._nodes", lambda _: ["/dev/dri/renderD128"])
-    config = made(DockerSettings(), [Device(0, vendor, "card", "u")], env={"NVIDIA_VISIBLE_DEVICES": "all"})
+    there = ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"]
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: str(path) in there)
+    card = Device(0, vendor, "card", "u")
+    config = made(DockerSettings(), [card], {"u": ("/dev/dri/renderD129",)}, env={"NVIDIA_VISIBLE_DEVICES": "all"})
     assert "NVIDIA_VISIBLE_DEVICES=void" in config["Env"], "an image may say all by itself"
+    given = [each["PathOnHost"] for each in config["HostConfig"]["Devices"]]
+    assert given == (["/dev/kfd"] if vendor == "amd" else []) + ["/dev/dri/renderD129"], "its own, and no other card's"
+    with pytest.raises(Refused, match="no file in /dev is known to be that of u") as refused:
+        made(DockerSettings(), [card])
+    assert refused.value.code == "failed-precondition", "another host may tell"
 
 
 async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:
