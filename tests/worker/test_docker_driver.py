@@ -35,6 +35,7 @@ from moorage.worker.drivers.container_config import (
     network_of,
 )
 from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
+from moorage.worker.drivers.container_entry import MEMORY
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.container_start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.docker import DockerDriver, DockerSettings
@@ -44,7 +45,7 @@ from moorage.worker.member_messages import Ended, MemberName, NotStarted, Starte
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
-from moorage.worker.supervisor.output import output_path
+from moorage.worker.supervisor.output import member_digest, output_path
 from tests.engines import PATH, DockerEngine, engine, image_of, why_no_dockerd
 from tests.waiting import until
 
@@ -359,7 +360,8 @@ async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngin
         shown = docker.docker("inspect", container).stdout
         assert "PLAIN=p" in shown
         assert "s3cret-of-this-test" not in shown
-        assert list(Path("/dev/shm").glob("moorage-*/*")) == [], "the mount holds what it needs"
+        folder = MEMORY / f"moorage-{member_digest(rig.driver._host.mark)[:32]}"
+        assert not folder.exists(), "the mount holds what it needs"
         rig.driver.end(own, 0.0, "test")
         await rig.reported(Ended, own)
         absent = rig.start("absent", "no-such-program", env=env)
@@ -825,6 +827,20 @@ def test_a_card_of_another_vendor_brings_no_gpu_of_nvidia(vendor: str, monkeypat
     with pytest.raises(Refused, match="no file in /dev is known to be that of u") as refused:
         made(DockerSettings(), [card])
     assert refused.value.code == "failed-precondition", "another host may tell"
+
+
+async def test_closing_waits_for_no_container_that_is_ending(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    name = ("acme", "j1", 0, 1, 7)
+    driver.start([Assignment(name, request(image="a"), [], "exclusive")])
+    member = driver._host.members[name]
+    member.is_told = True  # so its end is the supervisor's to tell, which is not there
+    member.is_ending = True
+    await asyncio.sleep(0)  # it begins to ask the engine
+    closing = asyncio.create_task(driver.close())
+    await asyncio.wait((closing,), timeout=60)
+    assert closing.done()
+    assert member.task.done()
 
 
 async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:
