@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -61,6 +62,7 @@ class Starter:
         policy: Policy,
         *,
         simulated: bool,
+        nodes: Mapping[str, Sequence[str]],
         folders: AttemptFolders,
         files: AttemptFiles,
     ) -> None:
@@ -69,6 +71,7 @@ class Starter:
         self._settings = settings
         self._policy = policy
         self._simulated = simulated
+        self._nodes = nodes
         self._folders = folders
         self._files = files
         self._entries: Entries | None = None
@@ -186,7 +189,7 @@ class Starter:
                 assignment, self._own, self._policy, info, image,
                 folder=folder, variables=variables, labels=self._host.labels(assignment.name),
                 log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
-                simulated=self._simulated,
+                simulated=self._simulated, nodes=self._nodes,
             )  # fmt: skip
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None
