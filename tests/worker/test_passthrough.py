@@ -51,7 +51,7 @@ class Host(Passthrough):
     def drivers(self) -> tuple[str, str]:
         return self._driver(GPU), self._driver(AUDIO)
 
-    def write(self, path: Path, text: str) -> None:  # type: ignore[override]
+    def write(self, path: Path, text: str) -> None:
         said = text.strip()
         if path.name == "driver_override":
             (path.parent / "override").write_text(said)

@@ -70,6 +70,7 @@ class VmDriver(ProcessDriver):
     """See the module's text. `own` are its settings."""
 
     name = "vm"
+    tells_processes = False  # what holds a GPU is in the guest, and no process of the host
     settings = VmSettings
     config = VmBlock
     own = VmSettings()
@@ -119,8 +120,7 @@ class VmDriver(ProcessDriver):
     def on_event(self, key: str, event: Event) -> None:
         name = name_of(key)
         if isinstance(event, Started):
-            self._note_pid(name, event)  # the start of the job is reported once its VM is up
-            return
+            return  # the start of the job is reported once its VM is up
         if isinstance(event, Output):
             if event.stream == "stderr" and name in self._booting:
                 self._hear(name, event.data.decode(errors="replace"))

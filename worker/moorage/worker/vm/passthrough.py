@@ -130,8 +130,7 @@ class Passthrough:
                 raise NotHandedOn(f"{address} has the driver {self._driver(address) or 'none'} and not {driver}")
             time.sleep(0.02)
 
-    @staticmethod
-    def write(path: Path, text: str) -> None:
+    def write(self, path: Path, text: str) -> None:
         """Write to a file of sysfs. Raises OSError."""
         with path.open("w") as file:
             file.write(text)
