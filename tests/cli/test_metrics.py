@@ -8,7 +8,6 @@ import signal
 import socket
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
