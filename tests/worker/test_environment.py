@@ -14,6 +14,7 @@ from moorage.worker.environment import (
     JobEnvironment,
     SharingUnavailable,
     apply_tf_paths,
+    child_environment,
     gpu_environment,
     lay_over,
     process_environment,
@@ -302,3 +303,22 @@ def test_a_process_has_the_home_of_its_user_and_its_own_words_over_the_base() ->
         assert process_environment({}, {}, user=nobody)["HOME"] == "/"
     found = process_environment({"LANG": "de_DE", "HOME": "/h", "PATH": "/p", "TF_PATH": "/q"}, {})
     assert (found["LANG"], found["HOME"], found["PATH"]) == ("de_DE", "/h", "/p:/q")
+
+
+def test_a_child_sees_the_devices_of_its_lease_and_no_others_and_has_its_paths() -> None:
+    own = {
+        "HOME": "/h",
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "9",
+        "ROCR_VISIBLE_DEVICES": "3",
+        "MOORAGE_TENANT": "t",
+    }
+    ours = {"CUDA_VISIBLE_DEVICES": "GPU-1", "TF_PREPEND_PATH": "/opt"}
+    assert dict(child_environment(own, ours)) == {
+        "HOME": "/h",
+        "PATH": "/opt:/bin",
+        "CUDA_VISIBLE_DEVICES": "GPU-1",
+        "MOORAGE_TENANT": "t",
+        "TF_PREPEND_PATH": "/opt",
+    }
+    assert own["CUDA_VISIBLE_DEVICES"] == "9"

@@ -167,6 +167,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage errors",
         "moorage errors queue-full",
     ),
+    "add-path": (
+        "TF_PREPEND_PATH=/opt/tools/bin moorage add-path -- python train.py",
+        "TF_LD_LIBRARY_PATH=/opt/cuda/lib64 moorage add-path -- ./bench",
+    ),
     "api": (
         "moorage api ls",
         """moorage api submit '{"job": "j", "gpu": {}, "run": {"argv": ["true"]}}'""",

@@ -87,6 +87,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("simulate", "moorage.cli.simulate:simulate", "Run the scheduler on a trace, under a virtual clock."),
         Verb("replay", "moorage.cli.replay:replay", "What was decided, from the ledger, a backup or a recording."),
         Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),
+        Verb("add-path", "moorage.cli.add_path:add_path", "Run a command with what TF_PATH and its kin add."),
         Verb("api", "moorage.cli.api:api", "Send one frame of the protocol, print its answer."),
         Verb("schema", "moorage.cli.lookup:schema", "The JSON Schema of the request, or of a frame."),
         Verb(

@@ -12,7 +12,7 @@
 
 The lease is held as long as the block runs, or the `Lease` is kept, and this process lives. It waits in one queue with
 what the fleet places here. The devices go to the next user once their memory is free. CUDA keeps a context on a device
-for as long as its process lives, so do GPU work in a child process, with `lease.environment`.
+for as long as its process lives, so do GPU work in a child process, with `lease.child_environment()`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from moorage.client.errors import NoAgent, NotPermitted, client_problem, error_o
 from moorage.client.gpus import gpu_spec
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import GpuSpec, format_token
+from moorage.worker.environment import child_environment
 from moorage.worker.leases.client import AskedBack, BorrowedLease, LeaseRefused, borrow
 from moorage.worker.leases.protocol import SOCKET_NAME
 
@@ -55,8 +56,8 @@ class Lease:
     """Devices of this host, for nobody else until given back, or shared in their `mode`. Made by `AsyncClient.lease`.
 
     `worker` is the worker that lends them; `simulated` says that they are not real. `environment` holds the variables
-    that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and its kin); give them to processes that you
-    start.
+    that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and its kin); start processes with
+    `child_environment()`, which has them.
     """
 
     def __init__(self, borrowed: BorrowedLease, held: AsyncExitStack) -> None:
@@ -71,6 +72,14 @@ class Lease:
 
     def __repr__(self) -> str:
         return repr(self._borrowed).replace("<BorrowedLease", "<Lease", 1)
+
+    def child_environment(self) -> dict[str, str]:
+        """Return the whole environment for a process that is to use the devices, to be passed to it as `env`.
+
+        It is this process's own with `environment` over it: the process sees these devices and no others. PATH,
+        LD_PRELOAD and LD_LIBRARY_PATH are extended as in jobs (`TF_PATH` and its kin).
+        """
+        return child_environment(os.environ, self.environment)
 
     @property
     def device(self) -> str:
@@ -121,7 +130,7 @@ def torch_device(device: Device, environment: Mapping[str, str]) -> str:
         "failed-precondition",
         f"this process cannot see {device.uuid}, which the worker lent",
         found=f"CUDA_VISIBLE_DEVICES={visible}",
-        next="start without CUDA_VISIBLE_DEVICES, or do the work in a child process with lease.environment",
+        next="start without CUDA_VISIBLE_DEVICES, or do the work in a child process with lease.child_environment()",
     )
 
 

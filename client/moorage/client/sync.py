@@ -203,6 +203,10 @@ class SyncLease(Handle["Lease"]):
         """As `Lease.environment`."""
         return self._twin.environment
 
+    def child_environment(self) -> dict[str, str]:
+        """As `Lease.child_environment`."""
+        return self._twin.child_environment()
+
     @property
     def device(self) -> str:
         """As `Lease.device`."""

@@ -267,6 +267,15 @@ def _home(user: str | None) -> str:
     return entry.pw_dir
 
 
+def child_environment(own: Mapping[str, str], ours: Mapping[str, str]) -> JobEnvironment:
+    """Return the environment for a process that this one starts for some devices: ours over its own, paths applied.
+
+    Names that decide which devices are seen are ours alone, also where we set none.
+    """
+    kept = {name: value for name, value in own.items() if name not in RESERVED}
+    return JobEnvironment(apply_tf_paths({**kept, **ours}))
+
+
 def apply_tf_paths(environment: Mapping[str, str]) -> dict[str, str]:
     """Extend PATH, LD_PRELOAD and LD_LIBRARY_PATH by `TF_<name>` (behind) and `TF_PREPEND_<name>` (before).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import Any, Final
 from moorage.schemas.frames import Device
 from moorage.schemas.job import Request
 from moorage.schemas.printable import carried
+from moorage.worker.environment import child_environment
 from moorage.worker.member_messages import MemberName
 from moorage.worker.proctree import boottime_s
 
@@ -36,7 +38,7 @@ class HandlerContext:
     words of `argv` after the handler's name. `devices` are those of the lease, in its order; nobody else has them until
     the function has returned (in a shared `mode`, nobody but the other sharers). `environment` is what a process of
     this job would find in its environment: the request's variables with secrets resolved, and moorage's own. The
-    service's `os.environ` is never touched: the function has to pass `CUDA_VISIBLE_DEVICES` to what it starts, or
+    service's `os.environ` is never touched: the function has to start processes with `child_environment()`, or pass
     `uuids` to the library that it uses.
 
     `progress`, `cancelled` and the members that depend on `cancelled` may be used from any thread.
@@ -67,6 +69,14 @@ class HandlerContext:
         self._checkpoint = threading.Event()
         self._checkpoint_in_loop = asyncio.Event()
         self._reason = ""
+
+    def child_environment(self) -> dict[str, str]:
+        """Return the whole environment for a process that the function starts, to be passed to it as `env`.
+
+        It is the service's own with `environment` over it: the process sees the devices of the lease and no others.
+        PATH, LD_PRELOAD and LD_LIBRARY_PATH are extended as in jobs of the driver process (`TF_PATH` and its kin).
+        """
+        return child_environment(os.environ, self.environment)
 
     @property
     def uuids(self) -> tuple[str, ...]:

@@ -64,6 +64,11 @@ def spans(job: Job, until_ms: int) -> Iterator[Span]:
     begins after `until_ms` has no length or less.
     """
     story = job.story
+    if len(job.replicas) == 1 and job.replicas[0].attempt == 1 and story:
+        first, last = story[0], story[-1]
+        if first[STATE] == PLACED and last[WORKER] >= 0 and last[STATE] not in UNENDED:  # nearly all: one attempt
+            yield first[WORKER], first[SLOTS], first[AT_MS], min(last[AT_MS], until_ms)
+            return
     from_ms = story[0][AT_MS] if story and story[0][REV] > 2 else -1  # revision 1 is ACCEPTED, 2 the first row
     opened: dict[int, Transition] = {}
     seen: set[int] = set()

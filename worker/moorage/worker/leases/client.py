@@ -8,7 +8,7 @@
             break
 
 The devices go to the next user once their memory is free, so release it before the block ends. CUDA keeps a context on
-a device for as long as its process lives, so do GPU work in a child process, with `lease.environment`.
+a device for as long as its process lives, so do GPU work in a child process that has `lease.environment`.
 """
 
 from __future__ import annotations
