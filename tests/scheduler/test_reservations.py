@@ -15,6 +15,7 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.schedule import reserve
 from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS, Reservation
 from moorage.scheduler.core.schedule.runtime import Estimates
+from moorage.scheduler.core.schedule.soonest import soonest
 from moorage.scheduler.core.shape import Shape
 from tests.scheduler.driving import Driving
 
@@ -322,7 +323,7 @@ def gangs_beyond_the_usable_half(count: int) -> Driving:
 
 def walks_of(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ledger ms of each walk over the fleet from now on."""
-    found, soonest = list[int](), reserve.soonest
+    found = list[int]()
 
     def counted(
         fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int
