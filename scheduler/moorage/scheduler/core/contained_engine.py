@@ -405,10 +405,6 @@ class ContainedEngine(Engine):
         """Make all tables anew, as what follows from a record was broken off. An input, as `offer` is."""
         self._rebuild(mono_ms, soft)
 
-    def _make_parts(self, mono_ms: int) -> None:
-        super()._make_parts(mono_ms)
-        self._indexing.failed = self._index_failed
-
     def _index_failed(self, what: str, raised: Exception) -> None:
         self.containment.note("job", "index", what, raised, self._now_ms)
 

@@ -48,6 +48,7 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import Windows
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
+from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import maker_of
@@ -126,18 +127,19 @@ class Engine:
         self._soonest = Soonest(state, self.fleet, self.estimates)
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self._soonest_ms)
         self.planner = Planner(
-            self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), config.order,
-            self.admission.could_ever, config.ages, int(config.reserve_after * 1000),
+            self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),
+            self.admission.could_ever, int(config.reserve_after * 1000),
         )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
         )
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.look_for_victims = self.planner.preempting.seek_at_once
-        self.planner.order.excluded_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, self.requests, config)
-        self._indexing = Indexing(state, reader, self.planner, self.timers, self.admission, self.durations)
+        self._indexing = Indexing(
+            state, reader, self.planner, self.timers, self.admission, self.durations, self._index_failed
+        )
         self.put_off_jobs = self._indexing.put_off  # on which this scheduler failed: until which ledger ms
         explain = self._explain_waiting
         self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm, explain)
@@ -145,8 +147,6 @@ class Engine:
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
         guard = self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
         self.may_place, self.behind, self.waits_for = guard.may_place, guard.behind, guard.waits_for
-        self.planner.preempting.knows_fleet = lambda: self.admission.all_heard() or guard.waited(self._built_ms)
-        self.planner.order.overdue = self.timers.overdue
         self._in_flight: InFlight | None = None
         self._accepting: dict[int, Request] = {}  # jobs that this record accepts, while some worker has a drain planned
         self._looked_ms = 0
@@ -164,9 +164,25 @@ class Engine:
     def _preempting(self) -> Preempting:
         config = self.config
         policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000), config.ages)
-        return Preempting(policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim)
+        return Preempting(
+            policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim,
+            knows_fleet=self._knows_fleet,
+        )  # fmt: skip
 
-    def _barred_by_limits(self, num: int, now_ms: int) -> frozenset[int]:
+    def _knows_fleet(self) -> bool:
+        """Whether every worker was heard in this reign, or has had time to renew."""
+        return self.admission.all_heard() or self._stale_ledger.waited(self._built_ms)
+
+    def _order(self) -> QueueOrder:
+        config = self.config
+        return QueueOrder(
+            self.fleet, self.queue, config.order, config.ages, self.timers.overdue, self._excluded_by_limits
+        )
+
+    def _index_failed(self, what: str, raised: Exception) -> None:
+        raise raised
+
+    def _excluded_by_limits(self, num: int, now_ms: int) -> frozenset[int]:
         """Workers whose drain would end this job before its own time limit does."""
         job = self.state.jobs.get(num)
         if job is not None:

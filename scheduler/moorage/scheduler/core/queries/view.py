@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.lifecycle.sessions import Report
-from moorage.scheduler.core.queue.order import Order
+from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_RUNNING, QUEUED, RUNNING, Job
@@ -36,7 +36,7 @@ class View:
         self._state = engine.state
 
     @property
-    def _order(self) -> Order:
+    def _order(self) -> QueueOrder:
         return self._engine.planner.order
 
     # --------------------------------------------------------------------------------- of the engine's parts

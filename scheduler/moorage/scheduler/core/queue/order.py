@@ -99,16 +99,27 @@ def by_priority(group: Group) -> Key:
     return (1, -group.priority, 0)
 
 
-class Order:
-    """The queue as a pass sees it. `order` is that of `Config`."""
+class QueueOrder:
+    """The queue as a pass sees it. `order` is that of `Config`.
 
-    def __init__(self, fleet: Fleet, queue: Queue, order: str, ageing: Ageing | None) -> None:
+    `overdue` are jobs by number whose time is over, though they stand in the queue. `excluded_by_limits` returns the
+    workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        queue: Queue,
+        order: str,
+        ageing: Ageing | None,
+        overdue: Container[int],
+        excluded_by_limits: Callable[[int, int], frozenset[int]],
+    ) -> None:
         self.queue = queue
         self.is_strict = order == "fifo"  # no job passes the first one that may start
         self.ageing = ageing
-        self.overdue: Container[int] = ()  # jobs by number: their time is over, though they stand in the queue
-        #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
-        self.excluded_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
+        self.overdue = overdue
+        self.excluded_by_limits = excluded_by_limits
         self.turns: Turns | None = None  # this pass: the order under fair share
         #: what comes before arrival in the order of queue groups; less goes first
         self.key: Callable[[Group], Key] = by_priority

@@ -12,15 +12,14 @@ from enum import Enum, auto
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
-from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.queue.order import Order
+from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Group, Key, Queue, Waits
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.preempt import Preempting
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, Backfilling, Reserving
+from moorage.scheduler.core.schedule.reserve import Backfilling, Reserving
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.verdicts import Verdicts
 from moorage.scheduler.core.shape import Shape
@@ -59,7 +58,7 @@ class Served(NamedTuple):
 class Planner:
     """Places what fits now, in order of priority, of fair share where shares are set, and of arrival.
 
-    `order` is that of `Config`; `could_ever` says whether the fleet could hold a shape if it were empty.
+    `could_ever` says whether the fleet could hold a shape if it were empty.
     """
 
     def __init__(
@@ -69,17 +68,16 @@ class Planner:
         ranker: Ranker,
         estimates: Estimates,
         preempting: Preempting,
-        order: str = "fair",
-        could_ever: Callable[[Shape], bool] = lambda shape: True,
-        ageing: Ageing | None = None,
-        patience_ms: int = PATIENCE_MS,
+        order: QueueOrder,
+        could_ever: Callable[[Shape], bool],
+        patience_ms: int,
     ) -> None:
         self.fleet = fleet
         self.queue = queue
         self.estimates = estimates
         self.preempting = preempting
         self.could_ever = could_ever
-        self.order = Order(fleet, queue, order, ageing)
+        self.order = order
         self.reserving = Reserving(fleet, self.order, estimates, preempting, patience_ms, could_ever)
         self.placing = Placing(fleet, self.order, ranker)
         self.backfilling = Backfilling(queue, self.order, self.reserving, self.placing, estimates)

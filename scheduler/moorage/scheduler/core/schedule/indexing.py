@@ -22,7 +22,10 @@ from moorage.schemas.job import Request
 
 
 class Indexing:
-    """For one engine's state; `requests` reads what its jobs ask for."""
+    """For one engine's state; `requests` reads what its jobs ask for.
+
+    `failed` is called for a job that cannot be indexed, with what was raised; if it returns, the job is left out.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class Indexing:
         timers: Timers,
         admission: Admission,
         durations: Durations,
+        failed: Callable[[str, Exception], None],
     ) -> None:
         self.state = state
         self.fleet = requests.fleet
@@ -44,8 +48,7 @@ class Indexing:
         self.shape_of, self.workload_of = requests.shape_of, requests.workload_of
         #: jobs by number that the scheduler failed on as it placed them: until which ledger ms they wait
         self.put_off: dict[int, int] = {}
-        #: is told of a job that cannot be indexed, which is left out then; where there is none, that is raised
-        self.failed: Callable[[str, Exception], None] | None = None
+        self._failed = failed
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
         self.rejects: deque[int] = deque()  # those of them that are to be rejected, now that it was
 
@@ -73,9 +76,7 @@ class Indexing:
                 self._index(job, self.request_of(job))
                 self.planner.placing.ranker.arrived(self.shape_of(job), len(job.replicas))
             except Exception as raised:
-                if self.failed is None:
-                    raise
-                self.failed(f"job {job.tenant}/{job.name}", raised)
+                self._failed(f"job {job.tenant}/{job.name}", raised)
 
     def _index(self, job: Job, request: Request) -> None:
         """Put a live job's waiting replicas into the queue, and its deadlines into the timers."""

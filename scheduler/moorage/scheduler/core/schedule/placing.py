@@ -10,7 +10,7 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE
-from moorage.scheduler.core.queue.order import REPLICA_MASK, Order
+from moorage.scheduler.core.queue.order import REPLICA_MASK, QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
 from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
@@ -27,7 +27,7 @@ _NO_PEERS: Final[dict[int, int]] = {}
 class Placing:
     """Over one engine's fleet, with one ranker."""
 
-    def __init__(self, fleet: Fleet, order: Order, ranker: Ranker) -> None:
+    def __init__(self, fleet: Fleet, order: QueueOrder, ranker: Ranker) -> None:
         self.ranker = ranker
         self.item = -1  # the entry of the queue that is being placed; -1 for none
         self.choices = 0  # this pass: hosts that were found

@@ -55,15 +55,26 @@ class UnderWay(NamedTuple):
 
 
 class Preempting:
-    """Over one engine's state; `priority` from which jobs may preempt, above 100 for none."""
+    """Over one engine's state; `priority` from which jobs may preempt, above 100 for none.
 
-    def __init__(self, policy: Preemption, lifecycle: Lifecycle, *, priority: int, reclaim: bool) -> None:
+    `knows_fleet` says whether every worker was heard in this reign, or has had time to renew: one that was not may have
+    room.
+    """
+
+    def __init__(
+        self,
+        policy: Preemption,
+        lifecycle: Lifecycle,
+        *,
+        priority: int,
+        reclaim: bool,
+        knows_fleet: Callable[[], bool],
+    ) -> None:
         self.policy = policy
         self.lifecycle = lifecycle
         self.priority = priority
         self.reclaim = reclaim
-        #: whether every worker was heard in this reign, or has had time to renew: one that was not may have room
-        self.knows_fleet: Callable[[], bool] = lambda: True
+        self.knows_fleet = knows_fleet
         self._sought_ms = 0
         self._in_vain: dict[int, int] = {}  # entry of the queue -> ledger ms at which no victims were found for it last
         self._void: dict[int, int] = {}  # job number -> since when nobody ends for it any more

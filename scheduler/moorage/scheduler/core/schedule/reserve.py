@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.queue.order import Order
+from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, VOID, Group, Key, Queue, Verdict, Waits
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.preempt import Preempting
@@ -224,7 +224,7 @@ class Reserving:
     def __init__(
         self,
         fleet: Fleet,
-        order: Order,
+        order: QueueOrder,
         estimates: Estimates,
         preempting: Preempting,
         patience_ms: int,
@@ -281,7 +281,7 @@ class Reserving:
     # ----------------------------------------------------------------------------------------- a pass begins
 
     def begin(self, draft: Draft) -> None:
-        """A pass begins; the order of `Order` stands already."""
+        """A pass begins; the order of `QueueOrder` stands already."""
         self._draft = draft
         if not self._order.is_strict:
             self._reserve(draft)
@@ -513,7 +513,7 @@ class Backfilling:
     """Over one engine's queue; places jobs on the hosts of the one reservation that `Reserving` knows."""
 
     def __init__(
-        self, queue: Queue, order: Order, reserving: Reserving, placing: Placing, estimates: Estimates
+        self, queue: Queue, order: QueueOrder, reserving: Reserving, placing: Placing, estimates: Estimates
     ) -> None:
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
         self._queue = queue

@@ -12,7 +12,7 @@ import math
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.queue.order import Order
+from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import VOID, Group, Verdict, Waits
 from moorage.scheduler.core.schedule.reserve import Reserving
 
@@ -23,7 +23,7 @@ _Kind = tuple[int, int, int]
 class Verdicts:
     """The verdicts of one engine's queue groups. What it remembers beside those is of one pass."""
 
-    def __init__(self, fleet: Fleet, order: Order, reserving: Reserving) -> None:
+    def __init__(self, fleet: Fleet, order: QueueOrder, reserving: Reserving) -> None:
         self._fleet = fleet
         self._order = order
         self._reserving = reserving
