@@ -321,14 +321,15 @@ def test_faults_of_the_network_lose_nothing(seed: int) -> None:
 
 
 async def test_in_real_time_it_is_there_at_once_and_leaves_nothing() -> None:
-    before = gc.get_threshold(), gc.get_freeze_count(), threading.active_count()
+    threshold, frozen, threads = gc.get_threshold(), gc.get_freeze_count(), threading.active_count()
     fleet = SimFleet("2x8xH100")
     async with fleet, AsyncClient(transport=fleet, tenant="a") as one, AsyncClient(transport=fleet, tenant="b") as two:
         await one.submit(["x"], key="same")
         await two.submit(["y"], key="same")
         assert [len((await client.ls())["jobs"]) for client in (one, two)] == [1, 1]
     assert len(asyncio.all_tasks()) == 1
-    assert (gc.get_threshold(), gc.get_freeze_count(), threading.active_count()) == before
+    assert (gc.get_threshold(), threading.active_count()) == (threshold, threads)
+    assert gc.get_freeze_count() <= frozen, "what was frozen before may be gone"
     async with AsyncClient(transport=fleet) as again:  # a new fleet: the ledger went with the old one
         assert (await again.ls())["jobs"] == []
 

@@ -34,7 +34,7 @@ from tests.servers import Server, delete_streams
 from tests.waiting import until
 
 #: every answer of these tests is due long before; only a defect makes one wait so long
-ANSWER_S: Final = 30.0
+ANSWER_S: Final = 60.0
 #: one try: a leader that was killed never answers what it had taken
 TRY_S: Final = 2.0
 #: small numbers that keep the rule between them, for tests that wait for a loss or a takeover

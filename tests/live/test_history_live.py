@@ -96,7 +96,6 @@ async def test_a_job_long_over_is_told_whole_from_its_id_alone(nats_server: Embe
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 async def test_a_leader_that_is_killed_before_it_wrote_loses_no_history(nats_server: EmbeddedServer) -> None:
     """It dies the moment the jobs are over; a follower that was there all along sees no gap and no double."""
     async with stack(nats_server, unique_prefix()) as made, caller(made) as one, client_of(made) as client:
@@ -125,7 +124,6 @@ async def test_a_leader_that_is_killed_before_it_wrote_loses_no_history(nats_ser
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 async def test_the_leader_is_killed_while_a_story_is_read(nats_server: EmbeddedServer) -> None:
     async with stack(nats_server, unique_prefix()) as made, caller(made) as one, client_of(made) as client:
         first = await made.scheduler(config=FORGETFUL)

@@ -18,7 +18,6 @@ LABEL = "x" * 12_000
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 async def test_a_fleet_that_is_larger_than_a_message_is_told_whole(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made, follows=False) as acme:
         await made.scheduler()

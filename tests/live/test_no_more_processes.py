@@ -13,7 +13,6 @@ from tests.waiting import until
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 async def test_a_leader_that_can_start_no_process_leads_on(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         settings = {"snapshot_records": 100.0, "heartbeat_s": 0.2}

@@ -114,7 +114,6 @@ async def test_dead_letters_that_take_nothing_stop_nobody_elses_queue(nats_serve
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 async def test_refused_requests_wait_in_the_queue_and_not_in_memory(nats_server: Server, unique: str) -> None:
     async with queued(nats_server, unique) as made, made.leads() as state:
         assert made.scheduler.reign is not None

@@ -55,12 +55,20 @@ NO_RULES: Final = Policy({}, {}, {}, None, {})
 
 
 @pytest.fixture(scope="module")
-def docker() -> Iterator[DockerEngine]:
+def shared() -> Iterator[DockerEngine]:
     if why := why_no_dockerd():
         pytest.skip(why)
     with engine() as made:
         made.make_image(IMAGE)
         yield made
+
+
+@pytest.fixture
+def docker(shared: DockerEngine) -> Iterator[DockerEngine]:
+    """An engine without containers: a driver that closes leaves some to the next one, which no other test has."""
+    yield shared
+    if left := shared.containers():
+        shared.docker("rm", "--force", "--volumes", *left, check=False)
 
 
 class Rig:
@@ -144,7 +152,11 @@ def settings(docker: DockerEngine, **fields: Any) -> DockerSettings:
 
 async def no_containers(docker: DockerEngine) -> None:
     """Wait until the engine has none left: one that is slow to remove it is asked again after the end is told."""
-    await until(lambda: docker.containers() == [], deadline_s=60, what="no container is left")
+
+    async def none_left() -> bool:  # in a thread: the driver, which is to remove it, runs in this loop
+        return await asyncio.to_thread(docker.containers) == []
+
+    await until(none_left, deadline_s=60, what="no container is left")
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ class _Late(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self._thread = threading.get_ident()
 
-    def find_spec(self, name: str, path: object, target: object = None) -> None:
-        if name in LATE and threading.get_ident() == self._thread:
-            raise ModuleNotFoundError(f"{name} is imported with the first web socket", name=name)
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname in LATE and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(f"{fullname} is imported with the first web socket", name=fullname)
 
 
 _late = _Late()

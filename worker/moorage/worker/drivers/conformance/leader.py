@@ -137,7 +137,7 @@ class ScriptedLeader:
         )
         await self.nc.publish(self.subjects.worker(worker, "wanted"), encode(frame, json=False))
 
-    async def heard(self, worker: str, kind: str, name: MemberName, deadline_s: float = 10) -> Fact:
+    async def heard(self, worker: str, kind: str, name: MemberName, deadline_s: float = 30) -> Fact:
         seat = self.seat(worker)
         try:
             found = await until(lambda: seat.fact(kind, name), deadline_s)
