@@ -21,10 +21,10 @@ from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
-from moorage.worker.drivers.container_config import DockerSettings, config_of, devices_of
+from moorage.worker.drivers.container_config import config_of, devices_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
-from moorage.worker.drivers.docker import PULLS_MAX, STARTS_MAX, DockerDriver
+from moorage.worker.drivers.docker import PULLS_MAX, STARTS_MAX, DockerDriver, DockerSettings
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import pwd
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import msgspec
 
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, Device
-from moorage.schemas.job import Request, Secret
+from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
@@ -31,13 +30,10 @@ _CDI: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9
 _SHARED_NETWORKS: Final = ("host", "container:", "ns:")
 
 
-class DockerSettings(msgspec.Struct, frozen=True):
-    """Settings of the driver `docker`. A job can neither widen nor change what stands here, but for `request_user`."""
+class ContainerSettings(msgspec.Struct, frozen=True):
+    """Settings of a driver of containers. A job can change none of them, but for the user with `request_user`."""
 
     gpu_enabled: Annotated[bool, setting("Whether its jobs may have GPUs.")] = True
-    socket: Annotated[
-        Path | None, setting("UNIX socket of the engine on this host; else DOCKER_HOST's, else /var/run/docker.sock.")
-    ] = None
     user: Annotated[
         str, setting("User of the processes in a container, as UID or UID:GID; image is the image's own, maybe root.")
     ] = "65534:65534"
@@ -59,12 +55,6 @@ class DockerSettings(msgspec.Struct, frozen=True):
         str, setting("NVIDIA_DRIVER_CAPABILITIES of containers with NVIDIA GPUs, commas between.")
     ] = "compute,utility"
 
-    @property
-    def engine(self) -> Path:
-        """The socket of the engine. A container is ended by this host's kernel, so no other host's engine will do."""
-        scheme, _, path = os.environ.get("DOCKER_HOST", "").partition("://")
-        return self.socket or Path(path if scheme == "unix" else "/var/run/docker.sock")
-
     def __post_init__(self) -> None:
         if self.network.startswith(_SHARED_NETWORKS):
             raise ValueError(f"network must be none, bridge or the name of a network, found {self.network!r}")
@@ -75,31 +65,24 @@ class DockerSettings(msgspec.Struct, frozen=True):
                 raise ValueError(f"mounts must be as /host/path:/path:ro, found {mount!r}")
 
 
-def check_request(request: Request, settings: DockerSettings) -> None:
+def check_request(request: Request, settings: ContainerSettings) -> None:
     """Raise Refused for what can never run as a container here: `invalid-argument` where no other host could either."""
     image = request.image
     if not image:
-        raise _wrong("a job of the driver docker needs an image", "$.run.image", None, "the name of an image")
+        raise _wrong(
+            f"a job of the driver {request.workload.driver} needs an image", "$.run.image", None, "the name of an image"
+        )
     if not _IMAGE.fullmatch(image):
         raise _wrong("this is no name of an image", "$.run.image", image, "NAME, NAME:TAG or NAME@sha256:DIGEST")
-    run = request.workload
-    for name, value in run.env.items():
-        if isinstance(value, Secret):
-            raise _wrong(
-                "the driver docker gives no secrets to jobs yet: the engine would show them to its users",
-                f"$.run.env.{name}",
-                None,
-                "plain values; or the driver process for a job with secrets",
-            )
     if request.gpu is not None and request.gpu.effective_sharing == "mps":
-        raise SharingUnavailable("mps", "the driver docker shares by time-slice alone")
+        raise SharingUnavailable("mps", "containers share by time-slice alone")
     if settings.network == "none" and request.replicas > 1 and request.gpu and request.gpu.scheduling == "gang":
         raise refuse(
             "failed-precondition",
             "the ranks of a gang cannot meet: containers of this worker have no network",
             field="$.gpu.scheduling",
             found="gang",
-            allowed="a worker whose driver.docker.network is a network on which its hosts reach each other",
+            allowed="a worker whose setting network of the driver is a network on which its hosts reach each other",
         )
 
 
@@ -107,7 +90,7 @@ def _wrong(message: str, field: str, found: str | None, allowed: str) -> Refused
     return refuse("invalid-argument", message, field=field, found=found, allowed=allowed)
 
 
-def check_policy(tenant: str, request: Request, settings: DockerSettings, policy: Policy) -> None:
+def check_policy(tenant: str, request: Request, settings: ContainerSettings, policy: Policy) -> None:
     """Raise Refused (`not-permitted`) for what this worker does not let the tenant do."""
     run, image = request.workload, request.image
     if settings.digests_only and "@sha256:" not in image:
@@ -129,7 +112,7 @@ def _forbidden(message: str, found: str, allowed: str) -> Refused:
 
 def config_of(
     assignment: Assignment,
-    settings: DockerSettings,
+    settings: ContainerSettings,
     policy: Policy,
     info: Mapping[str, Any],
     *,
@@ -179,7 +162,7 @@ def config_of(
     return config
 
 
-def _user(wanted: str | None, settings: DockerSettings) -> str:
+def _user(wanted: str | None, settings: ContainerSettings) -> str:
     """A user of the host by its numbers; names of the image are the image's affair."""
     if wanted is None:
         return "" if settings.user == "image" else settings.user
@@ -191,7 +174,7 @@ def _user(wanted: str | None, settings: DockerSettings) -> str:
 
 
 def devices_of(
-    devices: Sequence[Device], settings: DockerSettings, info: Mapping[str, Any]
+    devices: Sequence[Device], settings: ContainerSettings, info: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return how these devices are asked for, and the variables that go with it.
 

@@ -12,7 +12,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -20,9 +21,10 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import DockerBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
-from moorage.schemas.job import Request
+from moorage.schemas.job import Request, Secret
+from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
-from moorage.worker.drivers.container_config import DockerSettings, check_policy, check_request, config_of
+from moorage.worker.drivers.container_config import ContainerSettings, check_policy, check_request, config_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, EngineError
 from moorage.worker.drivers.container_faults import CannotStart, pull_fault, start_fault
 from moorage.worker.drivers.container_output import ContainerOutput, clear_marks
@@ -73,6 +75,20 @@ class _Member:
         self.over: asyncio.Future[ChildEnded] = asyncio.get_running_loop().create_future()
         """What the supervisor says of its end."""
         self.task: asyncio.Task[None] | None = None
+
+
+class DockerSettings(ContainerSettings, frozen=True):
+    """Settings of the driver `docker`: those of all containers, and where its engine is."""
+
+    socket: Annotated[
+        Path | None, setting("UNIX socket of the engine on this host; else DOCKER_HOST's, else /var/run/docker.sock.")
+    ] = None
+
+    @property
+    def engine(self) -> Path:
+        """The socket of the engine. A container is ended by this host's kernel, so no other host's engine will do."""
+        scheme, _, path = os.environ.get("DOCKER_HOST", "").partition("://")
+        return self.socket or Path(path if scheme == "unix" else "/var/run/docker.sock")
 
 
 class DockerDriver(Driver):
@@ -168,6 +184,14 @@ class DockerDriver(Driver):
 
     def check(self, request: Request) -> None:
         check_request(request, self._own)
+        for name, value in request.workload.env.items():
+            if isinstance(value, Secret):
+                raise refuse(
+                    "invalid-argument",
+                    "the driver docker gives no secrets to jobs yet: the engine would show them to its users",
+                    field=f"$.run.env.{name}",
+                    allowed="plain values; or the driver process for a job with secrets",
+                )
 
     def start(self, assignments: list[Assignment]) -> None:
         for assignment in assignments:
