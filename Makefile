@@ -22,7 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-$(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launcher.py worker/moorage/worker/supervisor/launcher.c
+$(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launcher.py worker/moorage/worker/supervisor/launcher.c \
+		worker/moorage/worker/drivers/entry.c
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
 	@touch $@

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 START_S: Final = 60.0
-PROGRAMS: Final = ("sh", "sleep", "cat", "id", "env", "ls", "seq", "head", "dd")
+PROGRAMS: Final = ("sh", "sleep", "cat", "id", "env", "ls", "seq", "head", "dd", "echo", "setsid", "touch")
 #: what dockerd and what it starts look for
 PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/local/sbin"
 
@@ -101,9 +101,11 @@ class DockerEngine:
         found: dict[str, Any] = json.loads(self.docker("inspect", container).stdout)[0]
         return found
 
-    def make_image(self, name: str) -> None:
-        """Make an image of some programs of this machine."""
-        self.docker("import", "-", name, stdin=image_of(PROGRAMS))
+    def make_image(self, name: str, *says: str) -> str:
+        """Make an image of some programs of this machine, with these lines of a Dockerfile, and return its name."""
+        changes = [word for line in says for word in ("--change", line)]
+        self.docker("import", *changes, "-", name, stdin=image_of(PROGRAMS))
+        return name
 
     def close(self) -> None:
         """End all that it runs, and the engine; leave no mount behind."""
@@ -146,6 +148,10 @@ def image_of(programs: Sequence[str]) -> bytes:
             info.uid = info.gid = 0
             with open(os.path.realpath(source), "rb") as file:
                 tar.addfile(info, file)
+        users = b"root:x:0:0::/:/bin/sh\nworker:x:4321:4321::/:/bin/sh\n"
+        info = tarfile.TarInfo("etc/passwd")
+        info.size = len(users)
+        tar.addfile(info, io.BytesIO(users))
         for folder in ("tmp", "proc", "dev", "etc"):
             info = tarfile.TarInfo(folder)
             info.type, info.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755

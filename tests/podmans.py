@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Final
 from tests.engines import PATH, PROGRAMS, image_of
 
 ASK_S: Final = 120.0
+#: a user without rights and without numbers of its own in /etc/subuid
+NOBODY: Final = 65534
 
 
 @functools.cache
@@ -28,10 +31,11 @@ def why_no_podman() -> str:
 
 
 class PodmanHome:
-    """Podman's storage and state in one folder."""
+    """Podman's storage and state in one folder, for root or for another user: then it is rootless."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, user: int = 0) -> None:
         self.folder = folder
+        self.user = user
         self.options = (
             f"--root={folder}/root", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp", "--storage-driver=vfs",
             "--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=file",
@@ -40,16 +44,42 @@ class PodmanHome:
     def podman(self, *words: str, check: bool = True, stdin: bytes | None = None) -> str:
         """Run podman on this storage, and return what it wrote."""
         done = subprocess.run(
-            ["podman", *self.options, "--log-level=fatal", *words],
-            input=stdin, capture_output=True, check=False, timeout=ASK_S, env=os.environ | {"PATH": PATH},
+            [*self.as_user(), "podman", *self.options, "--log-level=fatal", *words], cwd="/",
+            input=stdin, capture_output=True, check=False, timeout=ASK_S, env=self.environment(),
         )  # fmt: skip
         if check and done.returncode != 0:
             raise RuntimeError(f"podman {words[0]}: {done.stderr.decode()}")
         return done.stdout.decode()
 
+    def as_user(self) -> list[str]:
+        """Return what runs a command as this user. It may read what a clone of root's has, and dies with its parent."""
+        if not self.user:
+            return []
+        may = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+        return ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups", *may, "--pdeathsig=KILL"]
+
+    def environment(self) -> dict[str, str]:
+        folder = {"HOME": f"{self.folder}/user", "XDG_RUNTIME_DIR": f"{self.folder}/user"} if self.user else {}
+        return os.environ | {"PATH": PATH, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | folder
+
+    def give(self, folder: Path) -> None:
+        """Have a folder, with all that is in it, belong to this user."""
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, self.user, self.user, follow_symlinks=False)
+
     def make_image(self, name: str) -> None:
         """Make an image of some programs of this machine."""
-        self.podman("import", "-", name, stdin=image_of((*PROGRAMS, "setsid", "touch")))
+        self.podman("import", "-", name, stdin=image_of(PROGRAMS))
+
+    def configured(self) -> dict[str, str]:
+        """Write the files that make these podman's own settings, and return the variables that name them."""
+        self.folder.mkdir(exist_ok=True)
+        storage, engine = self.folder / "storage.conf", self.folder / "containers.conf"
+        folders = f'graphroot = "{self.folder}/root"\nrunroot = "{self.folder}/run"\n'
+        storage.write_text(f'[storage]\ndriver = "vfs"\n{folders}')
+        words = 'runtime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        engine.write_text(f'[engine]\n{words}tmp_dir = "{self.folder}/tmp"\n')
+        return {"CONTAINERS_STORAGE_CONF": str(storage), "CONTAINERS_CONF": str(engine)}
 
     def containers(self) -> list[str]:
         """Return the ids of all containers that it has, running or not."""
@@ -78,10 +108,12 @@ class PodmanHome:
 
 
 @contextlib.contextmanager
-def podman_home() -> Iterator[PodmanHome]:
+def podman_home(user: int = 0) -> Iterator[PodmanHome]:
     """A home on a folder with a short name, since sockets have short ones; nothing of it is left."""
     folder = Path(tempfile.mkdtemp(prefix="mp-", dir="/tmp"))
-    made = PodmanHome(folder)
+    made = PodmanHome(folder, user)
+    (folder / "user").mkdir(mode=0o700)
+    made.give(folder)
     try:
         yield made
     finally:

@@ -1,7 +1,8 @@
-"""Puts the compiled launcher of jobs into the wheel, or into the sources where the installation is editable.
+"""Puts the worker's compiled programs into the wheel, or into the sources where the installation is editable.
 
-It is one small C program (decision 0118), built wherever there is a C compiler, by `pip install .` and
-`pip install -e .` alike. Without a compiler the wheel is pure Python, and a worker starts jobs more slowly.
+They are two small C programs (decisions 0118 and 0147), built wherever there is a C compiler, by `pip install .` and
+`pip install -e .` alike. Without a compiler the wheel is pure Python: a worker starts jobs more slowly, and its
+containers get no secrets.
 """
 
 from __future__ import annotations
@@ -16,32 +17,38 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOM = Path("worker")
-LAUNCHER = Path("moorage", "worker", "supervisor", "launcher.bin")
+WORKER = Path("moorage", "worker")
+PROGRAMS = {
+    WORKER / "supervisor" / "launcher.bin": "jobs will start more slowly",
+    WORKER / "drivers" / "entry.bin": "containers will get no secrets",
+}
 
 
-class LauncherHook(BuildHookInterface[Any]):
-    """The launcher stands beside its source."""
+class ProgramsHook(BuildHookInterface[Any]):
+    """Each stands beside its source."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version != "standard":  # an editable installation runs the sources
-            self._build(Path(self.root, ROOM, LAUNCHER))
+            for program in PROGRAMS:
+                self._build(program, Path(self.root, ROOM, program))
             return
-        self._made = TemporaryDirectory(prefix="moorage-launcher-")
-        launcher = Path(self._made.name).resolve() / LAUNCHER.name
-        if self._build(launcher):
-            build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-            build_data["force_include"][str(launcher)] = LAUNCHER.as_posix()
+        self._made = TemporaryDirectory(prefix="moorage-programs-")
+        for program in PROGRAMS:
+            made = Path(self._made.name).resolve() / program.name
+            if self._build(program, made):
+                build_data["pure_python"] = False
+                build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+                build_data["force_include"][str(made)] = program.as_posix()
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version == "standard":
             self._made.cleanup()
 
-    def _build(self, program: Path) -> bool:
+    def _build(self, program: Path, made: Path) -> bool:
         build = Path(self.root, ROOM, "build_launcher.py")
-        done = subprocess.run([sys.executable, build, program], stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run([sys.executable, build, made], stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            self.app.display_warning(f"jobs will start more slowly, no compiled launcher: {done.stderr.strip()}")
+            self.app.display_warning(f"{PROGRAMS[program]}, no {program.name}: {done.stderr.strip()}")
         return done.returncode == 0

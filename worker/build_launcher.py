@@ -1,4 +1,7 @@
-"""Compile the launcher of jobs: `python build_launcher.py PROGRAM`; where that fails, say why and end with 1."""
+"""Compile a C program of the worker: `python build_launcher.py PROGRAM`, whose name says which one.
+
+Where that fails, say why and end with 1.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent / "moorage" / "worker" / "supervisor" / "launcher.c"
+ROOM = Path(__file__).resolve().parent / "moorage" / "worker"
+SOURCES = {"launcher.bin": ROOM / "supervisor" / "launcher.c", "entry.bin": ROOM / "drivers" / "entry.c"}
+#: it runs in images that may have no library at all
+STATIC_ONLY = "entry.bin"
 FLAGS = ("-O2", "-s", "-std=gnu11", "-Wall", "-Wextra")
 
 
@@ -20,9 +26,9 @@ def build(program: Path, *more: str) -> None:
     if not compiler[0]:
         raise SystemExit("there is no C compiler")
     fresh = program.with_name(program.name + ".new")
-    # Statically where that can be: there is less of it to clone.
-    for flags in ((*FLAGS, *more, "-static"), (*FLAGS, *more)):
-        command = [*compiler, *flags, "-o", str(fresh), str(SOURCE)]
+    # The launcher statically, too, where that can be: there is less of it to clone.
+    for flags in ((*FLAGS, *more, "-static"), (*FLAGS, *more))[: 1 if program.name == STATIC_ONLY else 2]:
+        command = [*compiler, *flags, "-o", str(fresh), str(SOURCES[program.name])]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:

@@ -22,6 +22,7 @@ from moorage.schemas.errors import Refused
 from tests.containers import why_no_docker
 from tests.docs.markdown import Block, Page, first_missing, lines_of
 from tests.docs.terminal import Terminal
+from tests.podmans import PodmanHome, why_no_podman
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = "terminal 2"
@@ -48,12 +49,14 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
         python = commands / "python"
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')  # a link would leave the virtual environment
         python.chmod(0o755)
+    podman = PodmanHome(folder / ".podman").configured() if has("podman") else {}
     path = [str(commands), str(Path(sys.executable).parent), *os.environ["PATH"].split(os.pathsep)]
     keep = {
         name: os.environ[name] for name in ("LANG", "PYTHONPATH", "SSL_CERT_FILE", "DOCKER_HOST") if name in os.environ
     }
     return {
         **keep,
+        **podman,
         "PATH": os.pathsep.join(path),
         "HOME": str(folder),
         "NO_COLOR": "1",
@@ -70,7 +73,7 @@ def has(tool: str) -> bool:
     """Whether a command, or one of `GO_PACKAGES`, is here."""
     if tool in GO_PACKAGES:
         return (Path(GOPATH) / "src" / GO_PACKAGES[tool]).is_dir()
-    if tool == "docker" and why_no_docker():
+    if (tool == "docker" and why_no_docker()) or (tool == "podman" and why_no_podman()):
         return False
     return shutil.which(tool) is not None
 

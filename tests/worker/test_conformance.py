@@ -16,6 +16,7 @@ import pytest
 from moorage.worker.cgroup import own_cgroup
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living, Publish, Report
 from moorage.worker.drivers.conformance import CHECKS, DriverChecks
+from moorage.worker.drivers.conformance.bench import AgentProcess, Bench
 from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.handler_context import HandlerContext
@@ -23,9 +24,14 @@ from moorage.worker.member_messages import Ended, MemberName, Started
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.protocol import StartMember
 from tests.docs.markdown import DOCS
+from tests.engines import DockerEngine, engine, why_no_dockerd
+from tests.podmans import NOBODY, PodmanHome, podman_home, why_no_podman
 
 Job = dict[str, Any]
 
+IMAGE: Final = "moorage-test:checks"
+#: no other process of this host sleeps so long
+CHILD_S: Final = f"1{os.getpid():07d}"
 HOW_TO: Final = (DOCS / "how-to" / "write-your-own-driver.md").read_text()
 
 
@@ -72,6 +78,118 @@ class TestProcess(Processes):
     dashes: ClassVar[dict[str, str]] = (
         {} if limits_memory() else {"limits": "this host cannot bound the memory of a cgroup"}
     )
+
+
+class Containers(Processes):
+    """How a job in a container does each thing that it does otherwise."""
+
+    slack_s = 60.0
+
+    async def _place(self, bench: Bench, name: MemberName, kind: str, *words: Any, **fields: Any) -> None:
+        fields["run"] = {"image": IMAGE} | fields.get("run", {})
+        await super()._place(bench, name, kind, *words, **fields)
+
+    def shows_folder(self) -> Job:
+        return shell('touch here && test "$PWD $HOME" = "/work /work" && ls -id .')
+
+    def has_children(self, path: Path) -> Job:
+        return shell(f"setsid sleep {CHILD_S} & wait")
+
+    def child(self, path: Path) -> int:
+        """A container's pids are its own: it is found on this host by what it runs."""
+        words = f"sleep\0{CHILD_S}\0".encode()
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if process.read_bytes() == words:
+                    return int(process.parent.name)
+        return 0
+
+    def takes_memory(self, mib: int) -> Job:
+        return {"run": {"argv": ["dd", "if=/dev/zero", "of=/dev/null", f"bs={mib}M", "count=1"]}}
+
+
+@pytest.mark.slow
+class TestDocker(Containers):
+    driver = "docker"
+    settings = '[driver.docker]\npull = "never"\ngangs_on_host = ["*"]\n'
+    engine: ClassVar[contextlib.AbstractContextManager[DockerEngine]]
+    before: ClassVar[str | None]
+
+    @classmethod
+    def setup_class(cls) -> None:
+        """Start an engine, too, which an agent in a process of its own finds by DOCKER_HOST."""
+        if why := why_no_dockerd():
+            pytest.skip(why)
+        super().setup_class()
+        cls.engine = engine()
+        docker, cls.before = cls.engine.__enter__(), os.environ.get("DOCKER_HOST")
+        docker.make_image(IMAGE)
+        os.environ["DOCKER_HOST"] = f"unix://{docker.socket}"
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        os.environ.pop("DOCKER_HOST")
+        if cls.before is not None:
+            os.environ["DOCKER_HOST"] = cls.before
+        cls.engine.__exit__(None, None, None)
+        super().teardown_class()
+
+
+#: how an agent in a process of its own finds this storage
+OPTIONS: Final = "MOORAGE_DRIVER_PODMAN_OPTIONS"
+HOME: Final = "MOORAGE_TEST_PODMAN_HOME"
+NO_LIMITS: Final = "rootless podman sets limits only where cgroups of version 2 are its user's"
+
+
+@pytest.mark.slow
+class TestPodman(Containers):
+    driver = "podman"
+    settings = '[driver.podman]\npull = "never"\ngangs_on_host = ["*"]\n'
+    user: ClassVar[int] = 0
+    stack: ClassVar[contextlib.ExitStack]
+
+    @classmethod
+    def setup_class(cls) -> None:
+        """Make storage with an image, too."""
+        if why := why_no_podman():
+            pytest.skip(why)
+        super().setup_class()
+        cls.stack = contextlib.ExitStack()
+        home = cls.stack.enter_context(podman_home(cls.user))
+        home.make_image(IMAGE)
+        os.environ |= {OPTIONS: ",".join(home.options), HOME: str(home.folder)}
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        for name in (OPTIONS, HOME):
+            os.environ.pop(name)
+        cls.stack.close()
+        super().teardown_class()
+
+
+@pytest.mark.slow
+class TestRootless(TestPodman):
+    """The same with an agent, a supervisor and containers of a user that is not root."""
+
+    user = NOBODY
+    dashes: ClassVar[dict[str, str]] = {"limits": NO_LIMITS}
+
+    @contextlib.asynccontextmanager
+    async def serve(self, settings: WorkerSettings, url: str) -> AsyncIterator[None]:
+        if os.geteuid() != 0:
+            async with super().serve(settings, url):
+                yield
+            return
+        home = PodmanHome(Path(os.environ[HOME]), self.user)
+        home.give(settings.state_dir.parent)
+        agent = AgentProcess(type(self), settings, url)
+        process = await asyncio.create_subprocess_exec(*home.as_user(), *agent.command, env=home.environment())
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
 
 
 class Functions:
@@ -139,16 +257,25 @@ class TestHandler(DriverChecks):
 TABLE: Final[dict[str, set[str]]] = {
     "process": set(),
     "handler": {"exit_code", "children", "limits", "folder"},
+    "docker": set(),
+    "podman": set(),
+    "podman, rootless": {"limits"},
 }
 
 
 def test_each_driver_passes_all_checks_but_its_dashes_and_the_page_gives_their_reasons() -> None:
-    dashes = {"process": TestProcess.dashes, "handler": TestHandler.dashes}
+    kinds: dict[str, type[DriverChecks]] = {
+        "process": TestProcess,
+        "handler": TestHandler,
+        "docker": TestDocker,
+        "podman": TestPodman,
+        "podman, rootless": TestRootless,
+    }
     for driver, missing in TABLE.items():
-        assert set(dashes[driver]) - {"limits"} == missing - {"limits"}, driver
-        kind = TestProcess if driver == "process" else TestHandler
-        assert {name for name in CHECKS if callable(getattr(kind, f"test_{name}"))} == {*CHECKS} - {*dashes[driver]}
-        for name, why in dashes[driver].items():
+        kind = kinds[driver]
+        assert set(kind.dashes) - {"limits"} == missing - {"limits"}, driver
+        assert {name for name in CHECKS if callable(getattr(kind, f"test_{name}"))} == {*CHECKS} - {*kind.dashes}
+        for name, why in kind.dashes.items():
             assert why in HOW_TO, f"the page does not say why {driver} has no check {name}"
     rows = [line for line in HOW_TO.splitlines() if line.startswith("| `")]
     assert {name for name in CHECKS if not any(row.startswith(f"| `{name}` |") for row in rows)} == set()

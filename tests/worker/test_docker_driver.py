@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import gzip
+import hashlib
+import http.server
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,19 +27,28 @@ from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
-from moorage.worker.drivers.container_config import config_of, devices_of
+from moorage.worker.drivers.container_config import (
+    check_policy,
+    config_of,
+    devices_of,
+    network_of,
+)
 from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
-from moorage.worker.drivers.docker import PULLS_MAX, STARTS_MAX, DockerDriver, DockerSettings
+from moorage.worker.drivers.container_start import PULLS_MAX, STARTS_MAX
+from moorage.worker.drivers.docker import DockerDriver, DockerSettings
+from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
+from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.output import output_path
-from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
+from tests.engines import PATH, DockerEngine, engine, image_of, why_no_dockerd
 from tests.waiting import until
 
 IMAGE: Final = "moorage-test:driver"
+MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
 NO_RULES: Final = Policy({}, {}, {}, None, {})
 
 
@@ -50,15 +65,18 @@ class Rig:
     """A driver, and all that it reports."""
 
     def __init__(
-        self, state: Path, own: DockerSettings, policy: Policy = NO_RULES, devices: Sequence[Device] = ()
+        self,
+        state: Path,
+        own: DockerSettings,
+        policy: Policy = NO_RULES,
+        devices: Sequence[Device] = (),
+        **settings: Any,
     ) -> None:
         self.state = state
         self.devices = devices
         self.link = SupervisorLink(state)
-        self.driver = DockerDriver(
-            self.link, "w1", own, interface=None, simulated=not devices, stream_output=True, output_cap_bytes=1 << 20,
-            policy=policy,
-        )  # fmt: skip
+        worker = WorkerSettings(state, "w1", output_cap_bytes=1 << 20, **settings)
+        self.driver = DockerDriver(Kit("w1", worker, policy, self.link, len(devices), not devices, own))
         self.events: list[DriverEvent] = []
         self.frames: list[tuple[MemberName, OutputFrame]] = []
         self.living: list[Living] = []
@@ -83,9 +101,9 @@ class Rig:
 
     async def use(self, other: Engine) -> None:
         """Give the driver another engine's API, once it has swept what an agent before it left."""
-        await asyncio.gather(*self.driver._cleaning)
-        await self.driver._engine.close()
-        self.driver._engine = other
+        await asyncio.gather(*self.driver._removal.later)
+        await self.driver._host.engine.close()
+        self.driver._host.engine = other
 
     def told(self, kind: type, name: MemberName) -> Any:
         """What it reported of this member in an event of that kind; None so far."""
@@ -200,6 +218,156 @@ async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once
         await no_containers(docker)
 
 
+class Registry(http.server.ThreadingHTTPServer):
+    """A registry with one image, for one user."""
+
+    LOGIN: Final = "Basic " + base64.b64encode(b"me:pass:word").decode()
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Registry.Handler)
+        layer = image_of(("sh",))
+        config = json.dumps(
+            {
+                "architecture": "amd64",
+                "os": "linux",
+                "config": {},
+                "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+            }
+        ).encode()
+        kind, parts = (
+            "application/vnd.docker.",
+            [("container.image.v1+json", config), ("image.rootfs.diff.tar.gzip", gzip.compress(layer))],
+        )
+        self.blobs = {f"sha256:{hashlib.sha256(data).hexdigest()}": data for _, data in parts}
+        told = [
+            {"mediaType": kind + name, "size": len(data), "digest": digest}
+            for (name, data), digest in zip(parts, self.blobs, strict=True)
+        ]
+        self.manifest = json.dumps(
+            {"schemaVersion": 2, "mediaType": MANIFEST, "config": told[0], "layers": told[1:]}
+        ).encode()
+        self.digest = f"sha256:{hashlib.sha256(self.manifest).hexdigest()}"
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        server: Registry
+
+        def do_GET(self) -> None:
+            last = self.path.rpartition("/")[2]
+            if self.headers["Authorization"] != Registry.LOGIN:
+                self._answer(401, b"{}", {"WWW-Authenticate": 'Basic realm="test"'})
+            elif "/manifests/" in self.path and last in ("1", self.server.digest):
+                headers = {"Content-Type": MANIFEST, "Docker-Content-Digest": self.server.digest}
+                self._answer(200, self.server.manifest, headers)
+            else:
+                found = self.server.blobs.get(last)
+                self._answer(200 if found is not None or self.path == "/v2/" else 404, found or b"{}", {})
+
+        do_HEAD = do_GET
+
+        def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(data)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: not to standard error."""
+
+
+@pytest.mark.slow
+async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_operator_keeps(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o700)
+    (kept / "registry").touch(mode=0o600)
+    (kept / "registry").write_text("me:pass:word\n")
+    with Registry() as registry:
+        threading.Thread(target=registry.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{registry.server_address[1]}"
+        own = settings(docker, pull="missing", digests_only=True, registry_secrets={address: "registry"})
+        async with state_of(tmp_path) as state, Rig(state, own, secrets_dir=kept) as rig:
+            name = rig.start("j1", "sh", "-c", "exit 3", image=f"{address}/box@{registry.digest}")
+            assert await rig.reported(Ended, name) == (name, 3, "exit")
+            tagged = rig.start("tagged", "sh", image=f"{address}/box:1")
+            assert "not named by its digest" in (await rig.reported(StartFailed, tagged))[2]
+        own = settings(docker, pull="always")
+        async with state_of(tmp_path / "2"), Rig(tmp_path / "2" / "s", own) as rig:
+            refused = rig.start("j2", "sh", image=f"{address}/box:1")
+            told = await until(lambda: rig.told(NotStarted, refused) or rig.told(StartFailed, refused), deadline_s=60)
+            assert "cannot be pulled" in str(told)
+        registry.shutdown()
+
+
+@pytest.mark.slow
+async def test_it_starts_in_a_folder_of_its_own_that_is_bounded(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.attempt_folders.MEASURE_S", 0.2)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker), folder_bytes=1 << 20) as rig:
+        name = rig.start("j1", "sh", "-c", "pwd; echo $HOME; ls -A; id -u; echo x > kept")
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        assert await rig.output(name) == "/work\n/work\n65534\n"
+        root = state / "folders" / "w1@docker"
+        assert root.stat().st_mode & 0o777 == 0o700, "no user of the host passes: the engine mounts it"
+        assert (root / "acme.j1.0.1.7" / "kept").read_text() == "x\n", "it stays for a while"
+        deep = rig.start("deep", "sh", "-c", "pwd", cwd="/tmp")
+        assert await rig.reported(Ended, deep) == (deep, 0, "exit")
+        assert await rig.output(deep) == "/tmp\n"
+        missing = rig.start("missing", "sh", "-c", "pwd", cwd="src")
+        assert (await rig.reported(StartFailed, missing))[1] == 126
+        full = rig.start("full", "sh", "-c", "head -c 4194304 /dev/zero > big; sleep 600")
+        _, code, why = await rig.reported(Ended, full)
+        assert (code < 0, why) == (True, "disk: its folder takes 4 MiB, folder_bytes is 1 MiB")
+
+
+@pytest.mark.slow
+async def test_the_folder_belongs_to_the_user_that_the_image_names(docker: DockerEngine, tmp_path: Path) -> None:
+    docker.make_image("moorage-test:named", "USER worker", 'CMD ["sh", "-c", "id -u > own; cat own; pwd"]')
+    own = settings(docker, user="image")
+    async with state_of(tmp_path) as state, Rig(state, own) as rig:
+        name = rig.start("j1", "sh", "-c", "id -u > own; cat own", image="moorage-test:named")
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        assert await rig.output(name) == "4321\n"
+        assert (state / "folders" / "w1@docker" / "acme.j1.0.1.7" / "own").stat().st_uid == 4321
+        unknown = rig.start("none", "true", image=docker.make_image("moorage-test:none", "USER nobody-knows"))
+        assert "the image has no user nobody-knows" in (await rig.reported(StartFailed, unknown))[2]
+
+
+@pytest.mark.slow
+async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngine, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o700)
+    (kept / "token").touch(mode=0o600)
+    (kept / "token").write_text("s3cret-of-this-test")
+    image = docker.make_image(
+        "moorage-test:entry", 'ENTRYPOINT ["sh", "-c"]', 'CMD ["echo by itself $TOKEN; sleep 600"]'
+    )
+    async with state_of(tmp_path) as state, Rig(state, settings(docker), secrets_dir=kept) as rig:
+        env = {"TOKEN": Secret("token"), "PLAIN": "p", "CUDA_VISIBLE_DEVICES": Secret("token")}
+        name = rig.start("j1", "sh", "-c", 'echo "$TOKEN $PLAIN [$CUDA_VISIBLE_DEVICES] $$"; exit 7', env=env)
+        assert await rig.reported(Ended, name) == (name, 7, "exit")
+        assert await rig.output(name) == "s3cret-of-this-test p [] 1\n"
+        own = rig.start("own", image=image, env=env)
+        await rig.reported(Started, own)
+        told = await until(lambda: "by itself" in rig.live_output(own) and rig.live_output(own))
+        assert told == "by itself s3cret-of-this-test\n"
+        (container,) = await until(lambda: len(docker.containers()) == 1 and docker.containers())
+        shown = docker.docker("inspect", container).stdout
+        assert "PLAIN=p" in shown
+        assert "s3cret-of-this-test" not in shown
+        assert list(Path("/dev/shm").glob("moorage-*/*")) == [], "the mount holds what it needs"
+        rig.driver.end(own, 0.0, "test")
+        await rig.reported(Ended, own)
+        absent = rig.start("absent", "no-such-program", env=env)
+        assert (await rig.reported(Ended, absent))[1:] == (127, "exit")
+        unknown = rig.start("unknown", "true", env={"TOKEN": Secret("other")})
+        assert "no such file" in (await rig.reported(StartFailed, unknown))[2]
+        await no_containers(docker)
+
+
 class Dying(Engine):
     """An engine's API at which an agent dies: it comes to a step, and never past it."""
 
@@ -303,6 +471,7 @@ async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path:
         await until(lambda: docker.containers())
         rig.driver.end(name, 10.0, "cancelled")
         assert await rig.reported(Ended, name) == (name, -9, "end")
+        await no_containers(docker)
 
 
 HOOK: Final = """#!/bin/sh
@@ -365,7 +534,7 @@ class SlowRegistry(Engine):
 
     pulls = 0
 
-    async def pull(self, image: str) -> AsyncIterator[str]:
+    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[str]:
         self.pulls += 1
         await asyncio.Event().wait()
         yield ""
@@ -396,7 +565,7 @@ async def test_images_that_do_not_arrive_keep_no_container_from_its_start(docker
 async def test_an_image_that_does_not_arrive_in_time_sends_the_job_elsewhere(
     docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.worker.drivers.docker.PULL_S_MAX", 0.5)
+    monkeypatch.setattr("moorage.worker.drivers.container_start.PULL_S_MAX", 0.5)
     async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
         await with_slow_registry(rig, docker)
         name = rig.start("j1", "true", image="nowhere/none:1")
@@ -424,7 +593,7 @@ class SlowOutput(Engine):
 async def test_output_that_comes_slowly_is_waited_for_and_what_does_not_come_is_told(
     docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalls: bool
 ) -> None:
-    monkeypatch.setattr("moorage.worker.drivers.docker.ENGINE_S", 2.0)
+    monkeypatch.setattr("moorage.worker.drivers.container_follow.ENGINE_S", 2.0)
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         slow = SlowOutput(docker.socket)
         slow.piece_s, slow.stalls = 0.5, stalls
@@ -540,14 +709,13 @@ async def test_what_no_container_can_have_is_refused_with_a_word(tmp_path: Path)
         (request(argv=["x"]), "needs an image"),
         (request(image="../containers/x"), "no name of an image"),
         (request(image="a?b=c"), "no name of an image"),
-        (request(image="a", env={"TOKEN": Secret("t")}), "gives no secrets"),
     ):
         with pytest.raises(Refused, match=word) as refused:
             driver.check(wrong)
         assert refused.value.code == "invalid-argument"
     for image in ("a", "a/b:1", "r.example:5000/a/b@sha256:" + "0" * 64):
         driver.check(request(image=image))
-    await driver._engine.close()
+    await driver._host.engine.close()
 
 
 async def test_a_gang_whose_containers_have_no_network_goes_to_another_worker(tmp_path: Path) -> None:
@@ -559,10 +727,10 @@ async def test_a_gang_whose_containers_have_no_network_goes_to_another_worker(tm
         driver.check(gang)
     assert refused.value.code == "failed-precondition", "another worker may have one"
     driver.check(msgspec.structs.replace(gang, replicas=1))
-    await driver._engine.close()
+    await driver._host.engine.close()
     driver = driver_of(tmp_path, DockerSettings(socket=tmp_path / "none.sock", network="ours"))
     driver.check(gang)
-    await driver._engine.close()
+    await driver._host.engine.close()
 
 
 @pytest.mark.parametrize(
@@ -576,11 +744,37 @@ async def test_a_gang_whose_containers_have_no_network_goes_to_another_worker(tm
 async def test_what_the_operator_does_not_allow_fails_the_attempt(
     tmp_path: Path, own: dict[str, Any], run: dict[str, Any], word: str
 ) -> None:
-    from moorage.worker.drivers.container_config import check_policy
-
     with pytest.raises(Refused, match=word) as refused:
         check_policy("acme", request(image="theirs/a", **run), DockerSettings(**own), NO_RULES)
     assert refused.value.code == "not-permitted"
+
+
+def test_an_operator_rules_by_tenant_over_images_mounts_and_networks() -> None:
+    own = DockerSettings(
+        images=("ours/*",), images_for={"acme": "theirs/* ours/x"}, mounts=("/data:/data:ro",),
+        mounts_for={"acme": "/a:/a:rw /b:/b:ro", "*": "/c:/c:ro"}, network="none", network_for={"acme": "lan"},
+        gangs_on_host=("acme",), memlock=True,
+    )  # fmt: skip
+    for tenant, image, is_allowed in (
+        ("acme", "theirs/a", True), ("acme", "ours/a", False), ("other", "ours/a", True), ("other", "theirs/a", False),
+    ):  # fmt: skip
+        with contextlib.nullcontext() if is_allowed else pytest.raises(Refused, match="may not run"):
+            check_policy(tenant, request(image=image), own, NO_RULES)
+    with pytest.raises(Refused, match="may not run"):
+        check_policy("acme", request(image="x"), DockerSettings(images_for={"acme": ""}), NO_RULES)
+    host = made(own, [])["HostConfig"]
+    assert (host["NetworkMode"], host["Binds"]) == ("lan", ["/data:/data:ro", "/a:/a:rw", "/b:/b:ro"])
+    assert host["Ulimits"] == [{"Name": "memlock", "Soft": -1, "Hard": -1}]
+    gang = msgspec.structs.replace(request(image="a"), gpu=GpuSpec(scheduling="gang"), replicas=2)
+    assert [network_of(tenant, gang, own) for tenant in ("acme", "other")] == ["host", "none"]
+    assert network_of("acme", request(image="a"), own) == "lan", "the host's network is for ranks alone"
+    wrong: list[dict[str, Any]] = [
+        {"network_for": {"acme": "host"}}, {"network_for": {"acme": "container:x"}}, {"mounts_for": {"*": "/etc"}},
+        {"images_for": {"a b": "x"}},
+    ]  # fmt: skip
+    for fields in wrong:
+        with pytest.raises(ValueError, match=r"must be|goes by tenant"):
+            DockerSettings(**fields)
 
 
 def made(own: DockerSettings, devices: list[Device], **run: Any) -> dict[str, Any]:

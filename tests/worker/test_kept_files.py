@@ -17,9 +17,8 @@ import pytest
 from moorage.bus.archives import Inflating, unpack
 from moorage.bus.object_store import ObjectStore
 from moorage.schemas.frames import End
-from moorage.worker import job_files
+from moorage.worker import attempt_files, job_files
 from moorage.worker.attempt_folders import FOLDERS
-from moorage.worker.drivers import process
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.job_files import JobFiles, NotKept
 from tests.waiting import until
@@ -105,7 +104,7 @@ async def test_a_job_whose_files_cannot_be_stored_has_not_succeeded(
         assert exited.code == 1
         assert exited.detail.startswith("not-stored: files: more than")
         monkeypatch.setattr(JobFiles, "keep", slow)
-        monkeypatch.setattr(process, "STORE_S_MAX", 0.3)
+        monkeypatch.setattr(attempt_files, "STORE_S_MAX", 0.3)
         await leader.want("w1", msgspec.structs.replace(placed(late, "touch x", keep=["x"]), slots=[1]))
         exited = await leader.heard("w1", "exited", late)
         assert (exited.code, exited.detail) == (1, "not-stored: files: not stored within 0.3 s")

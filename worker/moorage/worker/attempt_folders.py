@@ -1,6 +1,7 @@
 """A folder of its own for each attempt: where it starts, its HOME, bounded in use, removed some time after its end.
 
-It is `<root>/<tenant>.<job>.<replica>.<attempt>.<fence>`, mode 0700, and belongs to the job's user. An empty folder
+It is `<root>/<tenant>.<job>.<replica>.<attempt>.<fence>`, mode 0700, and belongs to the job's user. A driver of
+containers has a root of its own, which no other user of the host passes: its engine mounts the folder. An empty folder
 goes at once when its attempt is over. The others stay for `keep_s`, so that a person can look at what a job left; the
 oldest go earlier where there are too many of them, or where they would take the last room on the disk.
 
@@ -69,13 +70,17 @@ class FolderUnavailable(Refused):
 
 
 class AttemptFolders:
-    """The folders of one worker's attempts. Call `begin` with what lives, then `run`."""
+    """The folders of the attempts of one driver, `owner`. Call `begin` with what lives, then `run`.
 
-    def __init__(self, settings: WorkerSettings, worker: str) -> None:
+    `is_mounted`: a container gets the folder, so that no user of the host has to reach it.
+    """
+
+    def __init__(self, settings: WorkerSettings, owner: str, *, is_mounted: bool = False) -> None:
         self.bounds = FolderBounds(settings.folder_bytes, settings.folder_keep)
         self._state = settings.state_dir
         self._own = settings.folder_dir is None  # below the state folder, which is ours to open for other users
-        self.root = (settings.folder_dir or settings.state_dir / FOLDERS) / worker
+        self.root = (settings.folder_dir or settings.state_dir / FOLDERS) / owner
+        self._root_mode = _MODE if is_mounted else _PASSAGE
         self._living: dict[MemberName, float] = {}  # with the grace that each gets if it has to end
         self._ended: OrderedDict[str, float] = OrderedDict()  # CLOCK_BOOTTIME of the end, oldest first
         self._is_passable = False
@@ -112,7 +117,7 @@ class AttemptFolders:
         try:
             os.mkdir(path, _MODE)
         except FileNotFoundError:
-            os.makedirs(self.root, _PASSAGE, exist_ok=True)
+            os.makedirs(self.root, self._root_mode, exist_ok=True)
             os.mkdir(path, _MODE)
         except FileExistsError:  # an agent died between this and the start
             _remove([path])
@@ -130,6 +135,20 @@ class AttemptFolders:
                 self._is_passable = True
         except OSError as error:
             raise FolderUnavailable(f"{self.path(name)}: {error.strerror or error}", "see folder_dir") from None
+
+    def give_to_container(self, name: MemberName, ids: tuple[int, int]) -> None:
+        """Have the folder belong to this user of a container. Raises FolderUnavailable.
+
+        An agent that is not root has a rootless engine, which numbers users anew: there every one of them may write.
+        """
+        path = self.path(name)
+        try:
+            if os.geteuid() == 0:
+                os.chown(path, *ids)
+            else:
+                os.chmod(path, 0o777)
+        except OSError as error:
+            raise FolderUnavailable(f"{path}: {error.strerror or error}", "see folder_dir") from None
 
     def _let_pass(self) -> None:
         """Let other users reach the folders. What is not ours to change stops it: FolderUnavailable."""

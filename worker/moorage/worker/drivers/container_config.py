@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import pwd
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from moorage.schemas.errors import Refused, refuse
-from moorage.schemas.frames import NOT_PERMITTED, Device
+from moorage.schemas.frames import NOT_PERMITTED, OTHERS, Device
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.container_entry import mounts_of, words_of
 from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
-from moorage.worker.policy import Policy
+from moorage.worker.policy import Policy, check_rules
 
 _MIB: Final = 1 << 20
 #: as engines name images: what else stands there could lead a request to the engine astray
@@ -26,8 +28,26 @@ _IMAGE: Final = re.compile(
 )
 #: a kind of one letter ends dockerd 26 where it reads such a name
 _CDI: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]+=[A-Za-z0-9][A-Za-z0-9_.:-]*")
+#: where a container has the folder of its attempt
+FOLDER_AT: Final = "/work"
+#: -1 stands for no change
+_ID_MAX: Final = (1 << 32) - 1
 #: networks that are the host's, or another container's
 _SHARED_NETWORKS: Final = ("host", "container:", "ns:")
+
+
+class Image(NamedTuple):
+    """What an image says of its own program: what stands before the job's words, what stands for them, its user."""
+
+    entry_point: Sequence[str] = ()
+    command: Sequence[str] = ()
+    user: str = ""
+
+    @classmethod
+    def of(cls, inspected: Mapping[str, Any]) -> Image:
+        """Return what an engine's inspection of an image says."""
+        config = inspected.get("Config") or {}
+        return cls(config.get("Entrypoint") or (), config.get("Cmd") or (), config.get("User") or "")
 
 
 class ContainerSettings(msgspec.Struct, frozen=True):
@@ -39,28 +59,50 @@ class ContainerSettings(msgspec.Struct, frozen=True):
     ] = "65534:65534"
     request_user: Annotated[bool, setting("Whether a job may name its user (`run.user`), root included.")] = False
     images: Annotated[tuple[str, ...], setting("Images that jobs may run, * in them; empty: any.")] = ()
+    images_for: Annotated[
+        dict[str, str],
+        setting("Images that a tenant may run in place of these, blanks between; * is every other tenant."),
+    ] = {}
     pull: Annotated[Literal["missing", "always", "never"], setting("When an image is pulled from its registry.")] = (
         "missing"
     )
+    registry_secrets: Annotated[
+        dict[str, str],
+        setting("Secret with USER:PASSWORD for a registry, by the name that images have it under."),
+    ] = {}
     digests_only: Annotated[bool, setting("Whether an image must be named by its digest: NAME@sha256:...")] = False
     network: Annotated[str, setting("Network of containers: none, bridge, or the name of one; never the host's.")] = (
         "none"
     )
+    network_for: Annotated[
+        dict[str, str], setting("Network of a tenant's containers in place of that; * is every other tenant.")
+    ] = {}
+    gangs_on_host: Annotated[
+        tuple[str, ...],
+        setting("Tenants, or *, whose ranks of a gang have the host's network, where they reach each other."),
+    ] = ()
     mounts: Annotated[
         tuple[str, ...], setting("Folders of this host for every container, each as /host/path:/path:ro or :rw.")
     ] = ()
+    mounts_for: Annotated[
+        dict[str, str], setting("More of them for a tenant's containers, blanks between; * is every other tenant.")
+    ] = {}
     pids_max: Annotated[int, setting("Processes and threads of a container.", ge=1, le=1 << 22)] = 4096
     shm: Annotated[int, setting("Size of /dev/shm.", unit="bytes", ge=_MIB, le=1 << 42)] = 64 * _MIB
+    memlock: Annotated[bool, setting("Whether containers may lock any amount of memory, as RDMA needs it.")] = False
     nvidia_capabilities: Annotated[
         str, setting("NVIDIA_DRIVER_CAPABILITIES of containers with NVIDIA GPUs, commas between.")
     ] = "compute,utility"
 
     def __post_init__(self) -> None:
-        if self.network.startswith(_SHARED_NETWORKS):
-            raise ValueError(f"network must be none, bridge or the name of a network, found {self.network!r}")
+        for network in (self.network, *self.network_for.values()):
+            if not network or network.startswith(_SHARED_NETWORKS):
+                raise ValueError(f"network must be none, bridge or the name of a network, found {network!r}")
+        for name in ("images_for", "network_for", "mounts_for"):
+            check_rules(name, getattr(self, name))
         if self.user != "image" and not re.fullmatch(r"[0-9]+(:[0-9]+)?", self.user):
             raise ValueError(f"user must be UID, UID:GID or image, found {self.user!r}")
-        for mount in self.mounts:
+        for mount in (*self.mounts, *(word for words in self.mounts_for.values() for word in words.split())):
             if not re.fullmatch(r"/[^:]*:/[^:]+:(ro|rw)", mount):
                 raise ValueError(f"mounts must be as /host/path:/path:ro, found {mount!r}")
 
@@ -76,13 +118,17 @@ def check_request(request: Request, settings: ContainerSettings) -> None:
         raise _wrong("this is no name of an image", "$.run.image", image, "NAME, NAME:TAG or NAME@sha256:DIGEST")
     if request.gpu is not None and request.gpu.effective_sharing == "mps":
         raise SharingUnavailable("mps", "containers share by time-slice alone")
-    if settings.network == "none" and request.replicas > 1 and request.gpu and request.gpu.scheduling == "gang":
+    if (
+        is_gang(request)
+        and not settings.gangs_on_host
+        and {settings.network, *settings.network_for.values()} == {"none"}
+    ):
         raise refuse(
             "failed-precondition",
             "the ranks of a gang cannot meet: containers of this worker have no network",
             field="$.gpu.scheduling",
             found="gang",
-            allowed="a worker whose setting network of the driver is a network on which its hosts reach each other",
+            allowed="a worker whose driver has a network on which its hosts reach each other (network, gangs_on_host)",
         )
 
 
@@ -95,14 +141,38 @@ def check_policy(tenant: str, request: Request, settings: ContainerSettings, pol
     run, image = request.workload, request.image
     if settings.digests_only and "@sha256:" not in image:
         raise _forbidden(f"image {image} is not named by its digest", image, "NAME@sha256:DIGEST")
-    if settings.images and not any(fnmatch.fnmatchcase(image, pattern) for pattern in settings.images):
-        raise _forbidden(f"image {image} may not run on this worker", image, ", ".join(settings.images[:5]))
+    images = _for(tenant, settings.images_for)
+    patterns = settings.images if images is None else images.split()
+    if (patterns or images is not None) and not any(fnmatch.fnmatchcase(image, pattern) for pattern in patterns):
+        raise _forbidden(f"image {image} may not run on this worker", image, ", ".join(patterns[:5]))
     if run.user is not None and not settings.request_user and policy.user_of(tenant) is None:
         raise _forbidden("a job may not name its user on this worker", run.user, "no user")
     if run.argv:
         policy.check_program(tenant, run)
     elif policy.has_programs:
         raise _forbidden(f"tenant {tenant} must name its program on this worker", "none", "a program")
+
+
+def is_gang(request: Request) -> bool:
+    """Return whether the request has ranks that have to meet."""
+    return request.replicas > 1 and request.gpu is not None and request.gpu.scheduling == "gang"
+
+
+def _for(tenant: str, rules: Mapping[str, str]) -> str | None:
+    return rules.get(tenant, rules.get(OTHERS))
+
+
+def network_of(tenant: str, request: Request, settings: ContainerSettings) -> str:
+    """Return the network of a tenant's container: the host's only for ranks of a gang, where the operator says so."""
+    if is_gang(request) and not {tenant, OTHERS}.isdisjoint(settings.gangs_on_host):
+        return "host"
+    return _for(tenant, settings.network_for) or settings.network
+
+
+def registry_of(image: str) -> str:
+    """Return the registry that the name of an image begins with; "" where it begins with none."""
+    first, slash, _ = image.partition("/")
+    return first if slash and (first == "localhost" or "." in first or ":" in first) else ""
 
 
 def _forbidden(message: str, found: str, allowed: str) -> Refused:
@@ -115,17 +185,23 @@ def config_of(
     settings: ContainerSettings,
     policy: Policy,
     info: Mapping[str, Any],
+    image: Image = Image(),  # noqa: B008
     *,
     labels: Mapping[str, str],
     log_bytes: int,
+    folder: str = "",
+    variables: Path | None = None,
     interface: str | None = None,
     simulated: bool = False,
 ) -> dict[str, Any]:
-    """Return what the engine is to create. Raises SharingUnavailable, and Refused for a device that has no name."""
-    request, run = assignment.request, assignment.run
+    """Return what the engine is to create. Raises SharingUnavailable, and Refused for a device that has no name.
+
+    `folder` is the attempt's own on this host, and `variables` the file of its secrets (container_entry.py).
+    """
+    tenant, request, run = assignment.name[0], assignment.request, assignment.run
     ours = assignment.environment(interface=interface, simulated=simulated)
     host: dict[str, Any] = {
-        "NetworkMode": settings.network,
+        "NetworkMode": network_of(tenant, request, settings),
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
         "Privileged": False,
@@ -135,30 +211,40 @@ def config_of(
         "CgroupnsMode": "private",
         "PidsLimit": settings.pids_max,
         "ShmSize": settings.shm,
-        "Binds": list(settings.mounts),
+        "Binds": [*settings.mounts, *(_for(tenant, settings.mounts_for) or "").split()],
+        "Mounts": [{"Type": "bind", "Source": os.path.abspath(folder), "Target": FOLDER_AT}] if folder else [],
         "LogConfig": {"Type": "local", "Config": {"max-size": f"{max(_MIB, log_bytes)}", "max-file": "2"}},
     }
+    if settings.memlock:
+        host["Ulimits"] = [{"Name": "memlock", "Soft": -1, "Hard": -1}]
     if (resources := request.resources) is not None:
         if resources.cpu_milli:
             host["NanoCpus"] = resources.cpu_milli * 1_000_000
         if resources.memory_mib:
             host["Memory"] = host["MemorySwap"] = resources.memory_mib * _MIB
     if assignment.devices and not simulated:
-        asked, variables = devices_of(assignment.devices, settings, info)
+        asked, shown = devices_of(assignment.devices, settings, info)
         host |= asked
-        ours |= variables
-    env = lay_over({name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
+        ours |= shown
+    base = {"HOME": FOLDER_AT} if folder else {}
+    env = lay_over(base | {name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
     config: dict[str, Any] = {
         "Image": request.image,
         "Env": [f"{name}={value}" for name, value in env.items()],
         "Labels": dict(labels),
-        "User": _user(policy.user_of(assignment.name[0]) or run.user, settings),
+        "User": _user(policy.user_of(tenant) or run.user, settings),
         "HostConfig": host,
     }
     if run.argv:
         config["Cmd"] = list(run.argv)
-    if run.cwd:
-        config["WorkingDir"] = run.cwd
+    if variables is not None:
+        words = [*image.entry_point, *(run.argv or image.command)]
+        if not words:
+            raise refuse("invalid-argument", "neither the job nor its image says what to run", field="$.run.argv")
+        config |= words_of(words)
+        host["Mounts"] += mounts_of(variables)
+    if run.cwd or (folder and run.argv):  # an image's own command starts in the image's own folder
+        config["WorkingDir"] = os.path.join(FOLDER_AT if folder else "/", run.cwd or "")
     return config
 
 
@@ -171,6 +257,23 @@ def _user(wanted: str | None, settings: ContainerSettings) -> str:
     except KeyError:
         return f"{wanted}:{wanted}" if wanted.isdecimal() else wanted
     return f"{entry.pw_uid}:{entry.pw_gid}"
+
+
+def ids_of(user: str) -> tuple[int, int] | None:
+    """Return uid and gid of a container's user; None for one that only the image knows by this name."""
+    uid, _, gid = user.partition(":")
+    if user and not (uid.isdecimal() and int(uid) < _ID_MAX):
+        return None
+    return int(uid or 0), int(gid) if gid.isdecimal() and int(gid) < _ID_MAX else 0
+
+
+def ids_in(passwd: bytes, user: str) -> tuple[int, int] | None:
+    """Return uid and gid of a user by the text of an image's /etc/passwd; None where it has no such user."""
+    for line in passwd.splitlines():
+        words = line.split(b":")
+        if len(words) > 3 and words[0].decode(errors="replace") == user.partition(":")[0]:
+            return ids_of(b":".join(words[2:4]).decode(errors="replace"))
+    return None
 
 
 def devices_of(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import tarfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -22,6 +24,8 @@ START_S: Final = 120.0
 _CANNOT_CONNECT: Final = 900  # aiodocker's own
 _HEADER_BYTES: Final = 8
 _PIECE_BYTES_MAX: Final = 1 << 20
+#: of a file that is read from a container
+_FILE_BYTES_MAX: Final = 1 << 20
 
 
 class EngineDown(Exception):
@@ -59,6 +63,7 @@ class Engine:
                 f"the driver docker needs aiodocker: {error}",
                 next="pip install 'moorage[containers]'",
             ) from None
+        self.socket = socket
         # each container holds two connections: by default aiohttp would have all others wait beyond 100
         self._connector = aiohttp.UnixConnector(str(socket), limit=0)
         self._docker: Docker = aiodocker.Docker(url="http://localhost", connector=self._connector)
@@ -89,21 +94,22 @@ class Engine:
             async with asyncio.timeout(ASK_S):
                 return dict(await self._docker.system.info())
 
-    async def has_image(self, image: str) -> bool:
+    async def image(self, name: str) -> dict[str, Any] | None:
+        """What the engine has of an image; None where it has none of that name."""
         with self._sorted():
             async with asyncio.timeout(ASK_S):
                 try:
-                    await self._docker.images.inspect(image)
+                    return dict(await self._docker.images.inspect(name))
                 except self._docker_error as error:
                     if error.status == 404:
-                        return False
+                        return None
                     raise
-        return True
 
-    async def pull(self, image: str) -> AsyncIterator[str]:
-        """Pull an image; yields what the engine tells of its progress."""
+    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[str]:
+        """Pull an image, as this user with this password if any; yields what the engine tells of its progress."""
+        auth = None if login is None else {"username": login[0], "password": login[1]}
         with self._sorted():
-            async for told in self._docker.images.pull(image, stream=True):
+            async for told in self._docker.images.pull(image, auth=auth, stream=True):
                 if "error" in told:
                     raise EngineError(500, str(told["error"]))
                 yield str(told.get("status", ""))
@@ -140,6 +146,33 @@ class Engine:
                 if error.status != 404:
                     raise
 
+    async def read_file(self, container: str, path: str) -> bytes:
+        """The first bytes of a file of a container, also of one that has not started; b"" where it has none."""
+        url = self._url(f"containers/{container}/archive")
+        with self._sorted():
+            async with asyncio.timeout(ASK_S), self._docker.session.get(url, params={"path": path}) as response:
+                if response.status == 404:
+                    return b""
+                if response.status != 200:
+                    raise EngineError(response.status, (await response.text())[:500])
+                archive = b""
+                async for chunk in response.content.iter_any():
+                    archive += chunk
+                    if len(archive) > _FILE_BYTES_MAX:
+                        break
+        with (
+            contextlib.suppress(tarfile.TarError, EOFError, KeyError),  # what is no archive, or cut, or a link
+            tarfile.open(fileobj=io.BytesIO(archive)) as tar,
+        ):
+            for member in tar:
+                found = tar.extractfile(member)
+                return found.read(_FILE_BYTES_MAX) if found is not None else b""
+        return b""
+
+    def _url(self, path: str) -> str:
+        version = "" if self._docker.api_version == "auto" else f"/{self._docker.api_version}"
+        return f"http://localhost{version}/{path}"
+
     async def remove(self, container: str) -> None:
         """Remove a container, also if it runs; returns when the engine has it no more."""
         with self._sorted():
@@ -164,8 +197,7 @@ class Engine:
         None of it where the engine has no such container.
         """
         params = {"stdout": "1", "stderr": "1", "timestamps": "1", "since": since, "follow": "1" if follow else "0"}
-        version = "" if self._docker.api_version == "auto" else f"/{self._docker.api_version}"
-        url = f"http://localhost{version}/containers/{container}/logs"
+        url = self._url(f"containers/{container}/logs")
         with self._sorted():
             async with self._docker.session.get(url, params=params, timeout=self._no_timeout) as response:
                 if response.status == 404:

@@ -9,10 +9,12 @@ podman says of an error is the reason why nothing started.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import errno
 import logging
 import os
+import tempfile
 from collections.abc import Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,13 +23,23 @@ import msgspec
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import PodmanBlock
-from moorage.schemas.errors import Refused, problem, refuse
+from moorage.schemas.errors import MoorageError, Refused, problem, refuse
 from moorage.schemas.job import Request, Secret
 from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND, Assignment, Living
-from moorage.worker.drivers.container_config import check_policy, check_request, config_of
+from moorage.worker.drivers.container_config import (
+    Image,
+    check_policy,
+    check_request,
+    config_of,
+    is_gang,
+    network_of,
+    registry_of,
+)
 from moorage.worker.drivers.container_engine import EngineError
+from moorage.worker.drivers.container_entry import MEMORY, Entries, NoEntry
 from moorage.worker.drivers.container_faults import CannotStart, pull_fault
+from moorage.worker.drivers.container_start import login_for
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.podman_command import (
     CODES,
@@ -39,8 +51,9 @@ from moorage.worker.drivers.podman_command import (
     run_fault,
     words_of,
 )
-from moorage.worker.drivers.process import ENGINE, ProcessDriver, name_of
-from moorage.worker.drivers.supervisor_link import owner_of
+from moorage.worker.drivers.process import ENGINE, ProcessDriver
+from moorage.worker.drivers.supervisor_link import name_of, owner_of
+from moorage.worker.environment import START_FAILED, lay_over
 from moorage.worker.inventory.cdi import CdiError, folders, read_registry
 from moorage.worker.job_files import FilesUnavailable
 from moorage.worker.member_messages import MemberName, Started
@@ -58,8 +71,6 @@ FOLDER: Final = "podman"
 _MADE: Final = ".pid"
 _TOLD: Final = ".told"
 _NODES: Final = ".nodes"
-#: where a container has the folder of its attempt
-FOLDER_AT: Final = "/work"
 LABEL: Final = "moorage.member"
 LABEL_STATE: Final = "moorage.state"
 #: how the `why` of an end begins that was for want of a device
@@ -108,7 +119,7 @@ class PodmanDriver(ProcessDriver):
             stream_output=settings.stream_output,
             output_cap_bytes=settings.output_cap_bytes,
             policy=kit.policy,
-            folders=AttemptFolders(settings, owner_of(kit.worker, cls.name)),
+            folders=AttemptFolders(settings, owner_of(kit.worker, cls.name), is_mounted=True),
             files=kit.files,
         )
         made.own = msgspec.structs.replace(kit.own, user=kit.own.user or default_user())
@@ -122,10 +133,10 @@ class PodmanDriver(ProcessDriver):
         super().__init__(*words, **fields)
         self._folder = self._link.state / FOLDER
         self._mark = ""
+        self._entries = Entries(self._owner, "")
         self._pulls = asyncio.Semaphore(PULLS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[MemberName, asyncio.Task[None]] = {}
-        self._secrets: dict[MemberName, list[str]] = {}
         self._to_remove: set[MemberName] = set()
         self._cleans: asyncio.Task[None] | None = None
 
@@ -133,6 +144,8 @@ class PodmanDriver(ProcessDriver):
         living = await super().open()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._mark = (self._link.state / MARK_NAME).read_text()
+        self._entries = Entries(self._owner, self._mark)
+        self._entries.clear()
         living = [self._as_it_is(each) for each in living]
         # awaited: the first command of a user that is not root leaves a process behind, which must be no member's
         try:
@@ -157,6 +170,9 @@ class PodmanDriver(ProcessDriver):
         name, request, run = assignment.name, assignment.request, assignment.run
         check_policy(name[0], request, self.own, self._policy)
         self._policy.check_secrets(name[0], run.env)
+        if is_gang(request) and network_of(name[0], request, self.own) == "none":
+            why = f"the ranks of a gang of {name[0]} cannot meet: its containers have no network"
+            raise refuse("failed-precondition", why)
         resolve_secrets(run.env, self._secrets_dir)  # what is missing is said now
         marks = assignment.environment(interface=self._interface, simulated=self._simulated)
         if self._folders is not None and assignment.has_folder:
@@ -186,8 +202,7 @@ class PodmanDriver(ProcessDriver):
             await self._have_image(request.image)
             if nodes := await asyncio.to_thread(self._nodes, assignment):
                 self._file(name, _NODES).write_text("\n".join(nodes))
-            secrets = await self._bring_secrets(assignment)
-            return msgspec.structs.replace(member, argv=self._words(assignment, secrets))
+            return msgspec.structs.replace(member, argv=await self._words(assignment))
         except CannotStart as refused:
             if refused.code is None:
                 raise HostAtFault(str(refused)) from None
@@ -245,7 +260,8 @@ class PodmanDriver(ProcessDriver):
         for name in names:
             for suffix in (_MADE, _TOLD, _NODES):
                 self._file(name, suffix).unlink(missing_ok=True)
-        self._remove(self._secrets.keys() & set(names))
+            self._entries.remove(self._key(name))
+        self._remove(())
 
     # -- inside
 
@@ -275,7 +291,7 @@ class PodmanDriver(ProcessDriver):
 
     async def _have_image(self, image: str) -> None:
         """Have the image here, as the settings say. Raises CannotStart."""
-        pull = self.own.pull
+        pull, words = self.own.pull, ["pull", "--quiet"]
         if pull != "always":
             found = await self.podman.ask("image", "exists", "--", image)
             if found.code == 0:
@@ -283,16 +299,30 @@ class PodmanDriver(ProcessDriver):
             if found.code != 1:
                 raise CannotStart(None, found.error)
             if pull == "never":
-                raise CannotStart(CODE_CANNOT_START, f"image {image} is not here (and it is not pulled here)")
+                raise CannotStart(CODE_CANNOT_START, f"there is no image {image} (and it is not pulled here)")
         async with self._pulls:
             log.info("pulling the image %s", image)
-            try:
-                done = await self.podman.ask("pull", "--quiet", "--", image, limit_s=PULL_S_MAX)
-            except TimeoutError:
-                why = f"image {image} cannot be pulled: it is not here after {PULL_S_MAX / 60:g} minutes"
-                raise CannotStart(None, why) from None
+            with tempfile.NamedTemporaryFile(dir=MEMORY, prefix="moorage-login-") as file:  # of mode 0600
+                if (login := login_for(image, self.own, self._secrets_dir)) is not None:
+                    auth = base64.b64encode(":".join(login).encode()).decode()
+                    file.write(msgspec.json.encode({"auths": {registry_of(image): {"auth": auth}}}))
+                    file.flush()
+                    words.append(f"--authfile={file.name}")
+                try:
+                    done = await self.podman.ask(*words, "--", image, limit_s=PULL_S_MAX)
+                except TimeoutError:
+                    why = f"image {image} cannot be pulled: it is not here after {PULL_S_MAX / 60:g} minutes"
+                    raise CannotStart(None, why) from None
             if done.code != 0:
                 raise pull_fault(image, EngineError(500, done.error))
+
+    async def _image(self, name: str) -> Image:
+        """What an image says of its own program. Raises CannotStart."""
+        done = await self.podman.ask("image", "inspect", "--", name)
+        if done.code != 0:
+            raise CannotStart(None, done.error)
+        [inspected] = msgspec.json.decode(done.out)
+        return Image.of(inspected)
 
     def _nodes(self, assignment: Assignment) -> list[str]:
         """The nodes that CDI is to bring for these devices. Raises CannotStart for a device that no spec has."""
@@ -305,39 +335,27 @@ class PodmanDriver(ProcessDriver):
         except CdiError as error:
             raise CannotStart(None, "; ".join([str(error), *registry.faults])) from None
 
-    async def _bring_secrets(self, assignment: Assignment) -> list[str]:
-        """Hand the job's secrets to podman, and return the words by which its container has them."""
+    async def _words(self, assignment: Assignment) -> tuple[str, ...]:
+        """The command line of `podman run`. Raises CannotStart."""
         name, run = assignment.name, assignment.run
-        held = resolve_secrets(run.env, self._secrets_dir)
-        words: list[str] = []
-        for variable, value in run.env.items():
-            if isinstance(value, Secret):
-                secret = f"{self._secret_prefix}{member_digest(self._key(name))}-{len(words)}"
-                self._secrets.setdefault(name, []).append(secret)
-                done = await self.podman.ask("secret", "create", secret, "-", stdin=held[variable].encode())
-                if done.code != 0:
-                    raise CannotStart(None, f"podman keeps no secret: {done.error}")
-                words.append(f"--secret={secret},type=env,target={variable}")
-        return words
-
-    def _words(self, assignment: Assignment, secrets: list[str]) -> tuple[str, ...]:
-        """The command line of `podman run`."""
-        name, own = assignment.name, self.own
-        labels = {LABEL: self._key(name), LABEL_STATE: self._mark}
+        resolved = resolve_secrets(run.env, self._secrets_dir)
+        secrets = lay_over({each: resolved[each] for each, value in run.env.items() if isinstance(value, Secret)}, {})
+        image = await self._image(assignment.request.image) if secrets else Image()
         try:
+            variables = self._entries.write(self._key(name), secrets) if secrets else None
             config = config_of(
-                assignment, own, self._policy, {"CDISpecDirs": True}, labels=labels, log_bytes=0,
+                assignment, self.own, self._policy, {"CDISpecDirs": True}, image,
+                labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables,
+                folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
                 interface=self._interface, simulated=self._simulated,
             )  # fmt: skip
-        except Refused as error:
-            raise CannotStart(None, error.problem.message) from None
-        words = [f"--name={self._container(name)}", f"--pidfile={self._file(name, _MADE)}", f"--env={STATE_MARK}"]
-        if self._folders is not None and assignment.has_folder:
-            words.append(f"--mount=type=bind,source={self._folders.path(name)},destination={FOLDER_AT},U=true")
-            words.append(f"--env=HOME={FOLDER_AT}")
-            if assignment.run.argv or assignment.run.cwd:  # an image's own command starts in the image's own folder
-                config["WorkingDir"] = os.path.join(FOLDER_AT, assignment.run.cwd or "")
-        return self.podman.words("run", *words, *secrets, *words_of(config, limits_here()))
+        except NoEntry as error:
+            raise CannotStart(None, str(error)) from None
+        except MoorageError as error:
+            code = None if error.code == "failed-precondition" else CODE_CANNOT_START
+            raise CannotStart(code, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
+        own = (f"--name={self._container(name)}", f"--pidfile={self._file(name, _MADE)}", f"--env={STATE_MARK}")
+        return self.podman.words("run", *own, *words_of(config, limits_here()))
 
     def _look_for(self, name: MemberName) -> None:
         self._starting[name] = asyncio.get_running_loop().create_task(self._look(name))
@@ -353,9 +371,8 @@ class PodmanDriver(ProcessDriver):
             return
         del self._starting[name]
         self._file(name, _TOLD).touch()
+        self._entries.remove(self._key(name))  # the container has it
         self.report(Started([name]))
-        if name in self._secrets:
-            self._do(self._forget_secrets([name]))
 
     async def _missing(self, name: MemberName) -> str:
         """What a container should have got by CDI and has not; "" where all is well, or it is over."""
@@ -374,10 +391,6 @@ class PodmanDriver(ProcessDriver):
 
     # -- what podman keeps of containers
 
-    @property
-    def _secret_prefix(self) -> str:
-        return f"moorage-{member_digest(f'{self._mark}|{self._owner}')[:16]}-"
-
     def _remove(self, names: Collection[MemberName]) -> None:
         """Begin to remove what podman knows of these, and of all others that are to be removed."""
         self._to_remove.update(names)
@@ -392,7 +405,6 @@ class PodmanDriver(ProcessDriver):
             names = list(self._to_remove)[:AT_ONCE]
             try:
                 done = await self.podman.ask("rm", "--force", "--ignore", "--time=0", *map(self._container, names))
-                await self._forget_secrets(names)
                 trouble = done.error if done.code else ""
             except (OSError, TimeoutError) as error:
                 trouble = str(error) or "no answer"
@@ -414,29 +426,19 @@ class PodmanDriver(ProcessDriver):
         self.on_event(key, event)
         self.on_events_over()
 
-    async def _forget_secrets(self, names: Sequence[MemberName]) -> None:
-        """Remove the secrets of members whose containers have them, or never will."""
-        for name in names:
-            if secrets := self._secrets.pop(name, None):
-                await self.podman.ask("secret", "rm", *secrets)
-
     async def _sweep(self, living: Sequence[MemberName]) -> None:
         """Remove what an agent before this one did not come to remove. Raises OSError, TimeoutError, ValueError."""
         known = {self._key(name) for name in living}
         form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
         ours = f"--filter=label={LABEL_STATE}={self._mark}"
         listed = await self.podman.ask("ps", "--all", "--no-trunc", ours, form)
-        held = await self.podman.ask("secret", "ls", "--format", "{{.Name}}")
-        if listed.code or held.code:
-            raise OSError(listed.error or held.error)
+        if listed.code:
+            raise OSError(listed.error)
         pairs = [line.split(" ", 1) for line in listed.out.splitlines()]
         left = [each for each, key in pairs if key.partition("|")[0] == self._owner and key not in known]
         for at in range(0, len(left), AT_ONCE):
             await self.podman.ask("rm", "--force", "--ignore", "--time=0", *left[at : at + AT_ONCE])
         digests = {member_digest(key) for key in known}
-        for secret in held.out.split():
-            if secret.startswith(self._secret_prefix) and secret.split("-")[2] not in digests:
-                await self.podman.ask("secret", "rm", secret)
         for path in self._folder.iterdir():
             if path.stem not in digests:
                 path.unlink()

@@ -17,7 +17,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.settings import setting
 from moorage.worker.cgroup import own_cgroup
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND
-from moorage.worker.drivers.container_config import ContainerSettings
+from moorage.worker.drivers.container_config import FOLDER_AT, ContainerSettings
 from moorage.worker.drivers.container_engine import EngineError
 from moorage.worker.drivers.container_faults import CannotStart, start_fault
 
@@ -48,21 +48,16 @@ class PodmanSettings(ContainerSettings, frozen=True):
             "65534:65534, and rootless 0:0, which is the agent's user on the host."
         ),
     ] = ""
-    network: Annotated[
-        str, setting("Network of containers: none, host, bridge, slirp4netns, or the name of one; gangs need one.")
-    ] = "none"
     options: Annotated[
         tuple[str, ...],
         setting("Options of podman itself, before its command: --runtime=runc, --root=/data."),
     ] = ()
 
     def __post_init__(self) -> None:
-        is_host = self.network == "host"
-        if self.user and not is_host:
+        if self.user:
             super().__post_init__()
-        else:  # what containers have these words for is checked without them
-            network = "none" if is_host else self.network
-            msgspec.structs.replace(self, user=self.user or default_user(), network=network)
+        else:
+            msgspec.structs.replace(self, user=default_user())  # which checks all others
         for option in self.options:
             if not option.startswith("--"):
                 raise ValueError(f"options must be as --name=value, found {option!r}")
@@ -137,9 +132,11 @@ def words_of(config: Mapping[str, Any], limits: frozenset[str]) -> list[str]:
         *(f"--cap-drop={each}" for each in host["CapDrop"]),
         *(f"--security-opt={each}" for each in host["SecurityOpt"]),
         *(f"--volume={each}" for each in host["Binds"]),
+        *(f"--mount={_mount(each)}" for each in host["Mounts"]),
         *(f"--label={name}={value}" for name, value in config["Labels"].items()),
         *(f"--env={each}" for each in config["Env"]),
         *(f"--ulimit={each}" for each in _ulimits()),
+        *(f"--ulimit={each['Name']}={each['Soft']}:{each['Hard']}" for each in host.get("Ulimits", ())),
         *(f"--device={name}" for each in host.get("DeviceRequests", ()) for name in each["DeviceIDs"]),
         *(f"--device={each['PathOnHost']}" for each in host.get("Devices", ())),
     ]  # fmt: skip
@@ -153,7 +150,19 @@ def words_of(config: Mapping[str, Any], limits: frozenset[str]) -> list[str]:
         words += [f"--memory={host['Memory']}b", f"--memory-swap={host['MemorySwap']}b"]
     if "WorkingDir" in config:
         words.append(f"--workdir={config['WorkingDir']}")
+    if "Entrypoint" in config:
+        words.append(f"--entrypoint={msgspec.json.encode(config['Entrypoint']).decode()}")
     return [*words, "--", config["Image"], *config.get("Cmd", ())]
+
+
+def _mount(mount: Mapping[str, Any]) -> str:
+    """The folder of an attempt becomes the container's user's: podman alone knows who that is on the host."""
+    words = [f"type=bind,source={mount['Source']},destination={mount['Target']}"]
+    if mount.get("ReadOnly"):
+        words.append("ro=true")
+    if mount["Target"] == FOLDER_AT:
+        words.append("U=true")
+    return ",".join(words)
 
 
 def limits_here() -> frozenset[str]:

@@ -6,9 +6,9 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -17,8 +17,8 @@ from moorage.schemas.driver_config import ProcessBlock
 from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
-from moorage.schemas.printable import carried
 from moorage.schemas.settings import setting
+from moorage.worker.attempt_files import AttemptFiles
 from moorage.worker.attempt_folders import DISK, AttemptFolders, FolderUnavailable, owner_ids
 from moorage.worker.descriptors import trouble_with_descriptors
 from moorage.worker.drivers.base import (
@@ -32,9 +32,8 @@ from moorage.worker.drivers.base import (
 )
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
-from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
+from moorage.worker.drivers.supervisor_link import WORKER_STOPPED, SupervisorLink, key_of, name_of, owner_of
 from moorage.worker.environment import START_FAILED, SharingUnavailable, check_sharing, process_environment
-from moorage.worker.handler_results import result_object
 from moorage.worker.job_files import FilesUnavailable, JobFiles
 from moorage.worker.member_messages import (
     Ended,
@@ -57,13 +56,6 @@ from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 log = logging.getLogger("moorage.worker")
 
-#: why a job ended that was ended with all that its worker runs, by `moorage up` or a service manager
-WORKER_STOPPED: Final = "its worker was stopped"
-#: how the `why` of an attempt begins that ended well and whose files could not be stored, and its code
-NOT_STORED: Final = "not-stored"
-CODE_NOT_KEPT: Final = 1
-#: how long storing what a member leaves may hold up the report of its end
-STORE_S_MAX: Final = 300.0
 _MIB: Final = 1024 * 1024
 #: by stage of a start, what this host had too little of; a program's own bound of memory makes its exec fail, too
 _WANTS: Final = {
@@ -141,10 +133,9 @@ class ProcessDriver(Driver):
         self._output_cap_bytes = output_cap_bytes
         self._policy = policy or Policy({}, {}, {}, None, {})
         self._folders = folders
-        self._files = files
+        self._files = None if folders is None else AttemptFiles(folders, files)
         self._bringing: dict[MemberName, asyncio.Task[None]] = {}
         self._storing: dict[MemberName, asyncio.Task[None]] = {}
-        self._cut: set[MemberName] = set()  # of these, those that are to end soon
         self._looks_after: asyncio.Task[None] | None = None
         self._known: set[MemberName] = set()
         self._started: list[MemberName] = []
@@ -187,6 +178,8 @@ class ProcessDriver(Driver):
         for task in [*self._bringing.values(), *self._storing.values()]:
             task.cancel()
             await asyncio.wait((task,))
+        if self._files is not None:
+            await self._files.close()
         await self._link.close(self._owner)
 
     def check(self, request: Request) -> None:
@@ -226,10 +219,7 @@ class ProcessDriver(Driver):
             self._over([name])
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
             return
-        if (storing := self._storing.get(name)) is not None:  # its processes are over
-            self._cut.add(name)
-            storing.add_done_callback(lambda _: self._cut.discard(name))
-            asyncio.get_running_loop().call_later(grace_s, storing.cancel)
+        if self._files is not None and self._files.hurry(name, grace_s):  # its processes are over
             return
         self._link.end(self._key(name), grace_s, why)
 
@@ -343,7 +333,7 @@ class ProcessDriver(Driver):
         if address is not None:
             if self._files is None or self._folders is None or not assignment.has_folder:
                 raise FilesUnavailable("this worker has no folders for jobs")
-            await self._files.bring(name[0], address, self._folders.path(name), owner_ids(user))
+            await self._files.bring(name, address, owner_ids(user))
             self._folders.give(name, user)
         return member
 
@@ -392,41 +382,19 @@ class ProcessDriver(Driver):
         """Begin to store what a member that is over leaves, and report its end then; returns whether there is any."""
         if name in self._storing:
             return True
-        if self._folders is None or not self._folders.keep(name):
+        if self._files is None or not self._files.wants_store(name):
             return False
         if event.proof == "never-ran" or event.reason == "start-failed":
             return False  # it left nothing, and whose fault that is decides where it goes next
-        asked = event.reason != "exit"
-        seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if asked else STORE_S_MAX
-        self._storing[name] = asyncio.get_running_loop().create_task(self._store_then_end(name, event, seconds))
+        storing = self._files.store(name, *_verdict(event), event.reason != "exit")
+        self._storing[name] = asyncio.get_running_loop().create_task(self._store_then_end(name, storing))
         return True
 
-    async def _store_then_end(self, name: MemberName, event: ChildEnded, seconds: float) -> None:
-        assert self._folders is not None
-        tenant, job, replica, _, fence = name
-        code, why = _verdict(event)
-        trouble = "files: the attempt had to end"
+    async def _store_then_end(self, name: MemberName, storing: Coroutine[Any, Any, tuple[int, str]]) -> None:
         try:
-            if self._files is not None:
-                folder, keep = self._folders.path(name), self._folders.keep(name)
-                async with asyncio.timeout(seconds):
-                    await self._files.keep(tenant, result_object(job, replica, fence), folder, keep)
-                trouble = ""
-        except TimeoutError:
-            trouble = f"files: not stored within {seconds:g} s"
-        except asyncio.CancelledError:
-            if name not in self._cut:
-                raise  # the agent closes: the next one stores them
-        except MoorageError as error:
-            trouble = error.problem.message
-        except Exception:
-            log.exception("files of %s could not be stored", job)
-            trouble = "files: moorage failed on them"
-        if trouble and (code, why) == (0, "exit"):
-            code, why = CODE_NOT_KEPT, carried(f"{NOT_STORED}: {trouble}")
-        elif trouble:
-            log.warning("what %s left is not kept: %s", job, trouble)
-        del self._storing[name]
+            code, why = await storing
+        finally:
+            del self._storing[name]
         self._over([name])
         self.report(Ended([(name, code, why)]))
 
@@ -505,18 +473,6 @@ async def read_output(link: SupervisorLink, key: str, ask: ReadLog, is_over: boo
             next=f"raise them for later jobs, in [worker] of the settings of {worker}",
         )
     return page if page is not None else LogPage(ask.attempt, ask.stream, over=is_over)
-
-
-def key_of(owner: str, name: MemberName) -> str:
-    """Return the key of a member at the supervisor; `owner` is a driver of a worker."""
-    tenant, job, replica, attempt, fence = name
-    return f"{owner}|{tenant}/{job}/{replica}/{attempt}/{fence}"
-
-
-def name_of(key: str) -> MemberName:
-    """Return the member of a key, which comes with or without its owner."""
-    tenant, job, replica, attempt, fence = key.rpartition("|")[2].split("/")
-    return (tenant, job, int(replica), int(attempt), int(fence))
 
 
 def _is_the_hosts(event: ChildEnded) -> bool:

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.errors import MoorageError, problem, refuse
+from moorage.worker.member_messages import MemberName
 from moorage.worker.output_keeper import OutputBounds, OutputKeeper
 from moorage.worker.supervisor.client import (
     START_MEMBERS_MAX,
@@ -41,6 +42,8 @@ from moorage.worker.supervisor.protocol import (
 RETRY_S: Final = 1.0
 #: for jobs that nobody of this process knows to end; a process in the kernel may take for ever
 END_S_MAX: Final = 15.0
+#: why a job ended that was ended with all that its worker runs, by `moorage up` or a service manager
+WORKER_STOPPED: Final = "its worker was stopped"
 #: members that wait for a supervisor to come back; beyond it a start fails at once
 PENDING_MAX: Final = 4096
 
@@ -81,6 +84,18 @@ class Listener(Protocol):
 def owner_of(worker: str, driver: str) -> str:
     """Return the name under which a driver of a worker has its members and its fence at the supervisor."""
     return worker if driver == DRIVER_DEFAULT else f"{worker}@{driver}"
+
+
+def key_of(owner: str, name: MemberName) -> str:
+    """Return the key of a member at the supervisor; `owner` is a driver of a worker."""
+    tenant, job, replica, attempt, fence = name
+    return f"{owner}|{tenant}/{job}/{replica}/{attempt}/{fence}"
+
+
+def name_of(key: str) -> MemberName:
+    """Return the member of a key, which comes with or without its owner."""
+    tenant, job, replica, attempt, fence = key.rpartition("|")[2].split("/")
+    return (tenant, job, int(replica), int(attempt), int(fence))
 
 
 class SupervisorLink:

@@ -87,13 +87,20 @@ class DriverChecks:
         raise self._unsaid("shows_environment")
 
     def shows_folder(self) -> Job:
-        """Return a job that writes a file into the folder that it starts in, then that folder's path to its output."""
+        """Return a job that writes a file into the folder that it starts in, then that folder's path to its output.
+
+        Where jobs have the same path, each for a folder of its own, it writes the folder's inode number.
+        """
         raise self._unsaid("shows_folder")
 
     def has_children(self, path: Path) -> Job:
         """Return a job that leaves a process behind, in a session of its own, whose pid it writes to this file, and
         that runs until it is ended."""
         raise self._unsaid("has_children")
+
+    def child(self, path: Path) -> int:
+        """Return the pid, on this host, of the process that a job of `has_children` leaves behind; 0 so far."""
+        return int((path.exists() and path.read_text().strip()) or 0)
 
     def takes_memory(self, mib: int) -> Job:
         """Return a job that uses so much memory, and then ends with code 0."""
@@ -216,7 +223,7 @@ class DriverChecks:
         async def check(bench: Bench) -> None:
             name, path = bench.name(), bench.folder / "child"
             await self._place(bench, name, "has_children", path)
-            pid = int(await until(lambda: path.exists() and path.read_text().strip(), self.slack_s, f"a pid in {path}"))
+            pid = await until(lambda: self.child(path), self.slack_s, "the process that a job leaves behind")
             assert is_alive(pid)
             await bench.end(name, GRACE_S)
             await bench.heard("exited", name)

@@ -1,0 +1,100 @@
+"""The files that an attempt brings into its folder before its start, and those that are kept of it after its end.
+
+For every driver whose members have folders: it says when an attempt starts and when nothing of it runs any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.printable import carried
+from moorage.worker.attempt_folders import AttemptFolders
+from moorage.worker.handler_results import result_object
+from moorage.worker.job_files import FilesUnavailable, JobFiles
+from moorage.worker.member_messages import MemberName
+
+#: how the `why` of an attempt begins that ended well and whose files could not be stored, and its code
+NOT_STORED: Final = "not-stored"
+CODE_NOT_KEPT: Final = 1
+#: how long storing what a member leaves may hold up the report of its end
+STORE_S_MAX: Final = 300.0
+
+log = logging.getLogger("moorage.worker")
+
+
+class AttemptFiles:
+    """The files of one driver's attempts. Without `files` none can be fetched or stored."""
+
+    def __init__(self, folders: AttemptFolders, files: JobFiles | None) -> None:
+        self._folders = folders
+        self._files = files
+        self._storing: dict[MemberName, asyncio.Task[None]] = {}
+
+    async def bring(self, name: MemberName, address: str, ids: tuple[int, int] | None) -> None:
+        """Unpack the files of this address into the attempt's folder, for the owner `ids`.
+
+        Raises FilesUnavailable where this worker cannot have them now, else FilesRefused.
+        """
+        if self._files is None:
+            raise FilesUnavailable("this worker has no folders for jobs")
+        await self._files.bring(name[0], address, self._folders.path(name), ids)
+
+    def wants_store(self, name: MemberName) -> bool:
+        """Return whether something of this attempt's folder is to be stored."""
+        return bool(self._folders.keep(name))
+
+    def hurry(self, name: MemberName, grace_s: float) -> bool:
+        """Have the storing of an attempt's files end within this time; False where it is not under way."""
+        storing = self._storing.get(name)
+        if storing is not None:
+            asyncio.get_running_loop().call_later(grace_s, storing.cancel)
+        return storing is not None
+
+    def store(self, name: MemberName, code: int, why: str, is_asked: bool) -> Coroutine[Any, Any, tuple[int, str]]:
+        """Begin to store what is to be kept of an attempt that is over, and return what waits for it.
+
+        That gives the attempt's code and reason, which say if it failed; cancelled, it gives up and nothing is told.
+        `is_asked`: the attempt was ended, so that its grace bounds the time for this.
+        """
+        seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if is_asked else STORE_S_MAX
+        self._storing[name] = asyncio.get_running_loop().create_task(self._keep(name))
+        return self._stored(name, code, why, seconds)
+
+    async def _keep(self, name: MemberName) -> None:
+        if self._files is None:
+            raise FilesUnavailable("this worker keeps none")
+        tenant, job, replica, _, fence = name
+        folder, keep = self._folders.path(name), self._folders.keep(name)
+        await self._files.keep(tenant, result_object(job, replica, fence), folder, keep)
+
+    async def _stored(self, name: MemberName, code: int, why: str, seconds: float) -> tuple[int, str]:
+        storing, trouble = self._storing[name], ""
+        try:
+            await asyncio.wait((storing,), timeout=seconds)
+            if not storing.done():
+                trouble = f"files: not stored within {seconds:g} s"
+            elif storing.cancelled():
+                trouble = "files: the attempt had to end"
+            elif (error := storing.exception()) is not None:
+                trouble = error.problem.message if isinstance(error, MoorageError) else "files: moorage failed on them"
+                if not isinstance(error, MoorageError):
+                    log.error("files of %s could not be stored", name[1], exc_info=error)
+        finally:
+            del self._storing[name]
+            storing.cancel()
+            await asyncio.wait((storing,))
+        if trouble and (code, why) == (0, "exit"):
+            return CODE_NOT_KEPT, carried(f"{NOT_STORED}: {trouble}")
+        if trouble:
+            log.warning("what %s left is not kept: %s", name[1], trouble)
+        return code, why
+
+    async def close(self) -> None:
+        """Give up what is being stored: the next agent does it."""
+        for storing in list(self._storing.values()):
+            storing.cancel()
+            await asyncio.wait((storing,))

@@ -1,0 +1,87 @@
+"""The containers of one driver on this host: which are here, and what the engine and the supervisor know them by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from moorage.worker.drivers.container_engine import Engine
+from moorage.worker.drivers.supervisor_link import SupervisorLink, key_of, owner_of
+from moorage.worker.member_messages import MemberName
+from moorage.worker.supervisor.output import member_digest
+from moorage.worker.supervisor.protocol import MARK_NAME
+from moorage.worker.supervisor.protocol import Ended as ChildEnded
+
+#: how long an engine that does not answer is let be, and a container that is over waits for its exit code and output
+ENGINE_S: Final = 10.0
+RETRY_S: Final = 0.5
+LABEL: Final = "moorage.member"
+LABEL_STATE: Final = "moorage.state"
+
+
+class Member:
+    """A container that is here, from the placement until its end is reported."""
+
+    def __init__(self, name: MemberName) -> None:
+        self.name = name
+        self.container = ""
+        self.is_told = False
+        """Whether the supervisor knows it, or may."""
+        self.is_removed = False
+        """Whether the engine has it no more. Told to each supervisor, since none may have been there to hear it."""
+        self.is_ending = False
+        self.over: asyncio.Future[ChildEnded] = asyncio.get_running_loop().create_future()
+        """What the supervisor says of its end."""
+        self.task: asyncio.Task[None] | None = None
+
+
+class ContainerHost:
+    """What the parts of a driver of containers share."""
+
+    def __init__(self, engine: Engine, link: SupervisorLink, worker: str, driver: str) -> None:
+        self.engine = engine
+        self.link = link
+        self.worker = worker
+        self.owner = owner_of(worker, driver)
+        self.members: dict[MemberName, Member] = {}
+        self._mark = ""
+
+    @property
+    def mark(self) -> str:
+        """What names the state folder, and with it this deployment's containers. There once the supervisor is."""
+        self._mark = self._mark or (self.link.state / MARK_NAME).read_text()
+        return self._mark
+
+    def key(self, name: MemberName) -> str:
+        return key_of(self.owner, name)
+
+    def container_name(self, name: MemberName) -> str:
+        """Return how the engine is to call the container of a member: two of one name there cannot be."""
+        return f"moorage-{member_digest(f'{self.mark}|{self.key(name)}')}"
+
+    def labels(self, name: MemberName) -> dict[str, str]:
+        tenant, job, replica, attempt, _ = name
+        return {
+            LABEL: self.key(name),
+            LABEL_STATE: self.mark,
+            "moorage.tenant": tenant,
+            "moorage.job": job,
+            "moorage.replica": str(replica),
+            "moorage.attempt": str(attempt),
+        }
+
+    async def container_of(self, name: MemberName) -> str:
+        """Return the id of a member's container, "" where the engine has none. Raises EngineDown, EngineError."""
+        found = await self.engine.labelled(f"{LABEL}={self.key(name)}")
+        return next((each for each, labels in found if labels.get(LABEL_STATE) == self.mark), "")
+
+    async def left_behind(self) -> list[str]:
+        """Return the ids of the containers that agents before this one left, and that no member here has."""
+        found = await self.engine.labelled(f"{LABEL_STATE}={self.mark}")
+        return [container for container, labels in found if self._is_left(labels)]
+
+    def _is_left(self, labels: Mapping[str, str]) -> bool:
+        key = labels.get(LABEL, "")
+        is_here = any(self.key(name) == key for name in self.members)  # it sees to its container itself
+        return key.partition("|")[0] == self.owner and not is_here

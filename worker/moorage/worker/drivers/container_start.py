@@ -1,0 +1,252 @@
+"""Starting a container: image, folder and secrets, then create, tell the supervisor, start.
+
+Whatever dies in between, what may run is known to the supervisor: it is told before the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.job import Secret
+from moorage.worker.attempt_files import AttemptFiles
+from moorage.worker.attempt_folders import AttemptFolders, FolderUnavailable
+from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
+from moorage.worker.drivers.container_config import (
+    ContainerSettings,
+    Image,
+    check_policy,
+    config_of,
+    ids_in,
+    ids_of,
+    is_gang,
+    network_of,
+    registry_of,
+)
+from moorage.worker.drivers.container_engine import EngineDown, EngineError
+from moorage.worker.drivers.container_entry import Entries, NoEntry
+from moorage.worker.drivers.container_faults import CannotStart, pull_fault
+from moorage.worker.drivers.container_host import ContainerHost, Member
+from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
+from moorage.worker.job_files import FilesUnavailable
+from moorage.worker.policy import Policy
+from moorage.worker.secret_files import resolve_secrets
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.client import SupervisorError, SupervisorGone
+from moorage.worker.supervisor.protocol import StartMember
+
+#: containers that are made at once; an engine makes them one after the other anyway
+STARTS_MAX: Final = 16
+#: images that are pulled at once, each within a time
+PULLS_MAX: Final = 4
+PULL_S_MAX: Final = 1800.0
+
+log = logging.getLogger("moorage.worker")
+
+
+class Starter:
+    """Starts the containers of one driver; see the module's text. Its methods raise CannotStart, and what the engine
+    raises."""
+
+    def __init__(
+        self,
+        host: ContainerHost,
+        own: ContainerSettings,
+        settings: WorkerSettings,
+        policy: Policy,
+        *,
+        simulated: bool,
+        folders: AttemptFolders,
+        files: AttemptFiles,
+    ) -> None:
+        self._host = host
+        self._own = own
+        self._settings = settings
+        self._policy = policy
+        self._simulated = simulated
+        self._folders = folders
+        self._files = files
+        self._entries: Entries | None = None
+        self._info: dict[str, Any] | None = None
+        self._starts = asyncio.Semaphore(STARTS_MAX)
+        self._pulls = asyncio.Semaphore(PULLS_MAX)
+
+    @property
+    def entries(self) -> Entries:
+        if self._entries is None:
+            self._entries = Entries(self._host.owner, self._host.mark)
+        return self._entries
+
+    async def ask_info(self) -> dict[str, Any] | None:
+        """Return what the engine tells of itself, as it was when it last answered; None where it does not now."""
+        try:
+            self._info = await self._host.engine.info()
+        except (EngineDown, EngineError) as error:
+            log.warning("the container engine on %s: %s", self._host.engine.socket, error)
+            return None
+        return self._info
+
+    async def start(self, member: Member, assignment: Assignment) -> None:
+        """Start a container. Once the supervisor may know it (`member.is_told`), the supervisor proves its end."""
+        began_s, name = asyncio.get_running_loop().time(), member.name
+        secrets = self._check(assignment)
+        image = await self._image(member, assignment.request.image)
+        try:
+            async with self._starts:
+                config = await self._config(assignment, image, secrets)
+                await self._create(member, config)
+            if assignment.has_folder:
+                await self._fill_folder(member, assignment, config["User"] or image.user)
+            if assignment.ends_in_s is not None:
+                left_s = assignment.ends_in_s - (asyncio.get_running_loop().time() - began_s)
+                assignment = msgspec.structs.replace(assignment, ends_in_s=max(0.0, left_s))
+            member.is_told = True
+            await self._tell(member, assignment)
+            if member.is_ending:
+                raise CannotStart(None, "it was asked to end before its start")
+            async with self._starts:
+                await self._host.engine.start(member.container)
+        finally:
+            if secrets:
+                self.entries.remove(self._host.key(name))
+
+    def _check(self, assignment: Assignment) -> dict[str, str]:
+        """Return the secrets by their variables. Raises CannotStart where the tenant may not have it so."""
+        tenant, run = assignment.name[0], assignment.run
+        try:
+            check_policy(tenant, assignment.request, self._own, self._policy)
+            if is_gang(assignment.request) and network_of(tenant, assignment.request, self._own) == "none":
+                raise CannotStart(None, f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
+            self._policy.check_secrets(tenant, run.env)
+            resolved = resolve_secrets(run.env, self._settings.secrets_dir)
+        except MoorageError as error:
+            raise CannotStart(CODE_CANNOT_START, _words(error)) from None
+        return lay_over({each: resolved[each] for each, value in run.env.items() if isinstance(value, Secret)}, {})
+
+    async def _image(self, member: Member, name: str) -> Image:
+        """Have the image here, as the settings say."""
+        pull = self._own.pull
+        if pull != "always" and (found := await self._host.engine.image(name)) is not None:
+            return Image.of(found)
+        if pull == "never":
+            raise CannotStart(CODE_CANNOT_START, f"there is no image {name} (and it is not pulled here)")
+        async with self._pulls:
+            found = None if pull == "always" else await self._host.engine.image(name)  # another pulled it meanwhile
+            if found is None:
+                await self._pull(member, name)
+                found = await self._host.engine.image(name)
+        if found is None:
+            raise CannotStart(None, f"image {name} was pulled, and the engine does not have it")
+        return Image.of(found)
+
+    async def _pull(self, member: Member, name: str) -> None:
+        login = login_for(name, self._own, self._settings.secrets_dir)
+        log.info("%s: pulling the image %s", member.name[1], name)
+        before = ""
+        try:
+            async with asyncio.timeout(PULL_S_MAX):
+                async for told in self._host.engine.pull(name, login):
+                    if told != before:
+                        log.debug("%s: image %s: %s", member.name[1], name, told)
+                    before = told
+        except TimeoutError:
+            why = f"image {name} cannot be pulled: it is not here after {PULL_S_MAX / 60:g} minutes"
+            raise CannotStart(None, why) from None
+        except EngineError as error:
+            raise pull_fault(name, error) from None
+
+    async def _config(self, assignment: Assignment, image: Image, secrets: dict[str, str]) -> dict[str, Any]:
+        """What the engine is to create."""
+        info = await self.ask_info() if assignment.devices or self._info is None else self._info
+        if info is None:
+            raise CannotStart(None, "the container engine does not answer")
+        try:
+            folder = ""
+            if assignment.has_folder:
+                folder = self._folders.make(assignment.name, assignment.run.grace_s, assignment.run.keep)
+            variables = self.entries.write(self._host.key(assignment.name), secrets) if secrets else None
+            return config_of(
+                assignment, self._own, self._policy, info, image,
+                folder=folder, variables=variables, labels=self._host.labels(assignment.name),
+                log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
+                simulated=self._simulated,
+            )  # fmt: skip
+        except NoEntry as error:
+            raise CannotStart(None, str(error)) from None
+        except (SharingUnavailable, FolderUnavailable) as error:
+            raise CannotStart(None, _words(error)) from None
+        except MoorageError as error:
+            code = None if error.code == "failed-precondition" else CODE_CANNOT_START
+            raise CannotStart(code, _words(error)) from None
+
+    async def _create(self, member: Member, config: dict[str, Any]) -> None:
+        try:
+            member.container = await self._host.engine.create(config, self._host.container_name(member.name))
+        except EngineError as error:
+            if error.status == 400:  # what it cannot read is the request's, as a folder that is not absolute
+                raise CannotStart(CODE_CANNOT_START, error.message) from None
+            raise
+
+    async def _fill_folder(self, member: Member, assignment: Assignment, user: str) -> None:
+        name, files, cwd = assignment.name, assignment.run.files, assignment.run.cwd
+        ids = ids_of(user) or ids_in(await self._host.engine.read_file(member.container, "/etc/passwd"), user)
+        if ids is None:
+            raise CannotStart(CODE_CANNOT_START, f"the image has no user {user}")
+        try:
+            if files is not None:
+                await self._files.bring(name, files, ids)
+            # an engine would make it, for root
+            if cwd and not os.path.isabs(cwd) and not os.path.isdir(os.path.join(self._folders.path(name), cwd)):
+                raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}")
+            self._folders.give_to_container(name, ids)
+        except (FilesUnavailable, FolderUnavailable) as error:
+            raise CannotStart(None, _words(error)) from None
+        except MoorageError as error:
+            raise CannotStart(CODE_CANNOT_START, _words(error)) from None
+
+    async def _tell(self, member: Member, assignment: Assignment) -> None:
+        """Tell the supervisor of a created container."""
+        run = assignment.run
+        start = StartMember(
+            key=self._host.key(member.name),
+            argv=(),
+            env={},
+            timeout_s=run.timeout_s,
+            ends_in_s=assignment.ends_in_s,
+            grace_s=run.grace_s,
+            checkpoint_signal=run.checkpoint_signal,
+            checkpoint_before_s=run.checkpoint_before_s if run.checkpoint_signal else None,
+            on_partition=assignment.request.on_partition,
+        )
+        try:
+            await self._host.link.contain(start, member.container)
+        except SupervisorError as error:
+            # a supervisor that died may have written it down, and the next one says what became of it
+            member.is_told = isinstance(error, SupervisorGone)
+            raise CannotStart(None, str(error)) from None
+
+
+def login_for(image: str, settings: ContainerSettings, secrets_dir: Path | None) -> tuple[str, str] | None:
+    """Return user and password for the image's registry, where the operator has named a secret for it.
+
+    Raises CannotStart.
+    """
+    secret = settings.registry_secrets.get(registry_of(image))
+    if secret is None:
+        return None
+    try:
+        text = resolve_secrets({"login": Secret(secret)}, secrets_dir)["login"]
+    except MoorageError as error:
+        raise CannotStart(None, f"image {image} cannot be pulled: {_words(error)}") from None
+    user, _, password = text.partition(":")
+    return user, password
+
+
+def _words(error: MoorageError) -> str:
+    return error.problem.message.removeprefix(f"{START_FAILED}: ")
