@@ -15,7 +15,7 @@ ROOMS  := schemas bus scheduler worker client tests bench docs
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help test test-all test-slow test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli \
+.PHONY: help test test-all test-slow test-pythons demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench-drivers \
         bench-placement bench-decisions bench-fairness bench-queueing bench-ablation bench-peers transcripts nats-image record-frames sim \
         sim-wide sim-long workloads chaos chaos-long soak takeover hostile poison fsyncs fuzz clean
 
@@ -138,6 +138,9 @@ bench-queueing: $(STAMP)  ## waits on the Philly jobs and copies of them: ours b
 bench-ablation: $(STAMP)  ## what each part of ranking and of reservations brings: runs without it, printed
 	$(BIN)/python -m bench.ablation ranking --keep .cache/ablation
 	$(BIN)/python -m bench.ablation queueing --keep .cache/ablation
+
+bench-drivers: $(STAMP)  ## containers: cost over the engine's own, and what is left of 200 of them and of 20 killed agents
+	$(BIN)/python -m bench.drivers
 
 bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,7 @@ from moorage.schemas.errors import Refused
 from tests.containers import why_no_docker
 from tests.docs.markdown import Block, Page, first_missing, lines_of
 from tests.docs.terminal import Terminal
+from tests.engines import engine, why_no_dockerd
 from tests.podmans import PodmanHome, why_no_podman
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -73,7 +74,9 @@ def has(tool: str) -> bool:
     """Whether a command, or one of `GO_PACKAGES`, is here."""
     if tool in GO_PACKAGES:
         return (Path(GOPATH) / "src" / GO_PACKAGES[tool]).is_dir()
-    if (tool == "docker" and why_no_docker()) or (tool == "podman" and why_no_podman()):
+    if tool == "docker" and why_no_docker() and why_no_dockerd():
+        return False
+    if tool == "podman" and why_no_podman():
         return False
     return shutil.which(tool) is not None
 
@@ -85,6 +88,16 @@ def skip_without(page: Page) -> None:
         pytest.fail(f"{page.name} needs {', '.join(missing)}: .ci/run installs it")
     if missing:
         pytest.skip(f"{page.name} needs {', '.join(missing)}")
+
+
+@contextmanager
+def engine_for(page: Page) -> Iterator[dict[str, str]]:
+    """Give the variables by which a page finds a Docker engine, if it needs one: of its own where none answers."""
+    if "docker" not in page.needs or not why_no_docker():
+        yield {}
+        return
+    with engine() as made:
+        yield {"DOCKER_HOST": f"unix://{made.socket}"}
 
 
 def run(page: Page, folder: Path, env: dict[str, str]) -> None:

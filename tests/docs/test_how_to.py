@@ -10,12 +10,12 @@ import pytest
 
 from moorage.client import AsyncClient
 from tests.cli.node import Node
-from tests.docs.driver import environment, run, skip_without
+from tests.docs.driver import engine_for, environment, run, skip_without
 from tests.docs.markdown import DOCS, page, pages
 
 #: blocks of the docs that no test runs, by page: add to it with the reason above the block, and take away from it
 NOT_RUN: Final = {
-    "README.md": 1,  # the installation
+    "README.md": 2,  # the installation, and a job with an image: the how-to runs one
     "docs/how-to/follow-a-job-from-go.md": 1,
     "docs/how-to/run-a-gang-with-torchrun.md": 1,
     "docs/how-to/run-as-a-service.md": 2,  # the installation, and a user of the system
@@ -33,10 +33,11 @@ def test_every_step_does_what_the_page_says(path: Path, tmp_path: Path, fleet: N
     if any(block.body.startswith("moorage up") for block in wanted.blocks):
         run(wanted, tmp_path, environment(tmp_path))
         return
-    try:
-        run(wanted, tmp_path, environment(tmp_path, MOORAGE_HOME=str(fleet.folder), NATS_URL=fleet.url))
-    finally:
-        asyncio.run(leave_nothing(fleet))
+    with engine_for(wanted) as more:
+        try:
+            run(wanted, tmp_path, environment(tmp_path, MOORAGE_HOME=str(fleet.folder), NATS_URL=fleet.url, **more))
+        finally:
+            asyncio.run(leave_nothing(fleet))
 
 
 async def leave_nothing(fleet: Node) -> None:

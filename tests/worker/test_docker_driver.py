@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +35,7 @@ from moorage.worker.drivers.container_config import (
     network_of,
 )
 from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
+from moorage.worker.drivers.container_entry import MEMORY
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.container_start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.docker import DockerDriver, DockerSettings
@@ -43,7 +45,7 @@ from moorage.worker.member_messages import Ended, MemberName, NotStarted, Starte
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
-from moorage.worker.supervisor.output import output_path
+from moorage.worker.supervisor.output import member_digest, output_path
 from tests.engines import PATH, DockerEngine, engine, image_of, why_no_dockerd
 from tests.waiting import until
 
@@ -358,7 +360,8 @@ async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngin
         shown = docker.docker("inspect", container).stdout
         assert "PLAIN=p" in shown
         assert "s3cret-of-this-test" not in shown
-        assert list(Path("/dev/shm").glob("moorage-*/*")) == [], "the mount holds what it needs"
+        folder = MEMORY / f"moorage-{member_digest(rig.driver._host.mark)[:32]}"
+        assert not folder.exists(), "the mount holds what it needs"
         rig.driver.end(own, 0.0, "test")
         await rig.reported(Ended, own)
         absent = rig.start("absent", "no-such-program", env=env)
@@ -777,9 +780,11 @@ def test_an_operator_rules_by_tenant_over_images_mounts_and_networks() -> None:
             DockerSettings(**fields)
 
 
-def made(own: DockerSettings, devices: list[Device], **run: Any) -> dict[str, Any]:
+def made(
+    own: DockerSettings, devices: list[Device], nodes: Mapping[str, Sequence[str]] = MappingProxyType({}), **run: Any
+) -> dict[str, Any]:
     asked = Assignment(("acme", "j", 0, 1, 7), request(image="a", **run), devices, "exclusive")
-    return config_of(asked, own, NO_RULES, {}, labels={}, log_bytes=1 << 20)
+    return config_of(asked, own, NO_RULES, {}, labels={}, log_bytes=1 << 20, nodes=nodes)
 
 
 def test_a_job_is_not_root_and_sees_no_gpu_unless_it_is_given_one() -> None:
@@ -812,9 +817,30 @@ def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -
 
 @pytest.mark.parametrize("vendor", ["amd", "intel"])
 def test_a_card_of_another_vendor_brings_no_gpu_of_nvidia(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.worker.drivers.container_config._nodes", lambda _: ["/dev/dri/renderD128"])
-    config = made(DockerSettings(), [Device(0, vendor, "card", "u")], env={"NVIDIA_VISIBLE_DEVICES": "all"})
+    there = ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"]
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: str(path) in there)
+    card = Device(0, vendor, "card", "u")
+    config = made(DockerSettings(), [card], {"u": ("/dev/dri/renderD129",)}, env={"NVIDIA_VISIBLE_DEVICES": "all"})
     assert "NVIDIA_VISIBLE_DEVICES=void" in config["Env"], "an image may say all by itself"
+    given = [each["PathOnHost"] for each in config["HostConfig"]["Devices"]]
+    assert given == (["/dev/kfd"] if vendor == "amd" else []) + ["/dev/dri/renderD129"], "its own, and no other card's"
+    with pytest.raises(Refused, match="no file in /dev is known to be that of u") as refused:
+        made(DockerSettings(), [card])
+    assert refused.value.code == "failed-precondition", "another host may tell"
+
+
+async def test_closing_waits_for_no_container_that_is_ending(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    name = ("acme", "j1", 0, 1, 7)
+    driver.start([Assignment(name, request(image="a"), [], "exclusive")])
+    member = driver._host.members[name]
+    member.is_told = True  # so its end is the supervisor's to tell, which is not there
+    member.is_ending = True
+    await asyncio.sleep(0)  # it begins to ask the engine
+    closing = asyncio.create_task(driver.close())
+    await asyncio.wait((closing,), timeout=60)
+    assert closing.done()
+    assert member.task.done()
 
 
 async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:

@@ -97,7 +97,10 @@ class Rig:
         return None
 
     async def reported(self, kind: type, name: MemberName) -> Any:
-        return await until(lambda: self.told(kind, name), deadline_s=WAIT_S, what=f"{kind.__name__} of {name[1]}")
+        try:
+            return await until(lambda: self.told(kind, name), deadline_s=WAIT_S)
+        except NeverHappened:
+            raise AssertionError(f"no {kind.__name__} of {name[1]}, but {self.events}") from None
 
     async def said(self, name: MemberName, word: str, stream: str = "out") -> str:
         return await until(

@@ -255,7 +255,9 @@ def _agent(
     link: SupervisorLink,
     files: JobFiles,
 ) -> Agent:
-    kit = Kit(name, settings, Policy.of(settings), link, len(inventory.devices()), inventory.simulated, files=files)
+    devices = inventory.devices()
+    nodes = {device.uuid: inventory.nodes(slot) for slot, device in enumerate(devices)}
+    kit = Kit(name, settings, Policy.of(settings), link, len(devices), inventory.simulated, files=files, nodes=nodes)
     drivers = [each.make(kit) for each in found]
     journal: MemoryJournal
     if not any(driver.capabilities.outlives_agent for driver in drivers):

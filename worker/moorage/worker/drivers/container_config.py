@@ -8,6 +8,7 @@ import pwd
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_entry import mounts_of, words_of
 from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
+from moorage.worker.inventory.device_nodes import device_nodes
 from moorage.worker.policy import Policy, check_rules
 
 _MIB: Final = 1 << 20
@@ -118,11 +120,8 @@ def check_request(request: Request, settings: ContainerSettings) -> None:
         raise _wrong("this is no name of an image", "$.run.image", image, "NAME, NAME:TAG or NAME@sha256:DIGEST")
     if request.gpu is not None and request.gpu.effective_sharing == "mps":
         raise SharingUnavailable("mps", "containers share by time-slice alone")
-    if (
-        is_gang(request)
-        and not settings.gangs_on_host
-        and {settings.network, *settings.network_for.values()} == {"none"}
-    ):
+    networks = {settings.network, *settings.network_for.values()}
+    if is_gang(request) and not settings.gangs_on_host and networks == {"none"}:
         raise refuse(
             "failed-precondition",
             "the ranks of a gang cannot meet: containers of this worker have no network",
@@ -191,12 +190,14 @@ def config_of(
     log_bytes: int,
     folder: str = "",
     variables: Path | None = None,
+    nodes: Mapping[str, Sequence[str]] = MappingProxyType({}),
     interface: str | None = None,
     simulated: bool = False,
 ) -> dict[str, Any]:
     """Return what the engine is to create. Raises SharingUnavailable, and Refused for a device that has no name.
 
-    `folder` is the attempt's own on this host, and `variables` the file of its secrets (container_entry.py).
+    `folder` is the attempt's own on this host, and `variables` the file of its secrets (container_entry.py); `nodes`
+    are the files of devices, as `Kit.nodes` has them.
     """
     tenant, request, run = assignment.name[0], assignment.request, assignment.run
     ours = assignment.environment(interface=interface, simulated=simulated)
@@ -223,7 +224,7 @@ def config_of(
         if resources.memory_mib:
             host["Memory"] = host["MemorySwap"] = resources.memory_mib * _MIB
     if assignment.devices and not simulated:
-        asked, shown = devices_of(assignment.devices, settings, info)
+        asked, shown = devices_of(assignment.devices, settings, info, nodes)
         host |= asked
         ours |= shown
     base = {"HOME": FOLDER_AT} if folder else {}
@@ -277,11 +278,15 @@ def ids_in(passwd: bytes, user: str) -> tuple[int, int] | None:
 
 
 def devices_of(
-    devices: Sequence[Device], settings: ContainerSettings, info: Mapping[str, Any]
+    devices: Sequence[Device],
+    settings: ContainerSettings,
+    info: Mapping[str, Any],
+    own: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return how these devices are asked for, and the variables that go with it.
 
-    NVIDIA's by CDI where the engine tells that it has that, else by NVIDIA's hook; all others by their nodes.
+    `own` are the files in /dev that each alone has, by uuid. NVIDIA's are asked for by CDI where the engine tells that
+    it has that, else by NVIDIA's hook; all others by their nodes.
     """
     asked: dict[str, Any] = {}
     variables: dict[str, str] = {}
@@ -298,7 +303,9 @@ def devices_of(
             ]
     else:
         variables.setdefault("NVIDIA_VISIBLE_DEVICES", "void")  # the same, beside cards of another vendor
-    nodes = [node for device in devices if device.vendor != "nvidia" for node in _nodes(device)]
+    nodes = [
+        node for device in devices if device.vendor != "nvidia" for node in _nodes(device, own.get(device.uuid, ()))
+    ]
     if nodes:
         asked["Devices"] = [
             {"PathOnHost": node, "PathInContainer": node, "CgroupPermissions": "rw"} for node in dict.fromkeys(nodes)
@@ -316,10 +323,10 @@ def _cdi_name(device: Device) -> str:
     return name
 
 
-def _nodes(device: Device, root: Path = Path("/")) -> list[str]:
-    """The files of a device that is no NVIDIA one: its render node, and AMD's one for computing."""
-    folder = root / "sys/bus/pci/devices" / device.pci.lower() / "drm"
-    names = sorted(path.name for path in folder.glob("renderD*")) if device.pci else []
-    if not names:
-        raise refuse("failed-precondition", f"{START_FAILED}: no render node of {device.uuid}", found=device.pci)
-    return [*(["/dev/kfd"] if device.vendor == "amd" else []), f"/dev/dri/{names[0]}"]
+def _nodes(device: Device, own: Sequence[str], root: Path = Path("/")) -> list[str]:
+    """The files of a device that is no NVIDIA one."""
+    found, warnings = device_nodes(device.vendor, own, root)
+    if not any(node in found for node in own):
+        why = f"no file in /dev is known to be that of {device.uuid}: {'; '.join(warnings)}"
+        raise refuse("failed-precondition", f"{START_FAILED}: {why}", found=device.pci)
+    return found

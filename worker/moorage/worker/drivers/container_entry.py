@@ -72,7 +72,8 @@ class Entries:
     def remove(self, key: str) -> None:
         """Remove the file of a member, if there is one: its container has it, or never will."""
         with contextlib.suppress(OSError):
-            self._path(key).unlink()
+            self._path(key).unlink(missing_ok=True)
+            self._folder.rmdir()  # unless there are others
 
     def clear(self) -> None:
         """Remove what an agent before this one left, and the folder once no driver has anything in it."""

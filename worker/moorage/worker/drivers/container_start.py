@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +63,7 @@ class Starter:
         policy: Policy,
         *,
         simulated: bool,
+        nodes: Mapping[str, Sequence[str]],
         folders: AttemptFolders,
         files: AttemptFiles,
     ) -> None:
@@ -70,6 +72,7 @@ class Starter:
         self._settings = settings
         self._policy = policy
         self._simulated = simulated
+        self._nodes = nodes
         self._folders = folders
         self._files = files
         self._entries: Entries | None = None
@@ -175,7 +178,7 @@ class Starter:
                 assignment, self._own, self._policy, info, image,
                 folder=folder, variables=variables, labels=self._host.labels(assignment.name),
                 log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
-                simulated=self._simulated,
+                simulated=self._simulated, nodes=self._nodes,
             )  # fmt: skip
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None

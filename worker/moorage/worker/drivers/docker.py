@@ -93,6 +93,7 @@ class DockerDriver(Driver):
             kit.settings,
             kit.policy,
             simulated=kit.simulated,
+            nodes=kit.nodes,
             folders=self._folders,
             files=self._files,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from moorage.worker.drivers.supervisor_link import SupervisorLink
@@ -14,7 +16,7 @@ class Kit(NamedTuple):
     """What a worker has for the driver that is made for it. `own` are the settings that the driver declares.
 
     `supervisor` is the link to the process that starts, watches and fences members outside the agent. `files`
-    fetches what jobs bring along.
+    fetches what jobs bring along. `nodes` are the files in /dev that each device alone has, by its uuid.
     """
 
     worker: str
@@ -25,3 +27,4 @@ class Kit(NamedTuple):
     simulated: bool
     own: Any = None
     files: JobFiles | None = None
+    nodes: Mapping[str, tuple[str, ...]] = MappingProxyType({})

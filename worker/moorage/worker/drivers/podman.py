@@ -15,7 +15,7 @@ import errno
 import logging
 import os
 import tempfile
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,10 +124,13 @@ class PodmanDriver(ProcessDriver):
         )
         made.own = msgspec.structs.replace(kit.own, user=kit.own.user or default_user())
         made.podman = Podman(made.own.options)
+        made.nodes = kit.nodes
         return made
 
     own: PodmanSettings
     podman: Podman
+    #: the files of devices, as the kit has them
+    nodes: Mapping[str, Sequence[str]]
 
     def __init__(self, *words: Any, **fields: Any) -> None:
         super().__init__(*words, **fields)
@@ -347,7 +350,7 @@ class PodmanDriver(ProcessDriver):
                 assignment, self.own, self._policy, {"CDISpecDirs": True}, image,
                 labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables,
                 folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
-                interface=self._interface, simulated=self._simulated,
+                interface=self._interface, simulated=self._simulated, nodes=self.nodes,
             )  # fmt: skip
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None

@@ -1,0 +1,172 @@
+"""What a driver of containers costs over its engine, and what it leaves behind.
+
+    python -m bench.drivers [--rounds 20] [--containers 200] [--kills 20]
+
+`overhead`: a container by the engine's own API (create, start, wait, remove), beside one by the driver from `start` to
+its reported end, in turn; wall time, and the processor time of all that runs on this machine. `left`: many
+containers through one driver, and what is left of them, of descriptors and memory. `kills`: agents that are killed in
+the middle of a run; each container is adopted or ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.worker.drivers.container_engine import Engine
+from moorage.worker.member_messages import Ended, MemberName, NotStarted, StartFailed
+from moorage.worker.supervisor.client import Supervised, SupervisorError
+from tests.engines import DockerEngine, engine, why_no_dockerd
+from tests.waiting import NeverHappened, until
+from tests.worker.test_docker_driver import IMAGE, Rig, settings
+
+PROGRAM: Final = ("sh", "-c", ":")
+#: an agent of its own process that starts one container after the other, until it is killed
+AGENT = """
+import asyncio, sys
+from pathlib import Path
+from moorage.worker.drivers.docker import DockerSettings
+from tests.worker.test_docker_driver import Rig
+
+async def main(state, socket, first):
+    async with Rig(Path(state), DockerSettings(socket=Path(socket), pull="never")) as rig:
+        for number in range(int(first), int(first) + 4):
+            rig.start(f"j{number}", "sleep", "2")
+            await asyncio.sleep(0.3)
+        await asyncio.sleep(600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def busy_s() -> float:
+    """Processor seconds of this machine: all that runs on it counts."""
+    words = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    idle = int(words[3]) + int(words[4])
+    return (sum(map(int, words[:8])) - idle) / os.sysconf("SC_CLK_TCK")
+
+
+async def by_hand(api: Engine, number: int) -> None:
+    host = {"NetworkMode": "none", "LogConfig": {"Type": "local"}}
+    container = await api.create({"Image": IMAGE, "Cmd": list(PROGRAM), "HostConfig": host}, f"by-hand-{number}")
+    await api.start(container)
+    await api.wait(container)
+    await api.state(container)
+    await api.remove(container)
+
+
+async def by_driver(rig: Rig, job: str) -> None:
+    name = rig.start(job, *PROGRAM)
+    assert await ended(rig, name) == (name, 0, "exit")
+    rig.driver.forget([name])
+
+
+async def ended(rig: Rig, name: MemberName) -> Any:
+    kinds = (Ended, NotStarted, StartFailed)
+    while True:
+        for kind in kinds:
+            if (found := rig.told(kind, name)) is not None:
+                return found
+        await asyncio.sleep(0.002)
+
+
+async def overhead(docker: DockerEngine, folder: Path, rounds: int) -> None:
+    api, figures = Engine(docker.socket), dict[str, list[tuple[float, float]]]()
+    async with Rig(folder / "overhead", settings(docker)) as rig:
+
+        async def timed(kind: str, work: Callable[[], Awaitable[None]]) -> None:
+            wall_s, cpu_s = time.perf_counter(), busy_s()
+            await work()
+            figures.setdefault(kind, []).append((time.perf_counter() - wall_s, busy_s() - cpu_s))
+
+        for number in range(rounds + 1):
+            await timed("by hand", lambda: by_hand(api, number))  # noqa: B023
+            await timed("by driver", lambda: by_driver(rig, f"o{number}"))  # noqa: B023
+    await api.close()
+    hand, driver = (figures[kind][1:] for kind in ("by hand", "by driver"))  # the first is warm-up
+    for kind, found in (("by hand", hand), ("by driver", driver)):
+        wall, cpu = (statistics.median(each) for each in zip(*found, strict=True))
+        print(f"{kind:10} median {wall * 1000:.0f} ms, {cpu * 1000:.0f} ms of all processors")
+    extra = statistics.median(b[0] / a[0] for a, b in zip(hand, driver, strict=True)) - 1
+    print(f"overhead of the driver: {extra:+.0%} of wall time (bound 10%), median of {rounds} pairs")
+
+
+async def left(docker: DockerEngine, folder: Path, count: int) -> None:
+    async with Rig(folder / "left", settings(docker)) as rig:
+        await by_driver(rig, "warm")
+        before = len(os.listdir("/proc/self/fd")), memory_kib()
+        names = [rig.start(f"l{number}", *PROGRAM) for number in range(count)]
+        for name in names:
+            assert (await ended(rig, name))[1:] == (0, "exit")
+        rig.driver.forget(names)
+        await until(lambda: docker.containers() == [], deadline_s=120)
+        with contextlib.suppress(NeverHappened):  # idle connections to the engine are closed after a while
+            await until(lambda: len(os.listdir("/proc/self/fd")) <= before[0], deadline_s=60)
+        after = len(os.listdir("/proc/self/fd")), memory_kib()
+    folders = list((folder / "left" / "folders").rglob("*"))
+    print(
+        f"{count} containers: {len(docker.containers())} are left, folders {len(folders) - 1}, descriptors "
+        f"{before[0]} -> {after[0]}, memory {before[1] / 1024:.0f} -> {after[1] / 1024:.0f} MiB"
+    )
+
+
+def memory_kib() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1])
+
+
+async def kills(docker: DockerEngine, folder: Path, count: int) -> None:
+    state = folder / "kills"
+    for number in range(count):
+        words = [sys.executable, "-c", AGENT, str(state), str(docker.socket), str(4 * number)]
+        seen = set(docker.containers())
+        agent = await asyncio.create_subprocess_exec(*words)
+        try:
+            await until(lambda: not seen.issuperset(docker.containers()), deadline_s=120)  # noqa: B023
+            await asyncio.sleep(0.1 * (number % 8))
+        finally:
+            agent.send_signal(signal.SIGKILL)
+            await agent.wait()
+    async with Rig(state, settings(docker)) as rig:
+        adopted = len(rig.living)
+        for living in rig.living:
+            await ended(rig, living.name)
+        await until(lambda: docker.containers() == [], deadline_s=120)
+    print(f"{count} agents killed: {adopted} members were left to the last one, {len(docker.containers())} orphans")
+
+
+async def main(rounds: int, containers: int, count: int) -> None:
+    if why := why_no_dockerd():
+        raise SystemExit(why)
+    with tempfile.TemporaryDirectory(prefix="moorage-bench-") as named, engine() as docker:
+        folder = Path(named)
+        docker.make_image(IMAGE)
+        for each in (
+            overhead(docker, folder, rounds), left(docker, folder, containers), kills(docker, folder, count)
+        ):  # fmt: skip
+            await each
+        for state in ("overhead", "left", "kills"):
+            try:
+                supervised = await Supervised.connect(folder / state, spawn_if_absent=False)
+                await supervised.shutdown(0.0)
+            except SupervisorError:
+                pass
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--containers", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=20)
+    asked = parser.parse_args()
+    asyncio.run(main(asked.rounds, asked.containers, asked.kills))
