@@ -36,7 +36,7 @@ from tests.worker.supervisor_rig import lives
 
 IMAGE: Final = "moorage-test:podman"
 NO_RULES: Final = Policy({}, {}, {}, None, {})
-WAIT_S: Final = 60.0
+WAIT_S: Final = 90.0
 TOKEN: Final = "a secret\nof two lines"
 
 
@@ -333,7 +333,7 @@ def spec_of(kind: str, *names: str) -> bytes:
 
 
 def card(kind: str, name: str) -> Device:
-    return Device(0, f"GPU-{name}", "nvidia", "made up", 1, cdi=[f"{kind}={name}"])
+    return Device(0, "nvidia", "made up", f"GPU-{name}", cdi=[f"{kind}={name}"])
 
 
 @pytest.mark.slow
