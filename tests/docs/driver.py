@@ -24,6 +24,7 @@ from tests.docs.markdown import Block, Page, first_missing, lines_of
 from tests.docs.terminal import Terminal
 from tests.engines import engine, why_no_dockerd
 from tests.guests import why_no_vm
+from tests.podmans import PodmanHome, why_no_podman
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = "terminal 2"
@@ -52,10 +53,12 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
         python = commands / "python"
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')  # a link would leave the virtual environment
         python.chmod(0o755)
+    podman = PodmanHome(folder / ".podman").configured() if has("podman") else {}
     path = [str(commands), str(Path(sys.executable).parent), *os.environ["PATH"].split(os.pathsep)]
     keep = {name: os.environ[name] for name in KEPT if name in os.environ}
     return {
         **keep,
+        **podman,
         "PATH": os.pathsep.join(path),
         "HOME": str(folder),
         "NO_COLOR": "1",
@@ -75,6 +78,8 @@ def has(tool: str) -> bool:
     if tool == "docker" and why_no_docker() and why_no_dockerd():
         return False
     if tool.startswith("qemu-") and why_no_vm():
+        return False
+    if tool == "podman" and why_no_podman():
         return False
     return shutil.which(tool) is not None
 

@@ -18,6 +18,8 @@ OWN: Final = {
     "worker/moorage/worker/drivers/noop.py": "noop",
     "worker/moorage/worker/drivers/docker.py": "docker",
     "worker/moorage/worker/drivers/vm.py": "vm",
+    "worker/moorage/worker/drivers/podman.py": "podman",
+    "worker/moorage/worker/drivers/podman_command.py": "podman",
     "worker/moorage/worker/drivers/handler.py": "handler",
     "worker/moorage/worker/handler_context.py": "handler",
 }
@@ -26,9 +28,9 @@ SAID: Final[dict[str, set[str]]] = {
     # the one table of the default driver, and of those whose workers tell no capabilities
     "schemas/moorage/schemas/capabilities.py": {"process", "noop", "handler"},
     # the one table of what those that come with moorage read of a request
-    "schemas/moorage/schemas/driver_config.py": {"process", "noop", "handler", "docker", "vm"},
+    "schemas/moorage/schemas/driver_config.py": {"process", "noop", "handler", "docker", "podman", "vm"},
     # the one table of those that come with moorage
-    "worker/moorage/worker/drivers/__init__.py": {"noop", "docker", "vm"},
+    "worker/moorage/worker/drivers/__init__.py": {"noop", "docker", "podman", "vm"},
     # hosts and jobs of published traces, for `moorage simulate`
     "scheduler/moorage/scheduler/simulate/world.py": {"process", "noop", "handler", "docker"},
     "scheduler/moorage/scheduler/simulate/trace.py": {"noop"},

@@ -16,7 +16,7 @@ import pytest
 from moorage.worker.cgroup import own_cgroup
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living, Publish, Report
 from moorage.worker.drivers.conformance import CHECKS, DriverChecks
-from moorage.worker.drivers.conformance.bench import Bench
+from moorage.worker.drivers.conformance.bench import AgentProcess, Bench
 from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.handler_context import HandlerContext
@@ -26,6 +26,7 @@ from moorage.worker.supervisor.protocol import StartMember
 from tests.docs.markdown import DOCS
 from tests.engines import DockerEngine, engine, why_no_dockerd
 from tests.guests import kernel, make_initramfs, why_no_vm
+from tests.podmans import NOBODY, PodmanHome, podman_home, why_no_podman
 
 Job = dict[str, Any]
 
@@ -80,32 +81,10 @@ class TestProcess(Processes):
     )
 
 
-@pytest.mark.slow
-class TestDocker(Processes):
-    driver = "docker"
-    settings = '[driver.docker]\npull = "never"\ngangs_on_host = ["*"]\n'
+class Containers(Processes):
+    """How a job in a container does each thing that it does otherwise."""
+
     slack_s = 60.0
-    engine: ClassVar[contextlib.AbstractContextManager[DockerEngine]]
-    before: ClassVar[str | None]
-
-    @classmethod
-    def setup_class(cls) -> None:
-        """Start an engine, too, which an agent in a process of its own finds by DOCKER_HOST."""
-        if why := why_no_dockerd():
-            pytest.skip(why)
-        super().setup_class()
-        cls.engine = engine()
-        docker, cls.before = cls.engine.__enter__(), os.environ.get("DOCKER_HOST")
-        docker.make_image(IMAGE)
-        os.environ["DOCKER_HOST"] = f"unix://{docker.socket}"
-
-    @classmethod
-    def teardown_class(cls) -> None:
-        os.environ.pop("DOCKER_HOST")
-        if cls.before is not None:
-            os.environ["DOCKER_HOST"] = cls.before
-        cls.engine.__exit__(None, None, None)
-        super().teardown_class()
 
     async def _place(self, bench: Bench, name: MemberName, kind: str, *words: Any, **fields: Any) -> None:
         fields["run"] = {"image": IMAGE} | fields.get("run", {})
@@ -128,6 +107,90 @@ class TestDocker(Processes):
 
     def takes_memory(self, mib: int) -> Job:
         return {"run": {"argv": ["dd", "if=/dev/zero", "of=/dev/null", f"bs={mib}M", "count=1"]}}
+
+
+@pytest.mark.slow
+class TestDocker(Containers):
+    driver = "docker"
+    settings = '[driver.docker]\npull = "never"\ngangs_on_host = ["*"]\n'
+    engine: ClassVar[contextlib.AbstractContextManager[DockerEngine]]
+    before: ClassVar[str | None]
+
+    @classmethod
+    def setup_class(cls) -> None:
+        """Start an engine, too, which an agent in a process of its own finds by DOCKER_HOST."""
+        if why := why_no_dockerd():
+            pytest.skip(why)
+        super().setup_class()
+        cls.engine = engine()
+        docker, cls.before = cls.engine.__enter__(), os.environ.get("DOCKER_HOST")
+        docker.make_image(IMAGE)
+        os.environ["DOCKER_HOST"] = f"unix://{docker.socket}"
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        os.environ.pop("DOCKER_HOST")
+        if cls.before is not None:
+            os.environ["DOCKER_HOST"] = cls.before
+        cls.engine.__exit__(None, None, None)
+        super().teardown_class()
+
+
+#: how an agent in a process of its own finds this storage
+OPTIONS: Final = "MOORAGE_DRIVER_PODMAN_OPTIONS"
+HOME: Final = "MOORAGE_TEST_PODMAN_HOME"
+NO_LIMITS: Final = "rootless podman sets limits only where cgroups of version 2 are its user's"
+
+
+@pytest.mark.slow
+class TestPodman(Containers):
+    driver = "podman"
+    settings = '[driver.podman]\npull = "never"\ngangs_on_host = ["*"]\n'
+    user: ClassVar[int] = 0
+    stack: ClassVar[contextlib.ExitStack]
+
+    @classmethod
+    def setup_class(cls) -> None:
+        """Make storage with an image, too."""
+        if why := why_no_podman():
+            pytest.skip(why)
+        super().setup_class()
+        cls.stack = contextlib.ExitStack()
+        home = cls.stack.enter_context(podman_home(cls.user))
+        home.make_image(IMAGE)
+        os.environ |= {OPTIONS: ",".join(home.options), HOME: str(home.folder)}
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        for name in (OPTIONS, HOME):
+            os.environ.pop(name)
+        cls.stack.close()
+        super().teardown_class()
+
+
+@pytest.mark.slow
+class TestRootless(TestPodman):
+    """The same with an agent, a supervisor and containers of a user that is not root."""
+
+    user = NOBODY
+    dashes: ClassVar[dict[str, str]] = {"limits": NO_LIMITS}
+
+    @contextlib.asynccontextmanager
+    async def serve(self, settings: WorkerSettings, url: str) -> AsyncIterator[None]:
+        if os.geteuid() != 0:
+            async with super().serve(settings, url):
+                yield
+            return
+        home = PodmanHome(Path(os.environ[HOME]), self.user)
+        home.give(settings.state_dir.parent)
+        agent = AgentProcess(type(self), settings, url)
+        process = await asyncio.create_subprocess_exec(*home.as_user(), *agent.command, env=home.environment())
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
 
 
 class Functions:
@@ -227,10 +290,17 @@ TABLE: Final[dict[str, set[str]]] = {
     "handler": {"exit_code", "children", "limits", "folder"},
     "docker": set(),
     "vm": {"children", "devices", "folder", "gang"},
+    "podman": set(),
+    "podman, rootless": {"limits"},
 }
 KINDS: Final[dict[str, type[DriverChecks]]] = {
-    "process": TestProcess, "handler": TestHandler, "docker": TestDocker, "vm": TestVm
-}  # fmt: skip
+    "process": TestProcess,
+    "handler": TestHandler,
+    "docker": TestDocker,
+    "podman": TestPodman,
+    "podman, rootless": TestRootless,
+    "vm": TestVm,
+}
 
 
 def test_each_driver_passes_all_checks_but_its_dashes_and_the_page_gives_their_reasons() -> None:

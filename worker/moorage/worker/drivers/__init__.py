@@ -14,6 +14,7 @@ BUILT_IN: Final = {
     DRIVER_DEFAULT: "moorage.worker.drivers.process:ProcessDriver",
     "noop": "moorage.worker.drivers.noop:NoopDriver",
     "docker": "moorage.worker.drivers.docker:DockerDriver",
+    "podman": "moorage.worker.drivers.podman:PodmanDriver",
     "vm": "moorage.worker.drivers.vm:VmDriver",
 }
 #: what a worker offers whose settings name no driver, and a simulated one

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -148,7 +149,7 @@ class Starter:
         return Image.of(found)
 
     async def _pull(self, member: Member, name: str) -> None:
-        login = self._login(name)
+        login = login_for(name, self._own, self._settings.secrets_dir)
         log.info("%s: pulling the image %s", member.name[1], name)
         before = ""
         try:
@@ -162,18 +163,6 @@ class Starter:
             raise CannotStart(None, why) from None
         except EngineError as error:
             raise pull_fault(name, error) from None
-
-    def _login(self, image: str) -> tuple[str, str] | None:
-        """User and password for the image's registry, where the operator has named a secret for it."""
-        secret = self._own.registry_secrets.get(registry_of(image))
-        if secret is None:
-            return None
-        try:
-            text = resolve_secrets({"login": Secret(secret)}, self._settings.secrets_dir)["login"]
-        except MoorageError as error:
-            raise CannotStart(None, f"image {image} cannot be pulled: {_words(error)}") from None
-        user, _, password = text.partition(":")
-        return user, password
 
     async def _config(self, assignment: Assignment, image: Image, secrets: dict[str, str]) -> dict[str, Any]:
         """What the engine is to create."""
@@ -244,6 +233,22 @@ class Starter:
             # a supervisor that died may have written it down, and the next one says what became of it
             member.is_told = isinstance(error, SupervisorGone)
             raise CannotStart(None, str(error)) from None
+
+
+def login_for(image: str, settings: ContainerSettings, secrets_dir: Path | None) -> tuple[str, str] | None:
+    """Return user and password for the image's registry, where the operator has named a secret for it.
+
+    Raises CannotStart.
+    """
+    secret = settings.registry_secrets.get(registry_of(image))
+    if secret is None:
+        return None
+    try:
+        text = resolve_secrets({"login": Secret(secret)}, secrets_dir)["login"]
+    except MoorageError as error:
+        raise CannotStart(None, f"image {image} cannot be pulled: {_words(error)}") from None
+    user, _, password = text.partition(":")
+    return user, password
 
 
 def _words(error: MoorageError) -> str:

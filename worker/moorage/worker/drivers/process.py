@@ -64,6 +64,8 @@ _WANTS: Final = {
     "request": (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
     "exec": (errno.EMFILE, errno.ENFILE),
 }
+#: the stage of a start that an engine could not do, and no job is at fault for
+ENGINE: Final = "engine"
 _STREAMS_KEPT: Final[dict[str, Literal["stdout", "stderr"]]] = {"out": "stdout", "err": "stderr"}
 
 
@@ -164,6 +166,7 @@ class ProcessDriver(Driver):
             else:
                 self._known.add(name)
                 self._note_pid(name, event)
+                self._taken_over(name)
                 living.append(Living(name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
         if self._folders is not None:
             self._looks_after = asyncio.get_running_loop().create_task(self._folders.run(self.end))
@@ -192,7 +195,7 @@ class ProcessDriver(Driver):
         for assignment in assignments:
             try:
                 member = self._start_member(assignment)
-                if assignment.run.files is None:
+                if self._is_ready(assignment):
                     self._known.add(assignment.name)
                     members.append(member)
                 else:
@@ -253,7 +256,7 @@ class ProcessDriver(Driver):
             self._output.add(name, event)
         elif isinstance(event, ChildStarted):
             self._note_pid(name, event)
-            self._started.append(name)
+            self._begun(name)
         elif isinstance(event, ChildEnded):
             event = self._end_of(name, event)
             self._known.discard(name)
@@ -316,35 +319,58 @@ class ProcessDriver(Driver):
     def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
         return self._processes.members_of(pids, self._link.pid)
 
-    # -- inside
+    # -- what a driver whose processes are an engine's does otherwise (see `podman`, `vm`)
 
-    def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
-        """Return what the end of its process means for a member: for a driver whose processes are not the jobs."""
-        return event
+    def _is_ready(self, assignment: Assignment) -> bool:
+        """Return whether it can start at once; else `_made_ready` is awaited first."""
+        return assignment.run.files is None
 
-    def _bring(self, assignment: Assignment, member: StartMember) -> None:
-        """Start a member once its files are in its folder."""
-        name = assignment.name
-        task = asyncio.get_running_loop().create_task(self._start_with_files(assignment, member))
-        self._bringing[name] = task
+    async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
+        """Have all here that it needs, and return it as it is to start.
 
-    async def _start_with_files(self, assignment: Assignment, member: StartMember) -> None:
+        Raises FilesUnavailable and FolderUnavailable where this host is at fault, else MoorageError.
+        """
         name, address = assignment.name, assignment.run.files
-        began_s = asyncio.get_running_loop().time()
         user = None if member.user is None else str(member.user)
-        try:
-            if self._files is None or self._folders is None or address is None or not assignment.has_folder:
+        if address is not None:
+            if self._files is None or self._folders is None or not assignment.has_folder:
                 raise FilesUnavailable("this worker has no folders for jobs")
             await self._files.bring(name, address, owner_ids(user))
             self._folders.give(name, user)
+        return member
+
+    def _begun(self, name: MemberName) -> None:
+        """Its process runs its program: report that it has started."""
+        self._started.append(name)
+
+    def _taken_over(self, name: MemberName) -> None:
+        """An agent before this one has started it, and it is not over."""
+
+    def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
+        """Return what the end of its process means for a member: as it is to be reported."""
+        return event
+
+    # -- inside
+
+    def _bring(self, assignment: Assignment, member: StartMember) -> None:
+        """Start a member once it is ready."""
+        name = assignment.name
+        task = asyncio.get_running_loop().create_task(self._start_when_ready(assignment, member))
+        self._bringing[name] = task
+
+    async def _start_when_ready(self, assignment: Assignment, member: StartMember) -> None:
+        name = assignment.name
+        began_s = asyncio.get_running_loop().time()
+        try:
+            member = await self._made_ready(assignment, member)
         except (FilesUnavailable, FolderUnavailable) as error:
             self._not_brought(name, NotStarted([(name, f"{START_FAILED}: {error.problem.message}")]))
         except MoorageError as error:
             why = f"{START_FAILED}: {error.problem.message}"
             self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
         except Exception:  # as in `start`
-            log.exception("files of %s could not be unpacked", name[1])
-            why = f"{START_FAILED}: moorage failed on the files of this request"
+            log.exception("%s could not be made ready to start", name[1])
+            why = f"{START_FAILED}: moorage failed on this request"
             self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
         else:
             del self._bringing[name]
@@ -454,7 +480,7 @@ async def read_output(link: SupervisorLink, key: str, ask: ReadLog, is_over: boo
 def _is_the_hosts(event: ChildEnded) -> bool:
     """A start that failed before any program of it ran, for want of room, processes or descriptors here."""
     return event.reason == "start-failed" and (
-        event.stage in ("journal", "cgroup", "clone", STAGE_BOOT) or event.errno in _WANTS.get(event.stage, ())
+        event.stage in ("journal", "cgroup", "clone", ENGINE, STAGE_BOOT) or event.errno in _WANTS.get(event.stage, ())
     )
 
 
@@ -465,7 +491,7 @@ def _verdict(event: ChildEnded) -> tuple[int, str]:
     if event.reason == "start-failed":
         is_absent = event.errno == errno.ENOENT and event.stage == "exec"
         words = [event.stage, event.message]
-        if event.stage in ("exec", "cwd") and event.message != os.strerror(event.errno or 0):
+        if event.stage in ("exec", "cwd", ENGINE) and event.message != os.strerror(event.errno or 0):
             words = [event.message]  # it names what was not found; that of the release before says no more than errno
         return CODE_NOT_FOUND if is_absent else CODE_CANNOT_START, f"start-failed: {': '.join(filter(None, words))}"
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran

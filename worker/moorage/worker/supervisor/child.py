@@ -48,6 +48,8 @@ class Child:
     cwd: bytes
     ids: tuple[int, int, list[int]] | None
     limits: list[tuple[int, tuple[int, int]]]
+    reaps: bool = False
+    """Whether its orphans become its own children, not the supervisor's: they are known as its own while it lives."""
 
     def request(self) -> bytes:
         """What launcher.c reads: words, each ended by a null; the length of a list stands before it.
@@ -103,6 +105,7 @@ def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: 
             *([] if files is None else [(resource.RLIMIT_NOFILE, files)]),
             *[_limit(name, pair) for name, pair in member.limits.items()],
         ],
+        reaps=member.leaves_cgroup,
     )
 
 

@@ -7,7 +7,7 @@ import resource
 import signal
 from typing import Final, NoReturn
 
-from moorage.worker.proctree import PR_SET_PDEATHSIG
+from moorage.worker.proctree import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 from moorage.worker.supervisor.child import Child
 
 CANNOT_START: Final = 127
@@ -66,6 +66,8 @@ def _become(child: Child, supervisor: int, confirm: int, stdout: int, stderr: in
         stage = "cwd"
         os.chdir(child.cwd)
         stage = "exec"
+        if child.reaps:
+            _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # After setuid, which clears it. It follows the thread that forked: the supervisor's main thread.
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != supervisor:

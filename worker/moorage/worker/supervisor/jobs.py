@@ -23,14 +23,15 @@ from moorage.worker.proctree import (
     boottime_s,
     children,
     descendants,
+    kill_process,
     kill_trees,
     marks_of,
     read_environ,
     read_process,
 )
-from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers
+from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers, takes
 from moorage.worker.supervisor.child import StartRefused, judge, signal_number
-from moorage.worker.supervisor.containers import Containers, kill
+from moorage.worker.supervisor.containers import LOOK_S_MAX, Containers, init_of, kill
 from moorage.worker.supervisor.journal import Over, Record, Running, Starting
 from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone
 from moorage.worker.supervisor.launches import Launches
@@ -306,6 +307,8 @@ class Jobs:
             self._signal(member, signal.SIGTERM)
             # A stopped process takes the signal only once it continues.
             self._signal(member, signal.SIGCONT)
+            if member.start.leaves_cgroup:
+                self._end_deaf_init(member)
         if member.kill_timer is not None:
             if member.kill_timer.when() <= deadline_s:
                 return
@@ -322,12 +325,35 @@ class Jobs:
             if member.container is not None:
                 self._containers.signal(member, number)
                 return
+            if (init := self._init(member)) is not None:
+                for process in map(read_process, descendants([init.pid])):
+                    if process is not None and init.pid in (process.pid, process.session):
+                        kill_process(process, number)
+                return
             os.killpg(member.pid, number)
         except ProcessLookupError:
             # Before its session.
             os.kill(member.pid, number)
         except OSError as error:
             log(f"{member.key}: cannot signal: {error}")
+
+    def _init(self, member: Member) -> Process | None:
+        """Return the first process of the container that a member's main process runs; None where there is none yet."""
+        if not member.start.leaves_cgroup or member.pid is None:
+            return None
+        below = map(read_process, descendants([member.pid]))
+        return init_of([process for process in below if process is not None and not process.dead])
+
+    def _end_deaf_init(self, member: Member) -> None:
+        """Look whether the init of a container is alone and does not handle SIGTERM: the kernel keeps that from it, and
+        any other process would have ended by it."""
+        if member.state is not State.ENDING:
+            return
+        with contextlib.suppress(OSError):
+            init = self._init(member)
+            if init is not None and not children(init.pid) and takes(init.pid, signal.SIGTERM) is False:
+                kill_process(init)
+        self._loop.call_later(LOOK_S_MAX, self._end_deaf_init, member)
 
     def _kill(self, member: Member) -> None:
         if member.state not in (State.RUNNING, State.ENDING) or member.pid is None or member.wait_status is not None:
@@ -367,7 +393,9 @@ class Jobs:
         assert member.start.checkpoint_signal is not None
         number = signal_number(member.start.checkpoint_signal)
         with contextlib.suppress(OSError):
-            member.took_checkpoint = member.confirmed and send_to_takers(member.pid, number) > 0
+            main = self._init(member)
+            is_there = member.confirmed and (main is not None or not member.start.leaves_cgroup)
+            member.took_checkpoint = is_there and send_to_takers(main.pid if main else member.pid, number) > 0
         if not member.took_checkpoint:
             member.checkpoint_timer = self._loop.call_later(AGAIN_S, self._checkpoint, member)
 

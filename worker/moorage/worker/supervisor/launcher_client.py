@@ -73,7 +73,7 @@ class Launcher:
 
     def ask(self, child: Child, confirm: int, stdout: int, stderr: int, *cgroup: int) -> socket.socket | int:
         """Ask for a process; `cgroup` is its group's folder, if any. Raises `OSError` where there will be none."""
-        if self._program < 0:
+        if self._program < 0 or child.reaps:
             return forked.start(child, confirm, stdout, stderr, *cgroup)
         request = child.request()
         message = len(request).to_bytes(4, sys.byteorder) + request

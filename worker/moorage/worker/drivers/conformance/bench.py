@@ -157,13 +157,14 @@ class AgentProcess:
             if key in ("state_dir", "prefix", "simulate", "drivers", "leases", "secrets_dir", "free_wait_s")
         }
         text = msgspec.json.encode(table | {"id": settings.worker}).decode()
-        self._words = (inspect.getfile(checks), checks.__module__, checks.__qualname__, text, url)
+        words = (inspect.getfile(checks), checks.__module__, checks.__qualname__, text, url)
+        self.command = (sys.executable, "-c", _AGENT, *words)
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> AgentProcess:
         paths = os.pathsep.join(filter(None, sys.path))
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _AGENT, *self._words, env=os.environ | {"PYTHONPATH": paths, OF_THE_AGENT: "1"}
+            *self.command, env=os.environ | {"PYTHONPATH": paths, OF_THE_AGENT: "1"}
         )
         return self
 

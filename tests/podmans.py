@@ -1,0 +1,121 @@
+"""Podman with storage of a test's own, and an image that is made from this machine's own programs. No registry."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.engines import PATH, PROGRAMS, image_of
+
+ASK_S: Final = 120.0
+#: a user without rights and without numbers of its own in /etc/subuid
+NOBODY: Final = 65534
+
+
+@functools.cache
+def why_no_podman() -> str:
+    """Return "" where a test can run podman, else one line that says why not."""
+    if os.geteuid() != 0:
+        return "no podman of its own: it needs root"
+    missing = [name for name in ("podman", "conmon", "runc") if shutil.which(name, path=PATH) is None]
+    return f"no podman of its own: no {missing[0]}" if missing else ""
+
+
+class PodmanHome:
+    """Podman's storage and state in one folder, for root or for another user: then it is rootless."""
+
+    def __init__(self, folder: Path, user: int = 0) -> None:
+        self.folder = folder
+        self.user = user
+        self.options = (
+            f"--root={folder}/root", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp", "--storage-driver=vfs",
+            "--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=file",
+        )  # fmt: skip
+
+    def podman(self, *words: str, check: bool = True, stdin: bytes | None = None) -> str:
+        """Run podman on this storage, and return what it wrote."""
+        done = subprocess.run(
+            [*self.as_user(), "podman", *self.options, "--log-level=fatal", *words], cwd="/",
+            input=stdin, capture_output=True, check=False, timeout=ASK_S, env=self.environment(),
+        )  # fmt: skip
+        if check and done.returncode != 0:
+            raise RuntimeError(f"podman {words[0]}: {done.stderr.decode()}")
+        return done.stdout.decode()
+
+    def as_user(self) -> list[str]:
+        """Return what runs a command as this user. It may read what a clone of root's has, and dies with its parent."""
+        if not self.user:
+            return []
+        may = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+        return ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups", *may, "--pdeathsig=KILL"]
+
+    def environment(self) -> dict[str, str]:
+        folder = {"HOME": f"{self.folder}/user", "XDG_RUNTIME_DIR": f"{self.folder}/user"} if self.user else {}
+        return os.environ | {"PATH": PATH, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | folder
+
+    def give(self, folder: Path) -> None:
+        """Have a folder, with all that is in it, belong to this user."""
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, self.user, self.user, follow_symlinks=False)
+
+    def make_image(self, name: str) -> None:
+        """Make an image of some programs of this machine."""
+        self.podman("import", "-", name, stdin=image_of(PROGRAMS))
+
+    def configured(self) -> dict[str, str]:
+        """Write the files that make these podman's own settings, and return the variables that name them."""
+        self.folder.mkdir(exist_ok=True)
+        storage, engine = self.folder / "storage.conf", self.folder / "containers.conf"
+        folders = f'graphroot = "{self.folder}/root"\nrunroot = "{self.folder}/run"\n'
+        storage.write_text(f'[storage]\ndriver = "vfs"\n{folders}')
+        words = 'runtime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        engine.write_text(f'[engine]\n{words}tmp_dir = "{self.folder}/tmp"\n')
+        return {"CONTAINERS_STORAGE_CONF": str(storage), "CONTAINERS_CONF": str(engine)}
+
+    def containers(self) -> list[str]:
+        """Return the ids of all containers that it has, running or not."""
+        return self.podman("ps", "--all", "--quiet", "--no-trunc").split()
+
+    def processes(self) -> list[int]:
+        """Return podman's own processes of this storage: conmon, and podman where it runs."""
+        found, mark = [], os.fsencode(self.folder)
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdecimal() and mark in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+    def close(self) -> None:
+        """End all that it runs, and leave no mount behind."""
+        self.podman("rm", "--all", "--force", "--time=0", check=False)
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int((self.folder / "tmp" / "pause.pid").read_text()), signal.SIGKILL)
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in sorted((each for each in mounts if each.startswith(f"{self.folder}/")), reverse=True):
+            subprocess.run(["umount", mount], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
+def podman_home(user: int = 0) -> Iterator[PodmanHome]:
+    """A home on a folder with a short name, since sockets have short ones; nothing of it is left."""
+    folder = Path(tempfile.mkdtemp(prefix="mp-", dir="/tmp"))
+    made = PodmanHome(folder, user)
+    (folder / "user").mkdir(mode=0o700)
+    made.give(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(folder, ignore_errors=True)

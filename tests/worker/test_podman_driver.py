@@ -1,0 +1,442 @@
+"""The driver podman on real podman: what it starts, what it tells of it, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Device, ReadLog
+from moorage.schemas.frames import Output as OutputFrame
+from moorage.schemas.job import Request, Resources, Run, Secret
+from moorage.worker.drivers.base import Assignment, DriverEvent, Living
+from moorage.worker.drivers.container_entry import MEMORY
+from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.podman import FOLDER, PodmanDriver
+from moorage.worker.drivers.podman_command import PodmanSettings, last_error, run_fault, words_of
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed
+from moorage.worker.policy import Policy
+from moorage.worker.proctree import boottime_s, descendants
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
+from moorage.worker.supervisor.output import member_digest
+from tests.podmans import PodmanHome, podman_home, why_no_podman
+from tests.waiting import NeverHappened, until
+from tests.worker.supervisor_rig import lives
+
+IMAGE: Final = "moorage-test:podman"
+NO_RULES: Final = Policy({}, {}, {}, None, {})
+WAIT_S: Final = 90.0
+TOKEN: Final = "a secret\nof two lines"
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[PodmanHome]:
+    if why := why_no_podman():
+        pytest.skip(why)
+    with podman_home() as made:
+        made.make_image(IMAGE)
+        yield made
+
+
+class Rig:
+    """A driver, and all that it reports."""
+
+    def __init__(self, home: PodmanHome, state: Path, devices: Sequence[Device] = (), **own: Any) -> None:
+        self.home = home
+        self.devices = devices
+        self.link = SupervisorLink(state)
+        kept = state.parent / "secrets"
+        if not kept.exists():
+            kept.mkdir(mode=0o700)
+            (kept / "token").touch(mode=0o600)
+            (kept / "token").write_text(TOKEN)
+        worker = WorkerSettings(state, "w1", output_cap_bytes=1 << 20, secrets_dir=kept)
+        fields = {"options": home.options, "pull": "never"} | own
+        kit = Kit("w1", worker, NO_RULES, self.link, len(devices), not devices, PodmanSettings(**fields))
+        self.driver = PodmanDriver.from_kit(kit)
+        self.events: list[DriverEvent] = []
+        self.frames: list[tuple[MemberName, OutputFrame]] = []
+        self.living: list[Living] = []
+        self.driver.attach(
+            self.events.append, lambda name, raw: self.frames.append((name, msgspec.json.decode(raw, type=OutputFrame)))
+        )
+
+    async def __aenter__(self) -> Rig:
+        self.living = await self.driver.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.driver.close()
+
+    def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
+        resources = run.pop("resources", None)
+        request = Request(run=Run(driver="podman", image=image, argv=list(argv), **run), resources=resources)
+        name = ("acme", job, 0, 1, 7)
+        self.driver.check(request)
+        self.driver.start([Assignment(name, request, list(self.devices), "exclusive")])
+        return name
+
+    def told(self, kind: type, name: MemberName) -> Any:
+        """What it reported of this member in an event of that kind; None so far."""
+        for event in self.events:
+            if isinstance(event, kind):
+                for each in getattr(event, "items", None) or [(one,) for one in getattr(event, "names", [])]:
+                    if each[0] == name:
+                        return each
+        return None
+
+    async def reported(self, kind: type, name: MemberName) -> Any:
+        try:
+            return await until(lambda: self.told(kind, name), deadline_s=WAIT_S)
+        except NeverHappened:
+            raise AssertionError(f"no {kind.__name__} of {name[1]}, but {self.events}") from None
+
+    async def said(self, name: MemberName, word: str, stream: str = "out") -> str:
+        return await until(
+            lambda: word in (text := self.live_output(name, stream)) and text, deadline_s=WAIT_S, what=f"{word!r}"
+        )
+
+    async def output(self, name: MemberName, stream: Any = "out") -> str:
+        ask = ReadLog("s", *name, driver="podman", stream=stream, offset=0, limit=1 << 16, ended_ms=1)
+        return (await self.driver.read_log(ask)).text
+
+    def live_output(self, name: MemberName, stream: str = "out") -> str:
+        return "".join(frame.text for of, frame in self.frames if of == name and frame.stream == stream)
+
+
+@contextlib.asynccontextmanager
+async def state_of(tmp_path: Path) -> AsyncIterator[Path]:
+    state = tmp_path / "s"
+    try:
+        yield state
+    finally:
+        with contextlib.suppress(SupervisorUnavailable):
+            last = await Supervised.connect(state, spawn_if_absent=False)
+            await last.shutdown(0.0)
+
+
+def secret_files(state: Path) -> list[Path]:
+    """Return the files with secrets of the drivers of this state folder."""
+    folder = MEMORY / f"moorage-{member_digest((state / 'mark').read_text())[:32]}"
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+async def nothing_left(home: PodmanHome, state: Path) -> None:
+    """Wait until podman knows of no container and no secret, and none of its processes runs."""
+
+    left: list[str] = []
+
+    def is_empty() -> bool:  # in a thread, since the driver removes things meanwhile
+        files = [*(state / FOLDER).iterdir(), *secret_files(state)]
+        left[:] = [*home.containers(), *map(str, home.processes()), *map(str, files)]
+        return not left
+
+    try:
+        await until(lambda: asyncio.to_thread(is_empty), deadline_s=WAIT_S)
+    except NeverHappened:
+        raise AssertionError(f"left: {left}") from None
+
+
+@pytest.mark.slow
+async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        words = "echo out; echo err >&2; id -u; echo $GREETING $MOORAGE_JOB $HOME; echo kept > file; exit 7"
+        name = rig.start("j1", "sh", "-c", words, env={"GREETING": "hi\nyou"})
+        assert await rig.reported(Started, name)
+        assert await rig.reported(Ended, name) == (name, 7, "exit")
+        assert await rig.output(name) == rig.live_output(name) == "out\n65534\nhi you j1 /work\n"
+        assert await rig.output(name, "err") == rig.live_output(name, "err") == "err\n"
+        assert [frame.end for of, frame in rig.frames if of == name][-2:] == [True, True]
+        folder = state / "folders" / "w1@podman" / "acme.j1.0.1.7"
+        assert (folder / "file").read_text() == "kept\n"
+        await nothing_left(home, state)
+        rig.driver.forget([name])
+
+
+@pytest.mark.slow
+async def test_it_is_shut_in_and_has_its_limits(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state, pids_max=99) as rig:
+        limits = Resources(cpu_milli=500, memory_mib=64)
+        name = rig.start("j1", "sh", "-c", "cat /proc/self/status; sleep 600", resources=limits)
+        await rig.reported(Started, name)
+        (container,) = home.containers()
+        [told] = msgspec.json.decode(home.podman("inspect", container))
+        host = told["HostConfig"]
+        assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (500_000_000, 64 << 20, 64 << 20)
+        assert (host["PidsLimit"], host["Privileged"], host["NetworkMode"]) == (99, False, "none")
+        assert (host["PidMode"], host["RestartPolicy"]["Name"], host["PortBindings"]) == ("private", "", {})
+        text = await rig.said(name, "NoNewPrivs:\t1")
+        assert "CapEff:\t0000000000000000" in text
+        rig.driver.end(name, 0.0, "test")
+        assert await rig.reported(Ended, name) == (name, -9, "end")
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_an_end_gives_the_grace_and_a_timeout_ends_it(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        asked = rig.start("asked", "sh", "-c", "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.1; done")
+        late = rig.start("late", "sleep", "600", timeout_s=5.0, grace_s=1.0)
+        await rig.said(asked, "up")
+        rig.driver.end(asked, 600.0, "cancelled")
+        assert await rig.reported(Ended, asked) == (asked, 3, "end")
+        assert await rig.output(asked) == "up\nsaved\n"
+        assert await rig.reported(Ended, late) == (late, -9, "timeout")
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_the_next_agent_goes_on_with_what_runs_and_removes_what_is_left(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state:
+        async with Rig(home, state) as first:
+            name = first.start("j1", "sh", "-c", "echo a; while ! [ -e go ]; do sleep 0.1; done; echo b; exit 5")
+            over = first.start("over", "sh", "-c", "echo up; while ! [ -e go ]; do sleep 0.1; done; echo late; exit 4")
+            for each, word in ((name, "a"), (over, "up")):
+                await first.reported(Started, each)
+                await first.said(each, word)
+        folders = state / "folders" / "w1@podman"
+        (folders / "acme.over.0.1.7" / "go").touch()
+        await until(lambda: asyncio.to_thread(lambda: len(home.containers()) == 1), deadline_s=WAIT_S)
+        stray = f"--label=moorage.state={(state / 'mark').read_text()}"
+        home.podman("create", stray, "--label=moorage.member=w1@podman|acme/x/0/1/1", "--network=none", IMAGE, "true")
+        async with Rig(home, state) as second:
+            found = {(each.name, each.phase, each.code) for each in second.living}
+            assert found == {(name, "running", 0), (over, "exited", 4)}
+            assert len(home.containers()) == 1, "what an agent before has left is removed"
+            (folders / "acme.j1.0.1.7" / "go").touch()
+            assert await second.reported(Ended, name) == (name, 5, "exit")
+            assert await second.output(name) == "a\nb\n"
+            assert await second.output(over) == "up\nlate\n"
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_the_fence_ends_it_without_agent_and_podman(home: PodmanHome, tmp_path: Path) -> None:
+    """Podman itself is killed first: what runs then is conmon and the container, in cgroups of podman's choice."""
+    async with state_of(tmp_path) as state:
+        async with Rig(home, state) as rig:
+            hides = "env -i setsid sleep 600 & echo up; wait"
+            names = [rig.start(job, "sh", "-c", hides) for job in ("fenced", "killed")]
+            for name in names:
+                await rig.said(name, "up")
+                await rig.reported(Started, name)
+            inits = [int(path.read_text()) for path in (state / FOLDER).glob("*.pid")]
+            inside = descendants(inits)
+            assert (len(inits), len(inside)) == (2, 4)
+            os.kill(rig.driver._processes._pids[names[1]], signal.SIGKILL)
+            assert await rig.reported(Ended, names[1]) == (names[1], -9, "exit")
+            assert sum(map(lives, inside)) == 2, "with podman killed its container is over when that is told"
+            rig.driver.set_fence(boottime_s() + 1.0, 0.0)
+            await asyncio.sleep(0)
+        await until(lambda: not any(map(lives, inside)), deadline_s=WAIT_S, what="the fence ends it")
+        async with Rig(home, state) as again:
+            assert [(each.name, each.code, each.reason) for each in again.living if each.name == names[0]] == [
+                (names[0], -9, "fence")
+            ]
+            await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_a_supervisor_that_dies_leaves_no_container_to_the_next_one(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        name = rig.start("j1", "sh", "-c", "env -i setsid sleep 600 & echo up; exec env -i sleep 600")
+        await rig.said(name, "up")
+        inside = descendants([int(path.read_text()) for path in (state / FOLDER).glob("*.pid")])
+        assert len(inside) == 2
+        os.kill(rig.link.pid, signal.SIGKILL)
+        assert await rig.reported(Ended, name) == (name, -9, "lost")
+        assert not any(map(lives, inside))
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_whose_fault_it_is_that_nothing_started(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state, request_user=True) as rig:
+        starts = {
+            "none": (rig.start("none", "nope"), 127, "executable file not found"),
+            "folder": (rig.start("folder", "/tmp"), 126, "permission denied"),
+            "cwd": (rig.start("cwd", "true", cwd="/nowhere"), 126, "/nowhere"),
+            "image": (rig.start("image", "true", image="nowhere.invalid/none:1"), 126, "there is no image"),
+            "user": (rig.start("user", "true", user="nosuchuser"), 126, "unable to find user"),
+        }
+        for name, code, word in starts.values():
+            _, told, why = await rig.reported(StartFailed, name)
+            assert (told, why.startswith("start-failed: "), word in why) == (code, True, True), why
+            assert rig.told(Started, name) is None
+        own = rig.start("own", "sh", "-c", "exit 126")
+        assert await rig.reported(Ended, own) == (own, 126, "exit"), "a code of the program's own"
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_a_host_that_cannot_sends_the_job_elsewhere(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state:
+        async with Rig(home, state, pull="missing") as rig:  # no registry is reached here
+            name = rig.start("j1", "true", image="registry.invalid/none:1")
+            assert "image registry.invalid/none:1 cannot be pulled" in (await rig.reported(NotStarted, name))[1]
+        async with Rig(home, state, mounts=("/nowhere/at/all:/x:ro",)) as rig:
+            name = rig.start("j2", "true")
+            assert "/nowhere/at/all" in (await rig.reported(NotStarted, name))[1]
+            assert rig.told(Started, name) is None
+        async with Rig(home, state, options=("--root=/proc/nowhere",)) as rig:
+            name = rig.start("j3", "true")
+            assert await rig.reported(NotStarted, name)
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_a_secret_is_a_variable_of_the_job_and_stands_nowhere_else(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        shows = 'echo "$TOKEN"; echo up >&2; while ! [ -e go ]; do sleep 0.1; done'
+        name = rig.start("j1", "sh", "-c", shows, env={"TOKEN": Secret("token")})
+        missing = rig.start("j2", "true", env={"TOKEN": Secret("no-such")})
+        assert "secret 'no-such'" in (await rig.reported(StartFailed, missing))[2]
+        assert await rig.said(name, "two lines") == f"{TOKEN}\n"
+        await rig.reported(Started, name)
+        (container,) = home.containers()
+        words = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in home.processes())
+        environs = b"".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in home.processes())
+        assert b"two lines" not in words + environs + home.podman("inspect", container).encode()
+        assert secret_files(state) == [], "its file is gone once it has started"
+        (state / "folders" / "w1@podman" / "acme.j1.0.1.7" / "go").touch()
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        await nothing_left(home, state)
+
+
+@pytest.fixture
+def spec() -> Iterator[tuple[str, Path]]:
+    """A kind of devices that only this test has, and its file where podman 4.3 looks."""
+    kind = f"moorage-test-{secrets.token_hex(4)}.com/gpu"
+    path = Path("/etc/cdi") / f"{kind.partition('/')[0]}.json"
+    path.parent.mkdir(exist_ok=True)
+    try:
+        yield kind, path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def spec_of(kind: str, *names: str) -> bytes:
+    nodes = {name: [{"path": f"/dev/moorage-test-{name}", "hostPath": "/dev/null"}] for name in names}
+    edits = [{"name": name, "containerEdits": {"deviceNodes": node}} for name, node in nodes.items()]
+    return msgspec.json.encode({"cdiVersion": "0.5.0", "kind": kind, "devices": edits})
+
+
+def card(kind: str, name: str) -> Device:
+    return Device(0, "nvidia", "made up", f"GPU-{name}", cdi=[f"{kind}={name}"])
+
+
+@pytest.mark.slow
+async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_no_other(
+    home: PodmanHome, tmp_path: Path, spec: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, path = spec
+    path.write_bytes(spec_of(kind, "0", "1", "2"))
+    async with state_of(tmp_path) as state:
+        async with Rig(home, state, [card(kind, "0"), card(kind, "2")]) as rig:
+            shows = "ls /dev/moorage-test-*; echo $NVIDIA_VISIBLE_DEVICES $CUDA_VISIBLE_DEVICES"
+            name = rig.start("j1", "sh", "-c", shows)
+            assert await rig.reported(Ended, name) == (name, 0, "exit")
+            told = await rig.output(name)
+            assert told == "/dev/moorage-test-0\n/dev/moorage-test-2\nvoid GPU-0,GPU-2\n"
+            # what podman did not inject, here since the driver counts on a node that no spec has
+            monkeypatch.setattr(PodmanDriver, "_nodes", lambda *_: ["/dev/moorage-test-0", "/dev/moorage-test-9"])
+            name = rig.start("j2", "sleep", "600")
+            why = (await rig.reported(NotStarted, name))[1]
+            assert "podman did not inject /dev/moorage-test-9" in why
+            assert rig.told(Started, name) is None
+        monkeypatch.undo()
+        async with Rig(home, state, [card(kind, "7")]) as rig:
+            name = rig.start("j3", "true")
+            assert f"unresolvable CDI devices {kind}=7" in (await rig.reported(NotStarted, name))[1]
+        path.write_text('{"cdiVersion": "0.5.0", "kind":')
+        async with Rig(home, state, [card(kind, "0")]) as rig:
+            name = rig.start("j4", "true")
+            why = (await rig.reported(NotStarted, name))[1]
+            assert f"unresolvable CDI devices {kind}=0" in why
+            assert str(path) in why, "the file that is broken is named"
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_fifty_containers_leave_nothing(home: PodmanHome, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        before = len(os.listdir("/proc/self/fd"))
+        for turn in range(5):
+            names = [rig.start(f"j{turn}-{at}", "sh", "-c", f"exit {at}") for at in range(10)]
+            for at, name in enumerate(names):
+                assert await rig.reported(Ended, name) == (name, at, "exit")
+            rig.driver.forget(names)
+        await nothing_left(home, state)
+        driver = rig.driver
+        for left in (driver._known, driver._starting, driver._bringing, driver._to_remove):
+            assert not left
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before, deadline_s=WAIT_S, what="no descriptor is left")
+        assert [path.name for path in home.folder.glob("root/vfs-containers/*") if path.is_dir()] == []
+
+
+# ------------------------------------------------------------------------------------------------- without podman
+
+
+def test_an_error_is_sorted_by_whose_fault_it_is() -> None:
+    for text, code in (
+        ('runc: runc create failed: exec: "nope": executable file not found in $PATH: OCI runtime attempted to invoke a'
+         " command that was not found", 127),
+        ("crun: executable file `nope` not found in $PATH: No such file or directory: OCI runtime attempted to invoke a"
+         " command that was not found", 127),
+        ('runc: runc create failed: exec: "/tmp": permission denied: OCI permission denied', 126),
+        ('workdir "/nowhere" does not exist on container 80', 126),
+        ("unable to find user nouser: no matching entries in passwd file", 126),
+        ("runc: error setting rlimit type 7: operation not permitted: OCI permission denied", None),
+        ("setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=9", None),
+        ("creating container storage: no space left on device", None),
+    ):  # fmt: skip
+        assert run_fault(text).code == code, text
+    assert last_error(b"noise\nError: first\nError: last\nSee 'podman run --help'\n") == "last"
+    assert last_error(b"only this\n") == "only this"
+    assert last_error(b"") == ""
+
+
+def test_limits_that_this_host_cannot_set_are_left_out() -> None:
+    host = {
+        "NetworkMode": "none", "IpcMode": "private", "ShmSize": 1, "CapDrop": [], "SecurityOpt": [], "Binds": [],
+        "PidsLimit": 9, "NanoCpus": 1_500_000_000, "Memory": 5, "MemorySwap": 5, "Devices": [{"PathOnHost": "/dev/x"}],
+        "Mounts": [{"Type": "bind", "Source": "/a", "Target": "/b", "ReadOnly": True}],
+        "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}],
+    }  # fmt: skip
+    config = {"HostConfig": host, "Labels": {}, "Env": [], "User": "", "Image": "i", "Cmd": ["--help"]}
+    words = words_of(config, frozenset({"cpu", "memory", "pids"}))
+    assert {
+        "--cpus=1.5",
+        "--memory=5b",
+        "--memory-swap=5b",
+        "--pids-limit=9",
+        "--device=/dev/x",
+        "--ulimit=memlock=-1:-1",
+    } <= {*words}
+    assert words[-3:] == ["--", "i", "--help"], "no word of a job is an option"
+    assert not [each for each in words_of(config, frozenset()) if each.startswith(("--cpus", "--memory", "--pids"))]
+
+
+def test_settings_that_no_container_can_have_are_refused() -> None:
+    PodmanSettings()
+    for wrong in ({"user": "root"}, {"network": "host"}, {"mounts": ("x",)}, {"options": ("root",)}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            PodmanSettings(**wrong)  # type: ignore[arg-type]
+
+
+async def test_without_podman_the_worker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    kit = Kit("w1", WorkerSettings(tmp_path, "w1"), NO_RULES, SupervisorLink(tmp_path), 0, True, PodmanSettings())
+    with pytest.raises(Refused, match="needs the command podman"):
+        PodmanDriver.from_kit(kit)

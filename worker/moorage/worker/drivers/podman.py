@@ -1,0 +1,447 @@
+"""The driver of podman's containers: the supervisor runs `podman run`, and ends it with all that descends from it.
+
+`podman run` is the member's process; its output and its code are the container's. Conmon, the container's monitor, is
+the parent of the container's init, and becomes a child of the supervisor. Both are in cgroups that podman chooses, so
+the end is proven by the tree. A file that the runtime writes says that the container was made: until it is there, what
+podman says of an error is the reason why nothing started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import errno
+import logging
+import os
+import tempfile
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.driver_config import PodmanBlock
+from moorage.schemas.errors import MoorageError, Refused, problem, refuse
+from moorage.schemas.job import Request, Secret
+from moorage.worker.attempt_folders import AttemptFolders
+from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND, Assignment, Living
+from moorage.worker.drivers.container_config import (
+    Image,
+    check_policy,
+    check_request,
+    config_of,
+    is_gang,
+    network_of,
+    registry_of,
+)
+from moorage.worker.drivers.container_engine import EngineError
+from moorage.worker.drivers.container_entry import MEMORY, Entries, NoEntry
+from moorage.worker.drivers.container_faults import CannotStart, pull_fault
+from moorage.worker.drivers.container_start import login_for
+from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.podman_command import (
+    CODES,
+    Podman,
+    PodmanSettings,
+    default_user,
+    last_error,
+    limits_here,
+    run_fault,
+    words_of,
+)
+from moorage.worker.drivers.process import ENGINE, ProcessDriver
+from moorage.worker.drivers.supervisor_link import name_of, owner_of
+from moorage.worker.environment import START_FAILED, lay_over
+from moorage.worker.inventory.cdi import CdiError, folders, read_registry
+from moorage.worker.job_files import FilesUnavailable
+from moorage.worker.member_messages import MemberName, Started
+from moorage.worker.proctree import MARK_NAMES, STATE_MARK
+from moorage.worker.secret_files import resolve_secrets
+from moorage.worker.supervisor.output import member_digest, output_path
+from moorage.worker.supervisor.protocol import MARK_NAME, Event, StartMember
+from moorage.worker.supervisor.protocol import Ended as ChildEnded
+
+log = logging.getLogger("moorage.worker")
+
+#: below the supervisor's state folder: a file for each container that was made, one once its start was reported, and
+#: one with the nodes that CDI is to bring
+FOLDER: Final = "podman"
+_MADE: Final = ".pid"
+_TOLD: Final = ".told"
+_NODES: Final = ".nodes"
+LABEL: Final = "moorage.member"
+LABEL_STATE: Final = "moorage.state"
+#: how the `why` of an end begins that was for want of a device
+NO_DEVICE: Final = "devices"
+LOOK_S_MIN: Final = 0.02
+LOOK_S_MAX: Final = 0.25
+#: images that are pulled at once, each within a time
+PULLS_MAX: Final = 4
+PULL_S_MAX: Final = 1800.0
+#: how long after a forced end what podman knows of containers is removed: with that of others that end then
+CLEAN_S: Final = 0.2
+#: where podman could not
+RETRY_S: Final = 10.0
+#: containers in one command
+AT_ONCE: Final = 100
+#: podman tells a signal as a shell does
+_SIGNALS: Final = (137, 143)
+
+
+class HostAtFault(FilesUnavailable):
+    """This host cannot start the container: the job is tried elsewhere."""
+
+    def __init__(self, why: str) -> None:
+        Refused.__init__(self, problem("failed-precondition", why))
+
+
+class PodmanDriver(ProcessDriver):
+    """See the module's text."""
+
+    name = "podman"
+    settings = PodmanSettings  # type: ignore[assignment]
+    config = PodmanBlock  # type: ignore[assignment]
+    capabilities = Capabilities(
+        keeps_output=True, ends_streams=True, brings_files=True, outlives_agent=True, fence="supervisor"
+    )
+
+    @classmethod
+    def from_kit(cls, kit: Kit) -> PodmanDriver:
+        settings = kit.settings
+        made = cls(
+            kit.supervisor,
+            kit.worker,
+            secrets_dir=settings.secrets_dir,
+            interface=settings.interface,
+            simulated=kit.simulated,
+            stream_output=settings.stream_output,
+            output_cap_bytes=settings.output_cap_bytes,
+            policy=kit.policy,
+            folders=AttemptFolders(settings, owner_of(kit.worker, cls.name), is_mounted=True),
+            files=kit.files,
+        )
+        made.own = msgspec.structs.replace(kit.own, user=kit.own.user or default_user())
+        made.podman = Podman(made.own.options)
+        made.nodes = kit.nodes
+        return made
+
+    own: PodmanSettings
+    podman: Podman
+    #: the files of devices, as the kit has them
+    nodes: Mapping[str, Sequence[str]]
+
+    def __init__(self, *words: Any, **fields: Any) -> None:
+        super().__init__(*words, **fields)
+        self._folder = self._link.state / FOLDER
+        self._mark = ""
+        self._entries = Entries(self._owner, "")
+        self._pulls = asyncio.Semaphore(PULLS_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: dict[MemberName, asyncio.Task[None]] = {}
+        self._to_remove: set[MemberName] = set()
+        self._cleans: asyncio.Task[None] | None = None
+
+    async def open(self) -> list[Living]:
+        living = await super().open()
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._mark = (self._link.state / MARK_NAME).read_text()
+        self._entries = Entries(self._owner, self._mark)
+        self._entries.clear()
+        living = [self._as_it_is(each) for each in living]
+        # awaited: the first command of a user that is not root leaves a process behind, which must be no member's
+        try:
+            await self._sweep([each.name for each in living if each.phase != "stuck"])
+        except (OSError, TimeoutError, ValueError) as error:
+            log.warning("podman: what an agent before left is not removed: %s", error or "no answer")
+        return living
+
+    async def close(self) -> None:
+        for task in [*self._tasks, *self._starting.values()]:
+            task.cancel()
+            await asyncio.wait((task,))
+        await super().close()
+
+    def check(self, request: Request) -> None:
+        check_request(request, self.own)
+
+    # -- how it differs from processes
+
+    def _start_member(self, assignment: Assignment) -> StartMember:
+        """Raises Refused for what this worker forbids, FolderUnavailable, SharingUnavailable, SecretRefused."""
+        name, request, run = assignment.name, assignment.request, assignment.run
+        check_policy(name[0], request, self.own, self._policy)
+        self._policy.check_secrets(name[0], run.env)
+        if is_gang(request) and network_of(name[0], request, self.own) == "none":
+            why = f"the ranks of a gang of {name[0]} cannot meet: its containers have no network"
+            raise refuse("failed-precondition", why)
+        resolve_secrets(run.env, self._secrets_dir)  # what is missing is said now
+        marks = assignment.environment(interface=self._interface, simulated=self._simulated)
+        if self._folders is not None and assignment.has_folder:
+            self._folders.make(name, run.grace_s, run.keep)
+        return StartMember(
+            key=self._key(name),
+            argv=(),
+            env=self.podman.environment() | {mark: marks[mark] for mark in MARK_NAMES},
+            timeout_s=run.timeout_s,
+            ends_in_s=assignment.ends_in_s,
+            grace_s=run.grace_s,
+            checkpoint_signal=run.checkpoint_signal,
+            checkpoint_before_s=run.checkpoint_before_s if run.checkpoint_signal else None,
+            on_partition=request.on_partition,
+            output_cap_bytes=self._output_cap_bytes,
+            stream_output=self._stream_output,
+            leaves_cgroup=True,
+        )
+
+    def _is_ready(self, assignment: Assignment) -> bool:
+        return False
+
+    async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
+        member = await super()._made_ready(assignment, member)
+        name, request = assignment.name, assignment.request
+        try:
+            await self._have_image(request.image)
+            if nodes := await asyncio.to_thread(self._nodes, assignment):
+                self._file(name, _NODES).write_text("\n".join(nodes))
+            return msgspec.structs.replace(member, argv=await self._words(assignment))
+        except CannotStart as refused:
+            if refused.code is None:
+                raise HostAtFault(str(refused)) from None
+            raise refuse("failed-precondition", str(refused)) from None
+        except (OSError, TimeoutError) as error:
+            raise HostAtFault(f"podman: {error or 'it does not answer'}") from None
+
+    def _begun(self, name: MemberName) -> None:
+        """Podman runs; its container does not yet."""
+        self._look_for(name)
+
+    def _taken_over(self, name: MemberName) -> None:
+        if not self._file(name, _TOLD).exists():
+            self._look_for(name)
+
+    def on_event(self, key: str, event: Event) -> None:
+        if isinstance(event, ChildEnded):
+            name = name_of(key)
+            if event.reason == "supervisor-died" and name in self._known:
+                self._known.discard(name)
+                self._do(self._end_by_podman(key, event))
+                return
+            looking = self._starting.pop(name, None)
+            if looking is not None:
+                looking.cancel()
+                if self._file(name, _MADE).exists() and not event.why.startswith(NO_DEVICE):
+                    self._started.append(name)  # it was quicker than the look for it
+        super().on_event(key, event)
+
+    def on_replaced(self) -> None:
+        """The supervisor died, and podman with it; what hides in a container only podman still knows."""
+        super().on_replaced()
+        self._remove(self._known)
+
+    def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
+        """Sort what `podman run` ended with: the container's own end, or a start that failed and why."""
+        change = msgspec.structs.replace
+        if event.reason != "exit" or event.exit_code is None or event.exit_code in CODES:
+            self._to_remove.add(name)  # else podman has removed it
+        if event.reason == "start-failed":
+            return change(event, stage=ENGINE) if event.stage in ("exec", "cwd") else event  # podman is not there
+        if event.reason == "end" and event.why.startswith(NO_DEVICE):
+            return change(event, reason="start-failed", stage=ENGINE, message=event.why)
+        if event.reason == "exit" and event.exit_code in CODES and not self._file(name, _MADE).exists():
+            fault = run_fault(self._said(name))
+            number = errno.ENOENT if fault.code == CODE_NOT_FOUND else errno.EACCES
+            stage = ENGINE if fault.code is None else "exec"
+            return change(event, reason="start-failed", stage=stage, errno=number, message=str(fault))
+        if event.reason != "exit" and event.exit_code in _SIGNALS:
+            return change(event, exit_code=None, signal=event.exit_code - 128)
+        return event
+
+    def _over(self, names: Sequence[MemberName]) -> None:
+        super()._over(names)
+        for name in names:
+            for suffix in (_MADE, _TOLD, _NODES):
+                self._file(name, suffix).unlink(missing_ok=True)
+            self._entries.remove(self._key(name))
+        self._remove(())
+
+    # -- inside
+
+    def _file(self, name: MemberName, suffix: str) -> Path:
+        return self._folder / f"{member_digest(self._key(name))}{suffix}"
+
+    def _container(self, name: MemberName) -> str:
+        return f"moorage-{member_digest(f'{self._mark}|{self._key(name)}')}"
+
+    def _as_it_is(self, living: Living) -> Living:
+        """A container that podman has not made yet is still starting."""
+        is_told = living.phase != "running" or self._file(living.name, _TOLD).exists()
+        return living if is_told else msgspec.structs.replace(living, phase="starting")
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _said(self, name: MemberName) -> str:
+        """Podman's last words on its standard error, which are the job's there."""
+        with contextlib.suppress(OSError), open(output_path(self._link.state, self._key(name), "stderr"), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            return last_error(file.read())
+        return "podman said nothing of it"
+
+    async def _have_image(self, image: str) -> None:
+        """Have the image here, as the settings say. Raises CannotStart."""
+        pull, words = self.own.pull, ["pull", "--quiet"]
+        if pull != "always":
+            found = await self.podman.ask("image", "exists", "--", image)
+            if found.code == 0:
+                return
+            if found.code != 1:
+                raise CannotStart(None, found.error)
+            if pull == "never":
+                raise CannotStart(CODE_CANNOT_START, f"there is no image {image} (and it is not pulled here)")
+        async with self._pulls:
+            log.info("pulling the image %s", image)
+            with tempfile.NamedTemporaryFile(dir=MEMORY, prefix="moorage-login-") as file:  # of mode 0600
+                if (login := login_for(image, self.own, self._secrets_dir)) is not None:
+                    auth = base64.b64encode(":".join(login).encode()).decode()
+                    file.write(msgspec.json.encode({"auths": {registry_of(image): {"auth": auth}}}))
+                    file.flush()
+                    words.append(f"--authfile={file.name}")
+                try:
+                    done = await self.podman.ask(*words, "--", image, limit_s=PULL_S_MAX)
+                except TimeoutError:
+                    why = f"image {image} cannot be pulled: it is not here after {PULL_S_MAX / 60:g} minutes"
+                    raise CannotStart(None, why) from None
+            if done.code != 0:
+                raise pull_fault(image, EngineError(500, done.error))
+
+    async def _image(self, name: str) -> Image:
+        """What an image says of its own program. Raises CannotStart."""
+        done = await self.podman.ask("image", "inspect", "--", name)
+        if done.code != 0:
+            raise CannotStart(None, done.error)
+        [inspected] = msgspec.json.decode(done.out)
+        return Image.of(inspected)
+
+    def _nodes(self, assignment: Assignment) -> list[str]:
+        """The nodes that CDI is to bring for these devices. Raises CannotStart for a device that no spec has."""
+        names = [each.cdi[0] for each in assignment.devices if each.vendor == "nvidia" and each.cdi]
+        if self._simulated or not names:
+            return []
+        registry = read_registry(folders())
+        try:
+            return [node.path for node in registry.resolve(names).device_nodes]
+        except CdiError as error:
+            raise CannotStart(None, "; ".join([str(error), *registry.faults])) from None
+
+    async def _words(self, assignment: Assignment) -> tuple[str, ...]:
+        """The command line of `podman run`. Raises CannotStart."""
+        name, run = assignment.name, assignment.run
+        resolved = resolve_secrets(run.env, self._secrets_dir)
+        secrets = lay_over({each: resolved[each] for each, value in run.env.items() if isinstance(value, Secret)}, {})
+        image = await self._image(assignment.request.image) if secrets else Image()
+        try:
+            variables = self._entries.write(self._key(name), secrets) if secrets else None
+            config = config_of(
+                assignment, self.own, self._policy, {"CDISpecDirs": True}, image,
+                labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables,
+                folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
+                interface=self._interface, simulated=self._simulated, nodes=self.nodes,
+            )  # fmt: skip
+        except NoEntry as error:
+            raise CannotStart(None, str(error)) from None
+        except MoorageError as error:
+            code = None if error.code == "failed-precondition" else CODE_CANNOT_START
+            raise CannotStart(code, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
+        own = (f"--name={self._container(name)}", f"--pidfile={self._file(name, _MADE)}", f"--env={STATE_MARK}")
+        return self.podman.words("run", *own, *words_of(config, limits_here()))
+
+    def _look_for(self, name: MemberName) -> None:
+        self._starting[name] = asyncio.get_running_loop().create_task(self._look(name))
+
+    async def _look(self, name: MemberName) -> None:
+        """Report the start once the container is made and has its devices; end it where it has not."""
+        delay_s = LOOK_S_MIN
+        while not self._file(name, _MADE).exists():
+            await asyncio.sleep(delay_s)
+            delay_s = min(LOOK_S_MAX, 1.5 * delay_s)
+        if missing := await self._missing(name):
+            self._link.end(self._key(name), 0.0, f"{NO_DEVICE}: {missing}")
+            return
+        del self._starting[name]
+        self._file(name, _TOLD).touch()
+        self._entries.remove(self._key(name))  # the container has it
+        self.report(Started([name]))
+
+    async def _missing(self, name: MemberName) -> str:
+        """What a container should have got by CDI and has not; "" where all is well, or it is over."""
+        try:
+            wanted = self._file(name, _NODES).read_text().split("\n")
+        except FileNotFoundError:
+            return ""
+        form = "{{json .HostConfig.Devices}}"
+        try:
+            done = await self.podman.ask("container", "inspect", "--format", form, self._container(name))
+            found = {each["PathInContainer"] for each in msgspec.json.decode(done.out)} if done.code == 0 else {*wanted}
+        except (OSError, TimeoutError, ValueError, LookupError, TypeError) as error:
+            return f"podman inspect: {error or 'no answer'}"
+        missing = [each for each in wanted if each not in found]
+        return f"podman did not inject {', '.join(missing)}" if missing else ""
+
+    # -- what podman keeps of containers
+
+    def _remove(self, names: Collection[MemberName]) -> None:
+        """Begin to remove what podman knows of these, and of all others that are to be removed."""
+        self._to_remove.update(names)
+        if self._cleans is None and self._to_remove:
+            self._cleans = self._do(self._clean())
+
+    async def _clean(self) -> None:
+        """Remove what podman still knows of members that are over; until it has, or the agent ends."""
+        delay_s = CLEAN_S
+        while self._to_remove:
+            await asyncio.sleep(delay_s)
+            names = list(self._to_remove)[:AT_ONCE]
+            try:
+                done = await self.podman.ask("rm", "--force", "--ignore", "--time=0", *map(self._container, names))
+                trouble = done.error if done.code else ""
+            except (OSError, TimeoutError) as error:
+                trouble = str(error) or "no answer"
+            if trouble:
+                log.warning("podman: %d containers that are over cannot be removed yet: %s", len(names), trouble)
+                delay_s = RETRY_S
+            else:
+                self._to_remove.difference_update(names)
+        self._cleans = None
+
+    async def _end_by_podman(self, key: str, event: ChildEnded) -> None:
+        """Report an end that followed from a dead supervisor once podman, too, has nothing of the container."""
+        while True:
+            with contextlib.suppress(OSError, TimeoutError):
+                words = ("rm", "--force", "--ignore", "--time=0", self._container(name_of(key)))
+                if (await self.podman.ask(*words)).code == 0:
+                    break
+            await asyncio.sleep(RETRY_S)
+        self.on_event(key, event)
+        self.on_events_over()
+
+    async def _sweep(self, living: Sequence[MemberName]) -> None:
+        """Remove what an agent before this one did not come to remove. Raises OSError, TimeoutError, ValueError."""
+        known = {self._key(name) for name in living}
+        form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
+        ours = f"--filter=label={LABEL_STATE}={self._mark}"
+        listed = await self.podman.ask("ps", "--all", "--no-trunc", ours, form)
+        if listed.code:
+            raise OSError(listed.error)
+        pairs = [line.split(" ", 1) for line in listed.out.splitlines()]
+        left = [each for each, key in pairs if key.partition("|")[0] == self._owner and key not in known]
+        for at in range(0, len(left), AT_ONCE):
+            await self.podman.ask("rm", "--force", "--ignore", "--time=0", *left[at : at + AT_ONCE])
+        digests = {member_digest(key) for key in known}
+        for path in self._folder.iterdir():
+            if path.stem not in digests:
+                path.unlink()

@@ -1,0 +1,203 @@
+"""The command `podman`, as the agent and the supervisor run it: its options, variables, words and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from moorage.schemas.errors import refuse
+from moorage.schemas.settings import setting
+from moorage.worker.cgroup import own_cgroup
+from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND
+from moorage.worker.drivers.container_config import FOLDER_AT, ContainerSettings
+from moorage.worker.drivers.container_engine import EngineError
+from moorage.worker.drivers.container_faults import CannotStart, start_fault
+
+#: for what takes podman a moment; on a busy host it takes longer
+ASK_S: Final = 120.0
+#: podman's own words for a failure that is no program's: it, what it runs, and what is not there
+CODES: Final = (125, CODE_CANNOT_START, CODE_NOT_FOUND)
+#: of the agent's variables those that say where a user's engine has its things
+_VARIABLES: Final = (
+    "PATH", "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS", "TMPDIR",
+    "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF", "REGISTRY_AUTH_FILE",
+)  # fmt: skip
+#: what a container may have at most of what bounds the agent
+_ULIMITS: Final = (("nofile", resource.RLIMIT_NOFILE, 1 << 20), ("nproc", resource.RLIMIT_NPROC, 32768))
+_ERROR_BYTES_MAX: Final = 4096
+#: whose faults are the job's beside those that all engines say alike
+_THE_JOBS: Final = ("workdir ", "unable to find user ", "unable to find group ")
+_NOT_FOUND: Final = "attempted to invoke a command that was not found"
+
+
+class PodmanSettings(ContainerSettings, frozen=True):
+    """Settings of the driver `podman`: those of all containers, and podman's own options."""
+
+    user: Annotated[
+        str,
+        setting(
+            "User of the processes in a container, as UID or UID:GID; image is the image's own, maybe root. Empty: "
+            "65534:65534, and rootless 0:0, which is the agent's user on the host."
+        ),
+    ] = ""
+    options: Annotated[
+        tuple[str, ...],
+        setting("Options of podman itself, before its command: --runtime=runc, --root=/data."),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        if self.user:
+            super().__post_init__()
+        else:
+            msgspec.structs.replace(self, user=default_user())  # which checks all others
+        for option in self.options:
+            if not option.startswith("--"):
+                raise ValueError(f"options must be as --name=value, found {option!r}")
+
+
+def default_user() -> str:
+    """Return the user of containers: nobody; rootless, the agent's own user as its containers see it."""
+    return "0:0" if os.geteuid() else "65534:65534"
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What a command answered."""
+
+    code: int
+    out: str
+    error: str
+
+
+class Podman:
+    """The command with the operator's options. It shares nothing with the commands of other options but its files."""
+
+    def __init__(self, options: Sequence[str]) -> None:
+        """Raises Refused where there is no podman."""
+        self._options = tuple(options)
+        if shutil.which("podman") is None:
+            raise refuse(
+                "failed-precondition",
+                "the driver podman needs the command podman on the agent's PATH",
+                next="install podman, or take podman out of drivers",
+            )
+
+    def words(self, *words: str) -> tuple[str, ...]:
+        """Return a command line. Warnings are left out: what it writes would stand in the output of a job."""
+        return ("podman", *self._options, "--log-level=fatal", *words)
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        """Return the variables that podman gets: none of them is a job's."""
+        return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+
+    async def ask(self, *words: str, stdin: bytes | None = None, limit_s: float = ASK_S) -> Done:
+        """Run a command to its end. Raises TimeoutError, and OSError where it cannot be run."""
+        process = await asyncio.create_subprocess_exec(
+            *self.words(*words),
+            env=self.environment(),
+            stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd="/",
+        )
+        try:
+            async with asyncio.timeout(limit_s):
+                out, error = await process.communicate(stdin)
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        assert process.returncode is not None
+        return Done(process.returncode, out.decode(errors="replace"), last_error(error))
+
+
+def words_of(config: Mapping[str, Any], limits: frozenset[str]) -> list[str]:
+    """Return the words of `podman run` for a container in the form of an engine's API, its image and command last.
+
+    `limits` are those that this host can set for its containers: cpu, memory and pids.
+    """
+    host = config["HostConfig"]
+    words = [
+        "--rm", "--pull=never", "--log-driver=none", "--pid=private", f"--network={host['NetworkMode']}",
+        f"--ipc={host['IpcMode']}", f"--shm-size={host['ShmSize']}",
+        *(f"--cap-drop={each}" for each in host["CapDrop"]),
+        *(f"--security-opt={each}" for each in host["SecurityOpt"]),
+        *(f"--volume={each}" for each in host["Binds"]),
+        *(f"--mount={_mount(each)}" for each in host["Mounts"]),
+        *(f"--label={name}={value}" for name, value in config["Labels"].items()),
+        *(f"--env={each}" for each in config["Env"]),
+        *(f"--ulimit={each}" for each in _ulimits()),
+        *(f"--ulimit={each['Name']}={each['Soft']}:{each['Hard']}" for each in host.get("Ulimits", ())),
+        *(f"--device={name}" for each in host.get("DeviceRequests", ()) for name in each["DeviceIDs"]),
+        *(f"--device={each['PathOnHost']}" for each in host.get("Devices", ())),
+    ]  # fmt: skip
+    if config["User"]:
+        words.append(f"--user={config['User']}")
+    if "pids" in limits:
+        words.append(f"--pids-limit={host['PidsLimit']}")
+    if "cpu" in limits and "NanoCpus" in host:
+        words.append(f"--cpus={host['NanoCpus'] / 1e9:g}")
+    if "memory" in limits and "Memory" in host:
+        words += [f"--memory={host['Memory']}b", f"--memory-swap={host['MemorySwap']}b"]
+    if "WorkingDir" in config:
+        words.append(f"--workdir={config['WorkingDir']}")
+    if "Entrypoint" in config:
+        words.append(f"--entrypoint={msgspec.json.encode(config['Entrypoint']).decode()}")
+    return [*words, "--", config["Image"], *config.get("Cmd", ())]
+
+
+def _mount(mount: Mapping[str, Any]) -> str:
+    """The folder of an attempt becomes the container's user's: podman alone knows who that is on the host."""
+    words = [f"type=bind,source={mount['Source']},destination={mount['Target']}"]
+    if mount.get("ReadOnly"):
+        words.append("ro=true")
+    if mount["Target"] == FOLDER_AT:
+        words.append("U=true")
+    return ",".join(words)
+
+
+def limits_here() -> frozenset[str]:
+    """Return which limits podman can set: root all; other users what their cgroup of version 2 was given."""
+    if os.geteuid() == 0:
+        return frozenset({"cpu", "memory", "pids"})
+    folder = own_cgroup()
+    try:
+        if folder is None or not Path("/sys/fs/cgroup/cgroup.controllers").exists():  # as podman itself looks for it
+            return frozenset()
+        return frozenset((folder / "cgroup.controllers").read_text().split())
+    except OSError:
+        return frozenset()
+
+
+def _ulimits() -> list[str]:
+    """The agent's own bounds: podman's default ones are refused to an agent without CAP_SYS_RESOURCE."""
+    words = []
+    for name, kind, most in _ULIMITS:
+        soft, hard = (most if each == resource.RLIM_INFINITY else min(each, most) for each in resource.getrlimit(kind))
+        words.append(f"{name}={soft}:{hard}")
+    return words
+
+
+def last_error(text: bytes) -> str:
+    """Return what podman said last of an error, without its word for it; "" where it said nothing."""
+    lines = text[-_ERROR_BYTES_MAX:].decode(errors="replace").strip().splitlines()
+    errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
+    return "".join((errors or lines)[-1:])
+
+
+def run_fault(message: str) -> CannotStart:
+    """Return whose fault it is that `podman run` started nothing, from what it said."""
+    if _NOT_FOUND in message:
+        return CannotStart(CODE_NOT_FOUND, message)
+    if message.startswith(_THE_JOBS):
+        return CannotStart(CODE_CANNOT_START, message)
+    return start_fault(EngineError(500, message), is_created=True)
