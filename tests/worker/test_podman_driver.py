@@ -103,9 +103,8 @@ class Rig:
             raise AssertionError(f"no {kind.__name__} of {name[1]}, but {self.events}") from None
 
     async def said(self, name: MemberName, word: str, stream: str = "out") -> str:
-        return await until(
-            lambda: word in (text := self.live_output(name, stream)) and text, deadline_s=WAIT_S, what=f"{word!r}"
-        )
+        await until(lambda: word in self.live_output(name, stream), deadline_s=WAIT_S, what=f"{word!r}")
+        return self.live_output(name, stream)
 
     async def output(self, name: MemberName, stream: Any = "out") -> str:
         ask = ReadLog("s", *name, driver="podman", stream=stream, offset=0, limit=1 << 16, ended_ms=1)
@@ -432,7 +431,7 @@ def test_settings_that_no_container_can_have_are_refused() -> None:
     PodmanSettings()
     for wrong in ({"user": "root"}, {"network": "host"}, {"mounts": ("x",)}, {"options": ("root",)}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            PodmanSettings(**wrong)  # type: ignore[arg-type]
+            PodmanSettings(**wrong)
 
 
 async def test_without_podman_the_worker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,8 +101,8 @@ class PodmanDriver(ProcessDriver):
     """See the module's text."""
 
     name = "podman"
-    settings = PodmanSettings  # type: ignore[assignment]
-    config = PodmanBlock  # type: ignore[assignment]
+    settings = PodmanSettings
+    config = PodmanBlock
     capabilities = Capabilities(
         keeps_output=True, ends_streams=True, brings_files=True, outlives_agent=True, fence="supervisor"
     )
