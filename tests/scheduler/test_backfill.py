@@ -298,6 +298,31 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
     assert where in (["w1"], ["started"])
 
 
+def test_the_hosts_that_a_reservation_leaves_are_open_to_the_jobs_that_waited_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, 8)
+    for name in ("one", "two"):
+        drive.submit(name, gpu={"count": 5}, run=limited(600))
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.submit("services", tenant="v", gpu={"count": 3}, replicas=2)
+    drive.settle()
+    assert sorted(drive.states("services", "v")) == ["QUEUED", "RUNNING"], "one host is reserved"
+    held = drive.engine.planner.reserving.reservation
+    assert held is not None
+    others = frozenset(drive.engine.fleet.hosts) - held.hosts
+    monkeypatch.setattr(reserve, "soonest", lambda *asked: (others, drive.state.time_ms))  # sooner than its own
+    drive.submit("more", gpu={"count": 8})
+    drive.pass_time(2_000)
+    assert (drive.engine.planner.reserving.reservation, held.hosts) == (held, others)
+    drive.settle()
+    assert drive.states("services", "v") == ["RUNNING", "RUNNING"]
+
+
 def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_though_nothing_changes() -> None:
     drive = Driving()
     drive.worker("w0", 8)

@@ -319,10 +319,14 @@ class Reserving:
         order = self._order
         if held is not None:
             excluded = order.left_too_soon(draft, held.item) | held.shape.refusing
+            before = held.hosts
             with self._fleet.avoiding(held.shape.avoid):
-                if self._keep(held, excluded, draft.time_ms):
-                    self._reopen(held, draft.time_ms)
-                    return
+                stands = self._keep(held, excluded, draft.time_ms)
+            if stands:
+                if held.hosts != before:
+                    self._fleet.opens()  # the hosts that it has left; `avoiding` would have taken that back
+                self._reopen(held, draft.time_ms)
+                return
             self.give_up()
         self._next_claim_ms = math.inf
         likely = self._likely_groups()
@@ -474,7 +478,6 @@ class Reserving:
         if held.start_ms is None or found[1] < held.start_ms:
             held.hosts, held.start_ms = found
             held.short_ms = -1
-            fleet.opens()  # the hosts it leaves
         return True
 
     def _reopen(self, held: Reservation, now_ms: int) -> None:
