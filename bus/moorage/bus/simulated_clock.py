@@ -35,6 +35,8 @@ TURNS_MAX: Final = 1_000_000
 
 #: shorter waits are not skipped: to ask the sleepers takes as long as a few timers
 SKIPPED_S_MIN: Final = 1.0
+#: so long before the timer to which time is skipped the sleepers go on: what they write then is no older than the timer
+SETTLE_S: Final = 0.001
 
 
 class Sleeper(Protocol):
@@ -209,6 +211,7 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
         clock, asleep = self._simulated, {sleeper.process for sleeper in self._sleepers}
         timers = [timer for timer in self._timers if not timer[2]._cancelled]
         until_s = min((when for when, _, step in timers if step.process not in asleep), default=self._limit_s)
+        until_s -= SETTLE_S
         for sleeper in self._sleepers:
             if until_s < clock.now_s + SKIPPED_S_MIN:
                 return

@@ -269,8 +269,13 @@ class Reign:
         return (monotonic_ms() + left_ms) / 1000 - self._config.heartbeat_s
 
     def slept(self, seconds: float) -> None:
-        """A simulation skipped this time, in which nothing would have happened: none of it counts as silence."""
+        """A simulation skipped this time, in which nothing would have happened: none of it counts as silence.
+
+        One heartbeat is written at once, for what is told by the time of the last record.
+        """
         self._skipped_ms += int(seconds * 1000)
+        self._built_ms -= int(self._config.heartbeat_s * 1000)
+        self._kick.set()
         self._scheduler.standings.slept(seconds)
         self.gc_schedule.slept(seconds)
 
