@@ -97,9 +97,9 @@ class Assault:
             return subject, Target(subject, bytes, (), kind, tuple(said.get(verb, ())))
 
         api = [at(subjects.api(TENANT, verb), verb, job.Request if verb == "submit" else frames.LogsAsked)
-               for verb in ("submit", "submit", "submit", "cancel", "show", "ls", "explain", "history", "logs", "plan", "x")]  # noqa: E501  # fmt: skip
+               for verb in ("submit", "submit", "submit", "cancel", "show", "ls", "explain", "history", "logs", "plan", "usage", "x")]  # noqa: E501  # fmt: skip
         admin = [at(subjects.admin(verb), verb, operate.ACTS.get(verb, operate.HoldAct))
-                 for verb in (*operate.ACTS, "fleet", "audit", "tenants", "dlq", "x")]  # fmt: skip
+                 for verb in (*operate.ACTS, "fleet", "audit", "tenants", "usage", "dlq", "x")]  # fmt: skip
         worker = [
             at(subjects.worker(name, verb), verb, kind)
             for name in ("fuzzed", "w0")
