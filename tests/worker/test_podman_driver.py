@@ -102,7 +102,7 @@ class Rig:
         except NeverHappened:
             raise AssertionError(f"no {kind.__name__} of {name[1]}, but {self.events}") from None
 
-    async def said(self, name: MemberName, word: str, stream: str = "out") -> str:
+    async def said(self, name: MemberName, word: str, stream: str = "out") -> Any:
         return await until(
             lambda: word in (text := self.live_output(name, stream)) and text, deadline_s=WAIT_S, what=f"{word!r}"
         )
@@ -433,7 +433,7 @@ def test_settings_that_no_container_can_have_are_refused() -> None:
     PodmanSettings()
     for wrong in ({"user": "root"}, {"network": "host"}, {"mounts": ("x",)}, {"options": ("root",)}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            PodmanSettings(**wrong)  # type: ignore[arg-type]
+            PodmanSettings(**wrong)
 
 
 async def test_without_podman_the_worker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
