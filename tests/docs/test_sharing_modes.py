@@ -16,6 +16,7 @@ from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.docker import DockerDriver
 from moorage.worker.drivers.handler import HandlerDriver
 from moorage.worker.drivers.noop import NoopDriver
+from moorage.worker.drivers.podman import PodmanDriver
 from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.drivers.vm import VmDriver
 from moorage.worker.inventory.base import Inventory
@@ -27,7 +28,9 @@ from moorage.worker.memory_guard import MemoryGuard
 from tests.nvidia.stub import Board, Stub
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/explanation/sharing-modes.md"
-DRIVERS: tuple[type[Driver], ...] = (ProcessDriver, DockerDriver, VmDriver, HandlerDriver, NoopDriver)
+DRIVERS: tuple[type[Driver], ...] = (
+    ProcessDriver, DockerDriver, PodmanDriver, VmDriver, HandlerDriver, NoopDriver,
+)  # fmt: skip
 
 
 class Clock:

@@ -56,7 +56,7 @@ async def test_a_driver_that_does_not_close_keeps_nothing_else_open(nats_url: st
         ("pathlib:Path", "it is no Driver"),
         ("moorage.worker.drivers.noop:NoopDriver", "its name 'noop' is taken or empty"),
         ("tests.worker.test_own_driver:Unnamed", "its name '' is taken or empty"),
-        ("podman", "no driver podman"),
+        ("lxc", "no driver lxc"),
     ],
 )
 async def test_what_is_no_driver_is_refused_before_anything_starts(tmp_path: Path, word: str, told: str) -> None:

@@ -233,6 +233,7 @@ async def test_the_fence_ends_it_without_agent_and_podman(home: PodmanHome, tmp_
             inits = [int(path.read_text()) for path in (state / FOLDER).glob("*.pid")]
             inside = descendants(inits)
             assert (len(inits), len(inside)) == (2, 4)
+            assert set(rig.driver.members_of(inside).values()) == set(names), "told from outside"
             os.kill(rig.driver._processes._pids[names[1]], signal.SIGKILL)
             assert await rig.reported(Ended, names[1]) == (names[1], -9, "exit")
             assert sum(map(lives, inside)) == 2, "with podman killed its container is over when that is told"
