@@ -22,11 +22,14 @@ async def test_what_left_its_cgroup_is_ended_and_the_orphan_of_a_neighbour_is_no
     async with rig_at(tmp_path / "s", *arguments_of("cgroup")) as rig:
         assert rig.client.cgroup is not None
         outside = Path(rig.client.cgroup).parent / "cgroup.procs"
+        path, go = tmp_path / "left", tmp_path / "go"
+        leaves = f"(echo $$ > {outside}; {HIDDEN} :) > {path}; {WAITS.format(path)}; {WAITS.format(go)}; exit 3"
+        await rig.client.start([sh("k", leaves, leaves_cgroup=True)])
+        await rig.started("k")
+        # an orphan that is younger than the member that ends
         await rig.client.start([sh("neighbour", f"({HIDDEN}) ; sleep 600")])
         [spared] = map(int, await rig.line("neighbour"))
-        path = tmp_path / "left"
-        leaves = f"(echo $$ > {outside}; {HIDDEN} :) > {path}; {WAITS.format(path)}; exit 3"
-        await rig.client.start([sh("k", leaves, leaves_cgroup=True)])
+        go.write_text("now")
         ended = await rig.ended("k")
         left = int(path.read_text())
         assert (ended.exit_code, ended.proof) == (3, "walk")
