@@ -844,8 +844,18 @@ def test_a_card_of_another_vendor_brings_no_gpu_of_nvidia(vendor: str, monkeypat
     assert refused.value.code == "failed-precondition", "another host may tell"
 
 
+class Silent(Engine):
+    """An engine that takes a question and never answers."""
+
+    async def image(self, name: str) -> dict[str, Any] | None:
+        await asyncio.Event().wait()
+        return None
+
+
 async def test_closing_waits_for_no_container_that_is_ending(tmp_path: Path) -> None:
     driver = driver_of(tmp_path)
+    await driver._host.engine.close()
+    driver._host.engine = Silent(tmp_path / "none.sock")
     name = ("acme", "j1", 0, 1, 7)
     driver.start([Assignment(name, request(image="a"), [], "exclusive")])
     member = driver._host.members[name]
