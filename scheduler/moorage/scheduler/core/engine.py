@@ -164,20 +164,15 @@ class Engine:
     def _preempting(self) -> Preempting:
         config = self.config
         policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000), config.ages)
-        return Preempting(
-            policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim,
-            knows_fleet=self._knows_fleet,
-        )  # fmt: skip
+        return Preempting(policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet)
 
     def _knows_fleet(self) -> bool:
         """Whether every worker was heard in this reign, or has had time to renew."""
         return self.admission.all_heard() or self._stale_ledger.waited(self._built_ms)
 
     def _order(self) -> QueueOrder:
-        config = self.config
-        return QueueOrder(
-            self.fleet, self.queue, config.order, config.ages, self.timers.overdue, self._excluded_by_limits
-        )
+        config, overdue = self.config, self.timers.overdue
+        return QueueOrder(self.fleet, self.queue, config.order, config.ages, overdue, self._excluded_by_limits)
 
     def _index_failed(self, what: str, raised: Exception) -> None:
         raise raised
@@ -470,7 +465,7 @@ class Engine:
             self.fleet.tell_devices_apart(shape.device_ids)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
-            self._reply_submit(flight, event, outcome)
+            flight.reply_submit(event, outcome)
             return
         flight.new[(tenant, name)] = outcome
         trace, replicas = event.trace if len(event.trace) <= TRACE_CHARS_MAX else "", request.replicas
@@ -489,17 +484,6 @@ class Engine:
         if replicas > 1 and shape.together == 1:
             for index in range(1, replicas):
                 self.queue.add(request.priority, shape, entry(num, index), tenant)
-
-    def _reply_submit(self, flight: InFlight, event: Submit, outcome: Any) -> None:
-        if event.batch is None:
-            flight.replies.append((outcome, event.reply, event.json))
-            return
-        batch = event.batch
-        batch.answers[event.position] = outcome
-        batch.missing -= 1
-        flight.answered.append((batch, event.position))
-        if batch.missing == 0:
-            flight.replies.append((batch.answers, batch.reply, batch.json))
 
     def _take_orders(self, flight: InFlight, orders: list[Order]) -> None:
         """Carry out orders once all backoffs that are due have ended; those without room wait for the next record."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.effects.outputs import Message
-from moorage.scheduler.core.events import Ask, Batch, FromWorker
+from moorage.scheduler.core.events import Ask, Batch, FromWorker, Submit
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.lifecycle.admission import NewJob
@@ -27,7 +27,17 @@ class InFlight:
         self.renewed: list[tuple[FromWorker, Renew, Host]] = []
         self.asks: list[Ask] = []
         self.answered: list[tuple[Batch, int]] = []  # requests of batches that this record refuses, or has already
-        self.early: tuple[int, list[Message]] = (
-            0,
-            [],
-        )  # the sequence it will have, and the frames to send at once then
+        #: the sequence that it will have, and the frames to send at once then
+        self.early: tuple[int, list[Message]] = (0, [])
+
+    def reply_submit(self, event: Submit, outcome: Any) -> None:
+        """Answer a request that is not a new job: at once, or with the batch that it came in."""
+        batch = event.batch
+        if batch is None:
+            self.replies.append((outcome, event.reply, event.json))
+            return
+        batch.answers[event.position] = outcome
+        batch.missing -= 1
+        self.answered.append((batch, event.position))
+        if batch.missing == 0:
+            self.replies.append((batch.answers, batch.reply, batch.json))

@@ -65,7 +65,6 @@ class Preempting:
         self,
         policy: Preemption,
         lifecycle: Lifecycle,
-        *,
         priority: int,
         reclaim: bool,
         knows_fleet: Callable[[], bool],
