@@ -9,7 +9,7 @@ The shell and questions use its methods, `state`, `fleet`, `config` and `subject
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
