@@ -25,11 +25,22 @@ ALL = [verb.name for verbs in VERBS.values() for verb in verbs]
 #: verbs that read the ledger themselves, or serve
 OF_LEDGER = {"replay", "admin backup", "admin restore", "scheduler", "worker"}
 #: verbs that talk to no scheduler
-ALONE = {"demo", "help", "completion", "admin nats-config", "simulate", "up", "errors", "schema", *OF_LEDGER}
+ALONE = {
+    "demo",
+    "help",
+    "completion",
+    "admin nats-config",
+    "add-path",
+    "simulate",
+    "up",
+    "errors",
+    "schema",
+    *OF_LEDGER,
+}
 #: of those, options that mean something of their own, or that are of use there
 OWN_OPTIONS = {
     ("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant"),
-    *((verb, "--json") for verb in ("simulate", "up", "errors", "schema")),
+    *((verb, "--json") for verb in ("add-path", "simulate", "up", "errors", "schema")),
     *((verb, option) for verb in OF_LEDGER for option in ("--nats", "--json")),
 }  # fmt: skip
 

@@ -92,7 +92,7 @@ def test_kvm_is_tried_only_where_the_processor_has_it(tmp_path: Path) -> None:
     assert accelerators("kvm", device, cpuinfo) == ["kvm"]
 
 
-def test_a_job_counts_as_started_once_its_vm_is_up_and_a_runner_without_an_end_is_no_exit(tmp_path: Path) -> None:
+async def test_a_job_counts_as_started_once_its_vm_is_up_and_a_runner_without_an_end_is_no_exit(tmp_path: Path) -> None:
     made = driver(tmp_path, VmSettings(kernel=Path("k"), initramfs=Path("i")))
     events: list[DriverEvent] = []
     made.attach(events.append, lambda name, payload: None)
