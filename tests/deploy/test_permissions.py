@@ -60,7 +60,7 @@ def rows(queue: bool) -> Iterable[Row]:
     for tenant, other in (("acme", "beta"), ("beta", "acme")):
         assert other in WHO
         for verb in (*API_VERBS, "nonsense"):
-            reading = " ana" if verb in ("show", "ls", "explain", "history") else ""
+            reading = " ana" if verb in ("show", "ls", "explain", "history", "usage") else ""
             yield Row(f"moorage.api.{tenant}.{verb}", f"{tenant}{reading}", "sched")
         for verb in ("submit", "cancel"):
             yield Row(f"moorage.request.{tenant}.{verb}", tenant if queue else "", "sched")
