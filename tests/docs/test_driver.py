@@ -103,6 +103,7 @@ def test_what_varies_may_and_nothing_else(expected: str, output: str, missing: s
     assert first_missing(expected, output) == missing
 
 
+@pytest.mark.slow
 def test_nothing_of_a_page_runs_on(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="failed"):
         told("```sh\n(trap '' HUP; exec setsid sleep 31415) &\nfalse\n```", tmp_path)

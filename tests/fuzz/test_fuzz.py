@@ -8,7 +8,7 @@ from tests.fuzz.many import GROWTH_KIB_MAX, fuzz
 from tests.fuzz.targets import Target, targets
 
 #: in `make test`, and the rest
-FRAMES = [range(40), pytest.param(range(40, 150), marks=pytest.mark.slow)]
+FRAMES = [range(15), pytest.param(range(15, 150), marks=pytest.mark.slow)]
 TARGETS: list[Target] = targets()
 
 #: target, seed and number of what escaped once

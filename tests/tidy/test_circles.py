@@ -95,6 +95,7 @@ def circles_of(parse: Callable[[Path], ast.Module], files: Mapping[str, Path]) -
     return circles({name: imports_of(name, parse(file), files) for name, file in files.items()})
 
 
+@pytest.mark.slow
 def test_no_file_of_the_product_imports_itself_by_way_of_others() -> None:
     files = {name: file for name, file in modules() if name.startswith("moorage.")}
     assert len(files) > 300

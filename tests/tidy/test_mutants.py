@@ -65,6 +65,7 @@ def trouble_of(mutant: Mutant) -> str:
     return "changes nothing" if same else ""
 
 
+@pytest.mark.slow
 def test_every_mutants_code_stands_once_where_it_says() -> None:
     wrong = [f"{each['name']}: {trouble}" for each in read_mutants() if (trouble := trouble_of(each))]
     assert wrong == []

@@ -145,7 +145,7 @@ async def test_a_process_in_a_session_of_its_own_with_no_parent_is_its_jobs(
         assert exited.detail.startswith("over-memory: ")
 
 
-@pytest.mark.parametrize("groups", [True, False], ids=["cgroups", "no cgroups"])
+@pytest.mark.parametrize("groups", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["cgroups", "no cgroups"])
 async def test_a_process_that_hides_whose_it_is_is_found_by_its_cgroup_or_killed_alone(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool
 ) -> None:
@@ -176,7 +176,9 @@ async def test_who_asks_for_no_memory_and_who_is_alone_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    "code", [3, 4, 999], ids=["this driver cannot tell", "this worker may not ask", "NVML is broken"]
+    "code",
+    [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(999, marks=pytest.mark.slow)],
+    ids=["this driver cannot tell", "this worker may not ask", "NVML is broken"],
 )
 async def test_where_nvml_fails_the_level_falls_and_is_told_and_rises_again(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
@@ -209,6 +211,7 @@ async def test_a_look_that_breaks_lowers_the_level(
         assert "ZeroDivisionError" in one.agent.guard.why_not["time-slice"]
 
 
+@pytest.mark.slow
 async def test_a_device_that_hangs_lowers_the_level(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
