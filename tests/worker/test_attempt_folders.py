@@ -48,7 +48,7 @@ async def test_a_job_starts_in_a_folder_of_its_own_which_goes_with_it(nats_url: 
         root = agent.settings.state_dir / FOLDERS / "w1"
         folder = root / "acme.a.0.1.10"
         await until(lambda: leader.text(name) == f"{folder}\n{folder}\n700\n", what="where it ran")
-        assert list(root.iterdir()) == []
+        await until(lambda: list(root.iterdir()) == [], what="it goes with its job")
 
 
 async def test_a_request_of_an_older_ledger_starts_where_it_did(nats_url: str, unique: str) -> None:

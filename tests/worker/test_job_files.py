@@ -245,7 +245,8 @@ async def test_missing_files_fail_the_job_with_the_reason_and_leave_no_folder(na
         assert exited.code == 126
         assert exited.detail.startswith("start-failed: files: they are not, or no longer, in the tenant's bucket")
         await leader.heard("w1", "freed", name)
-        assert list((agent.settings.state_dir / FOLDERS / "w1").iterdir()) == []
+        folders = agent.settings.state_dir / FOLDERS / "w1"
+        await until(lambda: list(folders.iterdir()) == [], what="no folder is left")
 
 
 async def test_a_job_that_is_ended_while_its_files_come_never_starts(
@@ -268,7 +269,8 @@ async def test_a_job_that_is_ended_while_its_files_come_never_starts(
         exited = await leader.heard("w1", "exited", name)
         assert (exited.code, exited.detail) == (-15, "end")
         assert "started" not in leader.seat("w1").kinds(name)
-        assert list((agent.settings.state_dir / FOLDERS / "w1").iterdir()) == []
+        folders = agent.settings.state_dir / FOLDERS / "w1"
+        await until(lambda: list(folders.iterdir()) == [], what="no folder is left")
 
 
 async def test_pieces_are_made_outside_the_loop(nats_url: str, unique: str) -> None:
