@@ -238,19 +238,9 @@ class ContainedEngine(Engine):
         assert isinstance(event, Submit)
         self._pending.remove(event)
         failed = _failed("request", event.name)
-        self._answer_submit(event, failed)
+        event.answer(failed, self._owed)
         self._charge(event.tenant)
         self._hold_back(self._now_ms)
-
-    def _answer_submit(self, event: Submit, answer: Problem) -> None:
-        batch = event.batch
-        if batch is None:
-            self._owed.append((answer, event.reply, event.json))
-            return
-        batch.answers[event.position] = answer
-        batch.missing -= 1
-        if batch.missing == 0:
-            self._owed.append((batch.answers, batch.reply, batch.json))
 
     def _refuse(self, event: Event) -> None:
         self._pending.remove(event)
@@ -336,7 +326,7 @@ class ContainedEngine(Engine):
                 waiting.setdefault(event.tenant, deque()).append(event)
             else:
                 wait_s = contained.wait_ms(event.tenant, now_ms) / 1000
-                self._answer_submit(event, _in_debt(event, wait_s))
+                event.answer(_in_debt(event, wait_s), self._owed)
         pending.submits = left
 
     def task_failed(self, name: str, raised: Exception, now_ms: int) -> None:

@@ -49,6 +49,17 @@ class Submit(msgspec.Struct, eq=False, gc=False):
     position: int = 0
     key: bytes = b""  # `finished.job_key`, once it was looked for
 
+    def answer(self, answer: Any, replies: list[tuple[Any, str, bool]]) -> None:
+        """Add its answer to the replies (frame, reply subject, json); that of a batch once all of it is decided."""
+        batch = self.batch
+        if batch is None:
+            replies.append((answer, self.reply, self.json))
+            return
+        batch.answers[self.position] = answer
+        batch.missing -= 1
+        if batch.missing == 0:
+            replies.append((batch.answers, batch.reply, batch.json))
+
 
 class Cancel:
     """A cancel; `by` is its actor as `records.actor` writes it."""

@@ -32,12 +32,6 @@ class InFlight:
 
     def reply_submit(self, event: Submit, outcome: Any) -> None:
         """Answer a request that is not a new job: at once, or with the batch that it came in."""
-        batch = event.batch
-        if batch is None:
-            self.replies.append((outcome, event.reply, event.json))
-            return
-        batch.answers[event.position] = outcome
-        batch.missing -= 1
-        self.answered.append((batch, event.position))
-        if batch.missing == 0:
-            self.replies.append((batch.answers, batch.reply, batch.json))
+        event.answer(outcome, self.replies)
+        if event.batch is not None:
+            self.answered.append((event.batch, event.position))
