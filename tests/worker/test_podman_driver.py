@@ -217,7 +217,7 @@ async def test_the_next_agent_goes_on_with_what_runs_and_removes_what_is_left(ho
             assert await second.reported(Ended, name) == (name, 5, "exit")
             assert await second.output(name) == "a\nb\n"
             assert await second.output(over) == "up\nlate\n"
-        await nothing_left(home, state)
+            await nothing_left(home, state)
 
 
 @pytest.mark.slow
@@ -241,9 +241,10 @@ async def test_the_fence_ends_it_without_agent_and_podman(home: PodmanHome, tmp_
             await asyncio.sleep(0)
         await until(lambda: not any(map(lives, inside)), deadline_s=WAIT_S, what="the fence ends it")
         async with Rig(home, state) as again:
-            assert [(each.name, each.code, each.reason) for each in again.living if each.name == names[0]] == [
-                (names[0], -9, "fence")
-            ]
+            ends = [(each.name, each.code, each.reason) for each in again.living if each.phase == "exited"]
+            if names[0] not in [name for name, *_ in ends]:  # podman itself is ended after the container: it may last
+                ends.append(await again.reported(Ended, names[0]))
+            assert (names[0], -9, "fence") in ends
             await nothing_left(home, state)
 
 
@@ -292,7 +293,8 @@ async def test_a_host_that_cannot_sends_the_job_elsewhere(home: PodmanHome, tmp_
         async with Rig(home, state, options=("--root=/proc/nowhere",)) as rig:
             name = rig.start("j3", "true")
             assert await rig.reported(NotStarted, name)
-        await nothing_left(home, state)
+        async with Rig(home, state):  # what the drivers before had not removed yet when they were closed
+            await nothing_left(home, state)
 
 
 @pytest.mark.slow
@@ -365,7 +367,7 @@ async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_no_other(
             why = (await rig.reported(NotStarted, name))[1]
             assert f"unresolvable CDI devices {kind}=0" in why
             assert str(path) in why, "the file that is broken is named"
-        await nothing_left(home, state)
+            await nothing_left(home, state)
 
 
 @pytest.mark.slow
