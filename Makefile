@@ -10,7 +10,7 @@ KILLS  ?= 10
 CLUSTER ?= 5
 # other Pythons than the one of .venv; debian13 is Debian 13 with its own, and needs root and debootstrap
 PYTHONS ?= python3.12 python3.13
-ROOMS  := schemas bus scheduler worker client tests bench docs
+ROOMS  := schemas system bus scheduler worker client tests bench tools docs
 
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
@@ -58,10 +58,10 @@ record-frames: $(STAMP)  ## what this release says, for the tests of the next on
 	$(BIN)/python -m tests.frames.record
 
 docs: $(STAMP)  ## regenerate the reference pages and the JSON schemas from the code
-	$(BIN)/python -m docs.generate
+	$(BIN)/python -m tools.generate
 
 pictures: $(STAMP)  ## draw those of docs/scheduling.md with moorage simulate
-	$(BIN)/python -m docs.pictures
+	$(BIN)/python -m tools.pictures
 
 site: $(STAMP)  ## the documentation as a site in .site; a broken link is an error
 	@test -x $(BIN)/zensical || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -16,7 +16,7 @@ import msgspec
 import uvloop
 
 from moorage.bus.transport import Delivery
-from moorage.worker.collector import leave_what_stays
+from moorage.system.collector import leave_what_stays
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from moorage.worker.cgroup import own_cgroup
+from moorage.system.cgroup import own_cgroup
 
 COMMAND = ["/bin/true"]
 

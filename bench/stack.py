@@ -15,7 +15,7 @@ import msgspec
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
-from moorage.cli.local_tools import end_jobs_now
+from moorage.cli.local.local_tools import end_jobs_now
 from moorage.schemas.subjects import Subjects
 
 HERE = Path(__file__).resolve().parent

@@ -19,7 +19,7 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, HOST, USER, USER_LEDGER, find_binary
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
-from moorage.bus.parentage import die_with_parent
+from moorage.system.parentage import die_with_parent
 from tests.waiting import until
 
 SERVERS: Final = 3

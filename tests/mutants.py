@@ -30,7 +30,7 @@ from tests.mutant_files import ROOT, Mutant, file_of, mutated, read_mutants
 from tests.turns import ALL, DAY
 
 RULES: Final = ROOT / "docs" / "reliability-rules.md"
-ROOMS: Final = ("schemas", "bus", "scheduler", "worker", "client")
+ROOMS: Final = ("schemas", "system", "bus", "scheduler", "worker", "client")
 COPIED: Final = (*ROOMS, "tests", "docs", "bench", "deploy", "pyproject.toml", "README.md")
 TIMEOUT_S: Final = 300
 SEEDS_TIMEOUT_S: Final = 900

@@ -24,7 +24,7 @@ from moorage.bus.contexts import Context, load_context
 from moorage.bus.embedded import find_binary
 from moorage.bus.errors import BusError, CannotConnect, NotAuthorized
 from moorage.bus.site import ROUTES_BEHIND, Identity, Server, Site, server_name
-from moorage.cli.nats_config import CONTEXTS, write
+from moorage.cli.fleet.nats_config import CONTEXTS, write
 from moorage.schemas.roles import inbox
 from tests.waiting import until
 

@@ -14,7 +14,7 @@ import pytest
 
 from moorage.bus import connection as real
 from moorage.bus.connection import Connection
-from moorage.bus.simulated import (
+from moorage.bus.simulated.bus import (
     SimulatedBus,
     SimulatedClock,
     SimulatedConnection,

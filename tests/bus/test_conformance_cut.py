@@ -12,8 +12,8 @@ import pytest
 
 from moorage.bus import connection as real
 from moorage.bus.errors import Disconnected, NoResponders, RequestTimeout
-from moorage.bus.simulated import PENDING_BYTES_MAX, SimulatedBus, SimulatedClock
-from moorage.bus.simulated_processes import Process
+from moorage.bus.simulated.bus import PENDING_BYTES_MAX, SimulatedBus, SimulatedClock
+from moorage.bus.simulated.processes import Process
 from moorage.bus.transport import Delivery
 from tests.waiting import until
 

@@ -18,8 +18,8 @@ from moorage.bus.jetstream import (
     JetStream,
     JsError,
 )
-from moorage.bus.simulated import SimulatedBus, SimulatedClock
-from moorage.bus.simulated_processes import Process
+from moorage.bus.simulated.bus import SimulatedBus, SimulatedClock
+from moorage.bus.simulated.processes import Process
 from moorage.bus.transport import Delivery
 from tests.bus.both_buses import Connect, all_heard, on_both, world
 from tests.waiting import until

@@ -24,7 +24,7 @@ from moorage.bus.jetstream import (
     JetStream,
     JsError,
 )
-from moorage.bus.simulated import (
+from moorage.bus.simulated.bus import (
     SERVER,
     Faults,
     FaultyNetwork,

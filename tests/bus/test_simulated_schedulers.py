@@ -15,7 +15,7 @@ from moorage.bus.errors import (
 from moorage.bus.jetstream import (
     JetStream,
 )
-from moorage.bus.simulated import (
+from moorage.bus.simulated.bus import (
     SERVER,
     Faults,
     SimulatedBus,

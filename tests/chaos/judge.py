@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.cli.intervals import Holders, Span, overlaps
+from moorage.cli.demo.intervals import Holders, Span, overlaps
 from moorage.schemas.job import TERMINAL
 from tests.chaos.records import Hold, Life, Line, MemberKey
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from docs import answers
 from moorage.scheduler.whatif.plan import Planned
 from tests.cli.node import Node, moorage
+from tools import answers
 
 FRAME = '{"job": "raw", "run": {"driver": "noop", "argv": ["exit", "0"]}}'
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from moorage.cli import jobs, main, submit, verbs
-from moorage.cli.arguments import CannotRead, arguments_of, read
-from moorage.cli.job_flags import JobFlags
-from moorage.cli.options import Options, RowOptions
-from moorage.cli.processes import SchedulerFlags
+from moorage.cli import main, verbs
+from moorage.cli.framework.arguments import CannotRead, arguments_of, read
+from moorage.cli.framework.options import Options, RowOptions
+from moorage.cli.jobs import show_ls_cancel as jobs
+from moorage.cli.jobs import submit
+from moorage.cli.jobs.job_flags import JobFlags
+from moorage.cli.local.processes import SchedulerFlags
 from moorage.cli.verbs import all_verbs, below, find
 
 
@@ -114,7 +116,7 @@ def test_every_verb_describes_all_that_it_takes() -> None:
 def test_a_verb_of_two_words_is_found_by_both(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    two = verbs.Verb("tool list", "moorage.cli.jobs:ls", "As ls.")
+    two = verbs.Verb("tool list", "moorage.cli.jobs.show_ls_cancel:ls", "As ls.")
     monkeypatch.setitem(verbs.VERBS, verbs.FLEET, (*verbs.VERBS[verbs.FLEET], two))
     assert find(["tool", "list", "--json"]) == (two, ["--json"])
     assert two.load() is jobs.ls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorage.cli.audit import drift_of, in_both
+from moorage.cli.fleet.audit import drift_of, in_both
 
 
 def test_only_what_both_looks_show_is_drift() -> None:

@@ -16,8 +16,8 @@ from nats.aio.msg import Msg
 from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
-from moorage.cli import checks_fleet, checks_host, checks_nats
-from moorage.cli.check import Check
+from moorage.cli.doctor import checks_fleet, checks_host, checks_nats
+from moorage.cli.doctor.check import Check
 from moorage.worker.supervisor import launcher_client
 from tests.bus.test_encrypted import speaking_first
 from tests.cli.node import Node, moorage

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moorage.cli.instead import as_words, changed
-from moorage.cli.job_flags import JobFlags, fields_of, scheduling_of
+from moorage.cli.jobs.instead import as_words, changed
+from moorage.cli.jobs.job_flags import JobFlags, fields_of, scheduling_of
 from moorage.client import AsyncClient
 from moorage.client.errors import Rejected
 from moorage.schemas.job import Request

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.cli import intervals
-from moorage.cli.demo_jobs import Planned
-from moorage.cli.demo_judge import judge
-from moorage.cli.intervals import ALONE, Holders, Span, clash, overlaps
+from moorage.cli.demo import intervals
+from moorage.cli.demo.drawn_jobs import Planned
+from moorage.cli.demo.intervals import ALONE, Holders, Span, clash, overlaps
+from moorage.cli.demo.judge import judge
 
 MOST = {"mps": 3, "time-slice": 2}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.job_flags import JobFlags, fields_of, mebibytes, milli_cores, offered, request_of
+from moorage.cli.jobs.job_flags import JobFlags, fields_of, mebibytes, milli_cores, offered, request_of
 from moorage.client import Rejected
 from moorage.schemas.job import Request
 

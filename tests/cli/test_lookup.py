@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from moorage.bus.errors import BUS_CODES
-from moorage.cli.codes import FIXES, NOTES, ends, error_codes, reasons
-from moorage.cli.exit_codes import EXIT_OF_CODE
-from moorage.cli.lookup import page
+from moorage.cli.framework.codes import FIXES, NOTES, ends, error_codes, reasons
+from moorage.cli.framework.exit_codes import EXIT_OF_CODE
+from moorage.cli.study.lookup import page
 from moorage.cli.verbs import VERBS
 from moorage.client.errors import CLIENT_CODES
 from moorage.schemas.errors import CODES, ENDS

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from moorage.cli.arguments import read
 from moorage.cli.examples import EXAMPLES
-from moorage.cli.exit_codes import EXIT_OF_CODE
+from moorage.cli.framework.arguments import read
+from moorage.cli.framework.exit_codes import EXIT_OF_CODE
 from moorage.cli.habits import OURS
 from moorage.cli.main import main
 from moorage.cli.topics import TOPICS

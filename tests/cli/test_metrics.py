@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from moorage.cli import metrics
+from moorage.cli.fleet import metrics
 from moorage.client import AsyncClient
 from moorage.schemas.cells import STATES
 from moorage.schemas.operate import Limit, TenantRow

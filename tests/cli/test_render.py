@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.console import plain, say, tell, tell_error
-from moorage.cli.fields import filled
-from moorage.cli.fleet import model_words, packed
-from moorage.cli.jobs import why_of
-from moorage.cli.labelled import LINE_BYTES_MAX, Labelled
-from moorage.cli.render import Rows, age, day_and_time, facts, ordinal, table, waits
-from moorage.cli.screen import Screen, cut
+from moorage.cli.fleet.workers import model_words, packed
+from moorage.cli.framework.console import plain, say, tell, tell_error
+from moorage.cli.framework.fields import filled
+from moorage.cli.framework.render import Rows, age, day_and_time, facts, ordinal, table, waits
+from moorage.cli.framework.screen import Screen, cut
+from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
+from moorage.cli.jobs.show_ls_cancel import why_of
 from moorage.client.errors import Rejected
 from moorage.schemas.errors import problem
 from moorage.schemas.gpu import model_matches, parse_token

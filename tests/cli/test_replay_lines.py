@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.options import OF_LEDGER
-from moorage.cli.replay import show
+from moorage.cli.framework.options import OF_LEDGER
+from moorage.cli.study.replay import show
 
 PLACED: dict[str, Any] = {
     "kind": "transition", "ledger": 12, "time_ms": 1_795_232_162_507, "tenant": "acme", "job": "train", "replica": 0,

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from moorage.cli.selectors import LOOKED_AT_MAX, ask_each, ids_of, ids_to_cancel, one_id, words_of
+from moorage.cli.jobs.selectors import LOOKED_AT_MAX, ask_each, ids_of, ids_to_cancel, one_id, words_of
 from moorage.client import AsyncClient, ClientError, NotFound, Rejected, SimFleet
 from moorage.client.job_ids import fresh_job_id
 from tests.client.test_sim_fleet import in_virtual_time

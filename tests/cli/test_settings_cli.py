@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.cli.ledger import said_replicas
-from moorage.cli.settings import example_file
+from moorage.cli.fleet.ledger import said_replicas
+from moorage.cli.framework.settings import example_file
 from tests.cli.node import Lines, environment, moorage, node_on, start
 
 NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "100ms")
@@ -39,7 +39,7 @@ async def imported(env: dict[str, str], *argv: str) -> set[str]:
 async def test_without_a_file_a_one_shot_command_pays_nothing_for_settings(argv: tuple[str, ...]) -> None:
     modules = await imported({}, *argv)
     assert "moorage.cli.main" in modules
-    assert not {"tomllib", "moorage.schemas.settings", "moorage.cli.settings"} & modules
+    assert not {"tomllib", "moorage.schemas.settings", "moorage.cli.framework.settings"} & modules
 
 
 @pytest.mark.slow

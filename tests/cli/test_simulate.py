@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.cli.simulate import whole
+from moorage.cli.study.simulate import whole
 from tests.cli.node import moorage, on_a_terminal, read_all
 
 LINES = '{"at_s": 0, "runs_s": 60, "request": {"job": "a", "gpu": {}}}\n{"at_s": 1, "runs_s": 60}\n'

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from moorage.bus.target import Up, read_up
-from moorage.cli.children import Child, ChildFailed
-from moorage.cli.local_tools import end_jobs, supervisors_of
+from moorage.cli.local.children import Child, ChildFailed
+from moorage.cli.local.local_tools import end_jobs, supervisors_of
 from moorage.client import AsyncClient
 from moorage.worker.run import SUPERVISOR_FOLDER
 from tests.cli.node import Lines, moorage, node_on, processes_of, start, talk

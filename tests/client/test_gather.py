@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from moorage.bus.simulated import Faults
+from moorage.bus.simulated.bus import Faults
 from moorage.client import AsyncClient, JobFailed, NotFound, Ran, Rejected, SimFleet, SimulatedClock, Task, TimedOut
 from moorage.client.follow.gather import Gathering
 from moorage.client.follow.story import AHEAD_MAX

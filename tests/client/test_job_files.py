@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from moorage.bus.archives import compressed
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient
 from moorage.client.errors import JobFailed, NotFound, Rejected
 from moorage.client.sending import bucket_of, send
+from moorage.system.archives import compressed
 from tests.cli.node import Node
 from tests.client.test_packing import made
 

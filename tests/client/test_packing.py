@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from moorage.bus import archives
-from moorage.bus.archives import unpack
 from moorage.client import packing
 from moorage.client.errors import Rejected
 from moorage.client.packing import pack
+from moorage.system import archives
+from moorage.system.archives import unpack
 
 
 def names(root: Path) -> list[str]:

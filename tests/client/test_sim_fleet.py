@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from moorage.bus.simulated import FaultyNetwork
+from moorage.bus.simulated.bus import FaultyNetwork
 from moorage.client import (
     AsyncClient,
     Change,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from moorage.bus.simulated import Faults, FaultyNetwork, Stalled
+from moorage.bus.simulated.bus import Faults, FaultyNetwork, Stalled
 from moorage.client import AsyncClient, GpuSpec, Ran, SimFleet, SimulatedClock, Task
 from moorage.scheduler.core.config import Config
 from moorage.worker.drivers.handler_call import Handler

@@ -11,8 +11,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from moorage.cli.progress import Progress
-from moorage.cli.run import tell_missing
+from moorage.cli.jobs.progress import Progress
+from moorage.cli.jobs.run import tell_missing
 from moorage.client import SimulatedClock
 from moorage.client.client import AsyncClient
 from moorage.client.errors import NoOutput, Overloaded

@@ -19,9 +19,9 @@ from moorage.bus.connection import Connection
 from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Delivery
-from moorage.cli.checks import all_checks
-from moorage.cli.nats_config import RELOADS, write
-from moorage.cli.options import Options
+from moorage.cli.doctor.checks import all_checks
+from moorage.cli.fleet.nats_config import RELOADS, write
+from moorage.cli.framework.options import Options
 from moorage.client import AsyncClient, NotPermitted, Rejected
 from moorage.schemas.roles import OPERATOR_READS
 from moorage.schemas.subjects import API_VERBS, Subjects

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from moorage.bus.site import Server, Site, server, url_of
-from moorage.cli.nats_config import _server
+from moorage.cli.fleet.nats_config import _server
 from tests.sites import running
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.errors import NotAuthorized
-from moorage.cli.nats_config import write
+from moorage.cli.fleet.nats_config import write
 from moorage.client import AsyncClient, NotFound
 from tests.cli.node import moorage
 from tests.deploy.test_roles_live import everybody

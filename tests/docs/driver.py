@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from moorage.cli.settings import the_file
+from moorage.cli.framework.settings import the_file
 from moorage.schemas import frames
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.errors import Refused

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from docs import decision_pages
+from tools import decision_pages
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RECORDS: Final = list(decision_pages.records())

@@ -11,11 +11,11 @@ from typing import Final
 import pytest
 
 from bench.kept import read
-from docs.readme_figures import FIGURES
 from moorage.cli.verbs import VERBS
 from tests.cli.node import processes_of
 from tests.docs.driver import environment, run
 from tests.docs.markdown import page
+from tools.readme_figures import FIGURES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text()

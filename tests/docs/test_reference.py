@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 import moorage.client
-from docs import python_page, reference_pages
-from moorage.cli import exit_codes
-from moorage.cli.codes import ends, error_codes, reasons
+from moorage.cli.framework import exit_codes
+from moorage.cli.framework.codes import ends, error_codes, reasons
 from moorage.cli.verbs import VERBS
 from moorage.client.fields import FIELDS
 from moorage.schemas import frames
@@ -19,6 +18,7 @@ from moorage.schemas.job import STATES
 from moorage.schemas.roles import ROLES, names
 from moorage.schemas.subjects import Subjects
 from tests.docs.markdown import DOCS
+from tools import python_page, reference_pages
 
 PAGES: Final = [path for path in DOCS.rglob("*.md") if not path.name.endswith(".head.md")]
 SITE: Final = (DOCS.parent / "mkdocs.yml").read_text()

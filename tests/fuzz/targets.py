@@ -45,7 +45,7 @@ from moorage.worker.supervisor.server import Connection
 from tests.frames.recorded import RELEASES, recorded
 from tests.fuzz.made import made
 
-ROOMS: Final = ("schemas", "bus", "scheduler", "worker", "client", "cli")
+ROOMS: Final = ("schemas", "system", "bus", "scheduler", "worker", "client", "cli")
 #: what looks at nothing of ours when it is imported, or starts something
 _NOT_IMPORTED: Final = ("__main__",)
 

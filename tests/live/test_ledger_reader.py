@@ -12,7 +12,7 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import Ack, JetStream
-from moorage.cli.exit_codes import EXIT_PIPE_CLOSED
+from moorage.cli.framework.exit_codes import EXIT_PIPE_CLOSED
 from moorage.client import AsyncClient
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken

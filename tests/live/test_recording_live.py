@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.cli.exit_codes import EXIT_PIPE_CLOSED
+from moorage.cli.framework.exit_codes import EXIT_PIPE_CLOSED
 from moorage.client.client import AsyncClient
 from moorage.scheduler.recording import replay
 from tests.cli.node import moorage, unread

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from moorage.bus.jetstream import JetStream
-from moorage.bus.simulated import SimulatedBus
-from moorage.bus.simulated_clock import SimulatedClock
+from moorage.bus.simulated.bus import SimulatedBus
+from moorage.bus.simulated.clock import SimulatedClock
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects import story
 from moorage.scheduler.core.effects.outputs import Outputs

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from docs import reference_pages
-from moorage.cli.codes import frame, reasons
-from moorage.cli.explain import explained_rows, fix_lines
+from moorage.cli.framework.codes import frame, reasons
+from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.scheduler.core.filters import FILTERS, Filter, Names, Offer
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas.reasons import REASONS, Cure, Ends, Reason
 from tests.scheduler.driving import Driving
+from tools import reference_pages
 
 TAPE = Reason(
     "no-tape", "no worker has a tape", Ends.NEVER, (Cure.REQUEST,), "put a tape into a worker of {job}", "with-a-tape"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from moorage.bus.simulated import SimulatedBus
-from moorage.bus.simulated_clock import SimulatedClock
+from moorage.bus.simulated.bus import SimulatedBus
+from moorage.bus.simulated.clock import SimulatedClock
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.standing import HEARD_S, KNOWN_MAX, SAY_S, Standings
 from moorage.schemas.codec import encode

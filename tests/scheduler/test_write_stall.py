@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from moorage.bus.simulated_clock import SimulatedClock
+from moorage.bus.simulated.clock import SimulatedClock
 from moorage.bus.transport import Delivery
 from moorage.scheduler import write_stall
 from moorage.scheduler.reminders import AGAIN_S, WORDS_MAX, Reminders

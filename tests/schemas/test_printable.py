@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from moorage.bus.logged import LOG_FORMAT, PrintableFormatter
 from moorage.schemas.errors import Refused, problem, refuse
 from moorage.schemas.printable import in_one_line, shown
+from moorage.system.logged import LOG_FORMAT, PrintableFormatter
 
 EVIL = "\x1b[2J\x9b1A\u202eH100\r\n2026-11-21 00:00:00,000 ERROR   moorage.ledger the ledger is lost"
 CONTROLS = set("\x1b\x9b\u202e\r")

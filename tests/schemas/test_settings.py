@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.cli.settings import client_settings, effective, example_file, flags_of, sections, the_file
+from moorage.cli.framework.settings import client_settings, effective, example_file, flags_of, sections, the_file
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.settings import SchedulerSettings, scheduler_settings
 from moorage.schemas.errors import Refused

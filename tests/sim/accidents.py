@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from moorage.bus.errors import BusError
-from moorage.bus.simulated import SERVER
-from moorage.bus.simulated_network import Faults
-from moorage.bus.simulated_streams import Stream
+from moorage.bus.simulated.bus import SERVER
+from moorage.bus.simulated.network import Faults
+from moorage.bus.simulated.streams import Stream
 from moorage.schemas.subjects import Subjects
 from moorage.worker.inventory.faults import Fault, Gravity
 from tests.sim.callers import ANSWER_S, TENANTS

@@ -27,9 +27,9 @@ import msgspec
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
-from moorage.bus.simulated import FaultyNetwork, SimulatedBus
-from moorage.bus.simulated_clock import SimulatedClock, Stalled
-from moorage.bus.simulated_processes import Process
+from moorage.bus.simulated.bus import FaultyNetwork, SimulatedBus
+from moorage.bus.simulated.clock import SimulatedClock, Stalled
+from moorage.bus.simulated.processes import Process
 from moorage.scheduler import foresight, reign, service, standing
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken

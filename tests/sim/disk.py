@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from moorage.bus.simulated_processes import Process
+from moorage.bus.simulated.processes import Process
 from moorage.schemas.frames import Fact
 from moorage.worker.journal import JOURNAL_NAME, Journal
 from tests.sim.machine import Machine

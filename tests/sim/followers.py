@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from moorage.bus.health import State
-from moorage.bus.simulated import SimulatedBus
+from moorage.bus.simulated.bus import SimulatedBus
 from moorage.client.client import AsyncClient
 from moorage.client.errors import ClientError, NotFound
 from moorage.client.transport import Link

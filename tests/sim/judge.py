@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from moorage.bus.jetstream import StoredMessage
-from moorage.bus.simulated import SimulatedBus
-from moorage.cli.intervals import clash
+from moorage.bus.simulated.bus import SimulatedBus
+from moorage.cli.demo.intervals import clash
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger.invariants import Broken, validate

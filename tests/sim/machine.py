@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from moorage.bus.simulated_processes import Process
+from moorage.bus.simulated.processes import Process
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.supervisor.client import (
     Supervised,

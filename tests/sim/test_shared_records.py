@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from moorage.bus.connection import Connection
-from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus, SimulatedClock, SimulatedConnection
-from moorage.bus.simulated_network import Faults
+from moorage.bus.simulated.bus import SERVER, FaultyNetwork, SimulatedBus, SimulatedClock, SimulatedConnection
+from moorage.bus.simulated.network import Faults
 from moorage.bus.transport import Delivery
 from moorage.scheduler.reign import SHARE_AFTER, SHARE_WAIT_S
 from moorage.scheduler.service import Scheduler

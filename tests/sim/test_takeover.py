@@ -7,7 +7,7 @@ import json
 from typing import Final, cast
 
 from moorage.bus.connection import Connection
-from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus, SimulatedClock
+from moorage.bus.simulated.bus import SERVER, FaultyNetwork, SimulatedBus, SimulatedClock
 from moorage.scheduler.core.config import CLUSTER
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import Subjects

@@ -40,8 +40,8 @@ SAID: Final[dict[str, set[str]]] = {
     "schemas/moorage/schemas/gpu.py": {"vm"},
     # the same words, of no driver: attributes and a field of a file
     "bus/moorage/bus/direct.py": {"handler"},
-    "bus/moorage/bus/simulated.py": {"handler"},
-    "bus/moorage/bus/simulated_processes.py": {"process"},
+    "bus/moorage/bus/simulated/bus.py": {"handler"},
+    "bus/moorage/bus/simulated/processes.py": {"process"},
     "bus/moorage/bus/subscription.py": {"handler"},
 }
 #: where the module of a driver is imported outside the drivers' folder: a service's own functions are one driver's

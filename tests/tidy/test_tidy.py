@@ -18,6 +18,7 @@ from moorage.schemas.reasons import REASONS
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {
     "schemas": "schemas/moorage/schemas",
+    "system": "system/moorage/system",
     "bus": "bus/moorage/bus",
     "scheduler": "scheduler/moorage/scheduler",
     "worker": "worker/moorage/worker",
@@ -27,11 +28,12 @@ ROOMS = {
 #: a room imports rooms below it, never beside or above
 BELOW: dict[str, set[str]] = {
     "schemas": set(),
-    "bus": {"schemas"},
-    "scheduler": {"schemas", "bus"},
-    "worker": {"schemas", "bus"},
-    "client": {"schemas", "bus", "scheduler", "worker"},
-    "cli": {"schemas", "bus", "scheduler", "worker", "client"},
+    "system": {"schemas"},
+    "bus": {"schemas", "system"},
+    "scheduler": {"schemas", "system", "bus"},
+    "worker": {"schemas", "system", "bus"},
+    "client": {"schemas", "system", "bus", "scheduler", "worker"},
+    "cli": {"schemas", "system", "bus", "scheduler", "worker", "client"},
 }
 CORE = ROOT / "scheduler/moorage/scheduler/core"
 #: the core's packages from the ground up; its other files are the ground, but for the draft and the engine
@@ -109,6 +111,22 @@ def test_a_package_of_the_core_imports_only_those_below_it() -> None:
             other = name.removeprefix("moorage.scheduler.core.").split(".")[0]
             if name.startswith("moorage.scheduler.core.") and other in CORE_UP and other != own:
                 assert CORE_UP.index(other) < level, f"{file.relative_to(ROOT)} imports {name}"
+
+
+#: the folders of the command from the ground up; its other files are above them all
+CLI_UP = ("framework", "local", "jobs", "fleet", "study", "doctor", "demo")
+
+
+def test_a_folder_of_the_command_imports_only_those_below_it() -> None:
+    cli = ROOT / ROOMS["cli"]
+    assert {path.name for path in cli.iterdir() if (path / "__init__.py").exists()} == set(CLI_UP)
+    for file in sorted(cli.rglob("*.py")):
+        own = file.relative_to(cli).parts[0]
+        level = CLI_UP.index(own) if own in CLI_UP else len(CLI_UP)
+        for name in imports(file):
+            if name.startswith("moorage.cli.") and (other := name.split(".")[2]) != own:
+                assert other in CLI_UP or own not in CLI_UP, f"{file.relative_to(ROOT)} imports {name}"
+                assert other not in CLI_UP or CLI_UP.index(other) < level, f"{file.relative_to(ROOT)} imports {name}"
 
 
 #: what the shell and questions may read of the engine, beside its own methods
@@ -193,7 +211,7 @@ def test_nats_py_is_imported_in_one_module() -> None:
 
 def test_subjects_are_spelled_in_one_module() -> None:
     spelled = re.compile(r"moorage\.(api|request|admin|events?|log|hello|load|fleet|worker\.\*|ledger|dlq)\.")
-    for room in ("bus", "scheduler", "worker", "client", "cli"):
+    for room in ("system", "bus", "scheduler", "worker", "client", "cli"):
         for file in sources(room):
             found = [text for text in texts(file) if spelled.match(text) and "<" not in text]
             assert not found, f"{file.relative_to(ROOT)} spells {found}"
@@ -202,7 +220,7 @@ def test_subjects_are_spelled_in_one_module() -> None:
 #: what speaks of reasons for waiting, below the folders of the scheduler and the command
 OF_REASONS = (
     "core/filters.py", "core/lifecycle/unmatched.py", "core/queries/explain.py",
-    "core/queries/waiting.py", "foresight.py", "codes.py", "explain.py",
+    "core/queries/waiting.py", "foresight.py", "framework/codes.py", "jobs/explain.py",
 )  # fmt: skip
 #: how a worker or a device is called as well
 ALSO_OTHERWISE = {"not-heard", "foreign"}
@@ -261,5 +279,5 @@ def test_the_pythons_that_are_named_are_those_that_are_tested() -> None:
 
 @pytest.mark.slow
 def test_generated_pages_are_fresh() -> None:
-    done = subprocess.run([sys.executable, "-m", "docs.generate", "--check"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tools.generate", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

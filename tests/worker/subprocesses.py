@@ -15,11 +15,11 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import Output
 from moorage.schemas.frames.output import StreamName
+from moorage.system.proctree import descendants
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.environment import process_environment
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed
-from moorage.worker.proctree import descendants
 from moorage.worker.secret_files import resolve_secrets
 
 

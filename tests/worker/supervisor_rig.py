@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from moorage.worker.cgroup import CgroupBase
-from moorage.worker.proctree import Process, read_process
+from moorage.system.cgroup import CgroupBase
+from moorage.system.proctree import Process, read_process
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorUnavailable
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import Ended, Event, Started, StartMember

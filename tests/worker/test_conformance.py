@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 import pytest
 
-from moorage.worker.cgroup import own_cgroup
+from moorage.system.cgroup import own_cgroup
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living, Publish, Report
 from moorage.worker.drivers.conformance import CHECKS, DriverChecks
 from moorage.worker.drivers.conformance.bench import AgentProcess, Bench

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from moorage.worker.proctree import boottime_s
+from moorage.system.proctree import boottime_s
 from moorage.worker.supervisor.client import Supervised, SupervisorRefused
 from moorage.worker.supervisor.containers import processes_of
 from moorage.worker.supervisor.protocol import Ended, EndMember, StartMember

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from moorage.system.proctree import boot_id
 from moorage.worker.inventory.host import (
     FOLDER_FILE,
     cpu_milli,
@@ -16,7 +17,6 @@ from moorage.worker.inventory.host import (
     machine_id,
     memory_mib,
 )
-from moorage.worker.proctree import boot_id
 
 RAW = "0123456789abcdef0123456789abcdef"
 GIB = 1024**3

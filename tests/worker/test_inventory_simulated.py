@@ -14,7 +14,7 @@ from moorage.worker.inventory.simulated import BASELINE_MIB, SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import HOSTS_MAX, MODELS, load_hosts, openb_hosts, simulated_hosts
 from moorage.worker.pool import GpuPool
 
-OPENB = Path(__file__).parents[2] / "client/moorage/cli/openb"
+OPENB = Path(__file__).parents[2] / "client/moorage/cli/demo/openb"
 
 WORDS = {
     "4x8xH100": [["H100"] * 8] * 4,

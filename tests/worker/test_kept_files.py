@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.bus.archives import Inflating, unpack
 from moorage.bus.object_store import ObjectStore
 from moorage.schemas.frames import End
+from moorage.system.archives import Inflating, unpack
 from moorage.worker import attempt_files, job_files
 from moorage.worker.attempt_folders import FOLDERS
 from moorage.worker.drivers.conformance.leader import ScriptedLeader

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pytest
 
-from moorage.worker.cgroup import CgroupBase
+from moorage.system.cgroup import CgroupBase
 from moorage.worker.supervisor import launcher_client
 from moorage.worker.supervisor.child import Child, StartRefused, judge
 from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone, open_compiled

@@ -12,11 +12,11 @@ import pytest
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
+from moorage.system.proctree import boottime_s
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.journal import JournalUnwritable
 from moorage.worker.member_messages import Ended, MemberName, Started
-from moorage.worker.proctree import boottime_s
 from moorage.worker.run import SUPERVISOR_FOLDER, start
 from moorage.worker.supervisor.client import Supervised
 from moorage.worker.supervisor.protocol import LOG_NAME, EndMember

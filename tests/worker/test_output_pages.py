@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, LogPage, ReadLog
-from moorage.worker.disk_room import DiskRoom
+from moorage.system.disk_room import DiskRoom
 from moorage.worker.output_pages import page_of, read_page
 from moorage.worker.supervisor.output import NOTICE_BYTES_MAX, OutputPump, cut_at, cut_notice
 

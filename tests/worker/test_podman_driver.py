@@ -18,6 +18,7 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device, ReadLog
 from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.job import Request, Resources, Run, Secret
+from moorage.system.proctree import boottime_s, descendants
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container_entry import MEMORY
 from moorage.worker.drivers.kit import Kit
@@ -26,7 +27,6 @@ from moorage.worker.drivers.podman_command import PodmanSettings, last_error, ru
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed
 from moorage.worker.policy import Policy
-from moorage.worker.proctree import boottime_s, descendants
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.output import member_digest

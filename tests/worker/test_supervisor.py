@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 import moorage
-from moorage.worker.proctree import STATE_MARK, boottime_s, children, read_process
+from moorage.system.proctree import STATE_MARK, boottime_s, children, read_process
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorRefused, SupervisorUnavailable
 from moorage.worker.supervisor.journal import read_journal
 from moorage.worker.supervisor.launcher_client import open_compiled
@@ -75,7 +75,7 @@ def agent(state: Path, arguments: tuple[str, ...], body: str) -> Iterator[subpro
         "from pathlib import Path\n"
         "from moorage.worker.supervisor.client import Supervised\n"
         "from moorage.worker.supervisor.protocol import *\n"
-        "from moorage.worker.proctree import boottime_s\n"
+        "from moorage.system.proctree import boottime_s\n"
         "async def main():\n"
         f"    s = await Supervised.connect(Path({str(state)!r}), arguments={arguments!r})\n"
         + "".join(f"    {line}\n" for line in body.splitlines())

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from moorage.system.proctree import STATE_MARK, boottime_s, children, read_environ, scan_marks
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.proctree import STATE_MARK, boottime_s, children, read_environ, scan_marks
 from moorage.worker.supervisor.client import Supervised, SupervisorRefused, SupervisorUnavailable
 from moorage.worker.supervisor.journal import Journal, Running, Starting, read_journal
 from moorage.worker.supervisor.protocol import JOURNAL_NAME, PROTOCOL, EndMember, Hello, StartMember

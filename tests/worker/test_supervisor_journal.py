@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.worker.proctree import boot_id
+from moorage.system.proctree import boot_id
 from moorage.worker.supervisor.former_members import FormerMembers
 from moorage.worker.supervisor.journal import (
     Forgotten,

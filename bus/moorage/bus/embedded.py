@@ -26,11 +26,11 @@ from typing import Final
 
 import msgspec
 
-from moorage.bus import parentage
 from moorage.bus.errors import ServerFailed, ServerMissing, ServerRunning
-from moorage.bus.pidfds import until_ended
-from moorage.bus.private_files import replace_private
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system import parentage
+from moorage.system.pidfds import until_ended
+from moorage.system.private_files import replace_private
 
 BINARY_VARIABLE: Final = "MOORAGE_NATS_SERVER"
 ACCOUNT: Final = "MOORAGE"

@@ -14,10 +14,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from moorage.bus.private_files import create_private
 from moorage.bus.site import ORGANISATION, Identity, Site
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.optional import optional
+from moorage.system.private_files import create_private
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

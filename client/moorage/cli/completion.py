@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal
 
-from moorage.cli.arguments import Argument, Parameter, arguments_of
-from moorage.cli.console import tell
+from moorage.cli.framework.arguments import Argument, Parameter, arguments_of
+from moorage.cli.framework.console import tell
 from moorage.cli.verbs import Verb, all_verbs, below
 
 _BASH: Final = """\

@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Iterable
 from typing import Annotated, Final
 
-from moorage.cli.arguments import Argument, Parameter, arguments_of
-from moorage.cli.console import paint, tell
 from moorage.cli.examples import EXAMPLES
+from moorage.cli.framework.arguments import Argument, Parameter, arguments_of
+from moorage.cli.framework.console import paint, tell
 from moorage.cli.topics import TOPICS
 from moorage.cli.verbs import LOOKUP, VERBS, Verb, all_verbs, below, find
 from moorage.schemas.nearest import nearest
@@ -46,7 +46,7 @@ def help(
     elif word in TOPICS:
         tell(TOPICS[word].text())
     else:
-        from moorage.cli.console import fail
+        from moorage.cli.framework.console import fail
         from moorage.cli.habits import OURS
         from moorage.client.errors import not_found
 

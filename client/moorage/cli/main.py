@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from moorage.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USAGE
+from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USAGE
 from moorage.cli.verbs import all_verbs, below, find
 
 #: what a write to stdout ends with where its disk is full or its quota used up (write(2))
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     gc.disable()  # a one-shot command ends before garbage matters; services turn it on again
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        from moorage.cli.streams import stand_on_any_streams
+        from moorage.cli.framework.streams import stand_on_any_streams
 
         stand_on_any_streams()
     try:
@@ -78,7 +78,7 @@ def run(words: Sequence[str]) -> int:
 
         print(verb_help(verb))
         return 0
-    from moorage.cli.arguments import CannotRead, read
+    from moorage.cli.framework.arguments import CannotRead, read
 
     try:
         act = read(verb.name, verb.load(), rest)
@@ -129,7 +129,7 @@ def _refuse_options_first(words: Sequence[str]) -> int:
 
 
 def _refuse(code: str, why: str, words: Sequence[str], fixes: tuple[str, ...]) -> int:
-    from moorage.cli.console import emit, tell_error
+    from moorage.cli.framework.console import emit, tell_error
     from moorage.schemas.errors import problem
 
     told = problem(code, why, next=fixes[0])

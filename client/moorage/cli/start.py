@@ -1,7 +1,7 @@
 """The `moorage` command's first lines: from here on Ctrl-C ends it as it ends any program, without a stack trace.
 
-Where a verb has something to end in order, `moorage.cli.interrupts` takes over. What Python does before this is
-loaded is not ours to guard, so it imports next to nothing.
+Where a verb has something to end in order, `moorage.cli.framework.interrupts` takes over. What Python does before this
+is loaded is not ours to guard, so it imports next to nothing.
 """
 
 from __future__ import annotations

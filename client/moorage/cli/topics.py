@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from moorage.cli.exit_codes import EXIT_CODES
-from moorage.cli.render import facts
+from moorage.cli.framework.exit_codes import EXIT_CODES
+from moorage.cli.framework.render import facts
 
 
 class Topic(NamedTuple):
@@ -21,7 +21,7 @@ def _exit_codes() -> str:
 
 
 def _jobs() -> str:
-    from moorage.cli import selectors
+    from moorage.cli.jobs import selectors
 
     return (selectors.__doc__ or "").partition("\n\n")[2].rstrip()
 

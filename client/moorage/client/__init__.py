@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from moorage.bus.simulated_clock import SimulatedClock
+    from moorage.bus.simulated.clock import SimulatedClock
     from moorage.client.client import AsyncClient
     from moorage.client.errors import (
         BadContext,
@@ -95,7 +95,7 @@ __all__ = [
 ]
 
 _HOME: Final = {
-    "moorage.bus.simulated_clock": ("SimulatedClock",),
+    "moorage.bus.simulated.clock": ("SimulatedClock",),
     "moorage.client.client": ("AsyncClient",),
     "moorage.client.errors": (
         "BadContext",

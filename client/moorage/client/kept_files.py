@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from moorage.bus.archives import BadArchive, Inflating, stays_below, unpack
 from moorage.bus.object_store import ObjectInfo, ObjectStore
 from moorage.client.errors import NotFound, rejected
 from moorage.client.sending import bucket_of
 from moorage.schemas.errors import problem
+from moorage.system.archives import BadArchive, Inflating, stays_below, unpack
 from moorage.worker.handler_results import result_object
 
 if TYPE_CHECKING:

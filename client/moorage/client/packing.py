@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, NamedTuple
 
-from moorage.bus.archives import FILES_BYTES_MAX, MEMBERS_MAX, link_stays_below
 from moorage.client.errors import rejected
+from moorage.system.archives import FILES_BYTES_MAX, MEMBERS_MAX, link_stays_below
 
 IGNORE_FILE: Final = ".moorageignore"
 #: never of use to a job, and large

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from moorage.bus.archives import compressed
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import FILES_KEEP_S, ObjectStore, files_store
 from moorage.client.errors import NotPermitted
 from moorage.client.fields import Paths
 from moorage.client.packing import Packed, pack
+from moorage.system.archives import compressed
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected

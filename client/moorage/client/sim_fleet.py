@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Final, cast
 from moorage.bus.errors import BusError
 from moorage.bus.health import State
 from moorage.bus.jetstream import JetStream
-from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus
-from moorage.bus.simulated_clock import let_sleep
-from moorage.bus.simulated_processes import Process
+from moorage.bus.simulated.bus import SERVER, FaultyNetwork, SimulatedBus
+from moorage.bus.simulated.clock import let_sleep
+from moorage.bus.simulated.processes import Process
 from moorage.client.errors import rejected, timed_out
 from moorage.client.sim_driver import Ran, Script, ScriptedDriver, Task, succeed
 from moorage.client.sim_upkeep import SimAgent, Upkeep

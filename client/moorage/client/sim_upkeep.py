@@ -10,8 +10,8 @@ import contextvars
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from moorage.bus.simulated import SimulatedBus
-from moorage.bus.simulated_processes import Process, process_of
+from moorage.bus.simulated.bus import SimulatedBus
+from moorage.bus.simulated.processes import Process, process_of
 from moorage.scheduler.reign import Reign
 from moorage.schemas.subjects import Subjects
 from moorage.worker.agent import Agent

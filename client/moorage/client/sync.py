@@ -1,7 +1,7 @@
 """The names of `AsyncClient` without `await`, for scripts and services that have no event loop.
 
-Made by docs/sync_twin.py from the asynchronous classes: edit those, then `make docs`. A private thread runs a loop with
-an `AsyncClient` in it; every call here hands its coroutine over and waits.
+Made by tools/sync_twin.py from the asynchronous classes: edit those, then `make docs`. A private thread runs a loop
+with an `AsyncClient` in it; every call here hands its coroutine over and waits.
 """
 
 from __future__ import annotations

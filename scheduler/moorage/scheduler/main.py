@@ -18,8 +18,6 @@ from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
-from moorage.bus.logged import begin_log
-from moorage.bus.loops import loop_factory
 from moorage.scheduler.ledger import LedgerBroken
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.service import Scheduler
@@ -37,6 +35,8 @@ from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.settings import Found, declared, read_file, told, unknown_variables
 from moorage.schemas.settings_file import find_file
 from moorage.schemas.subjects import Subjects
+from moorage.system.logged import begin_log
+from moorage.system.loops import loop_factory
 
 EXIT_UNREACHABLE: Final = 5
 EXIT_BROKEN: Final = 1

@@ -26,9 +26,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from moorage.schemas.errors import Refused, problem
-from moorage.worker.disk_room import spare_bytes
+from moorage.system.disk_room import spare_bytes
+from moorage.system.proctree import boottime_s
 from moorage.worker.member_messages import MemberName
-from moorage.worker.proctree import boottime_s
 from moorage.worker.settings import FOLDER_BYTES_DEFAULT, FOLDER_KEEP_DEFAULT, WorkerSettings
 from moorage.worker.supervisor.child import StartRefused, resolve_user
 

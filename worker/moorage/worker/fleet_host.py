@@ -17,9 +17,9 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Problem, Refused
 from moorage.schemas.frames import Look, RollCall
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+from moorage.system.proctree import boottime_s
 from moorage.worker.agent import Agent
 from moorage.worker.lease_session import NEVER_S
-from moorage.worker.proctree import boottime_s
 
 AGENTS_MAX: Final = 10_000
 #: messages that wait for the socket; beyond it new ones are dropped and counted: all of them are said again

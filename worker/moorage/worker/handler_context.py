@@ -12,9 +12,9 @@ from typing import Any, Final
 from moorage.schemas.frames import Device
 from moorage.schemas.job import Request
 from moorage.schemas.printable import carried
+from moorage.system.proctree import boottime_s
 from moorage.worker.environment import child_environment
 from moorage.worker.member_messages import MemberName
-from moorage.worker.proctree import boottime_s
 
 HANDLER_NAME: Final = re.compile(r"[a-z0-9_.-]{1,48}")
 PROGRESS_TEXT_CHARS_MAX: Final = 200

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from moorage.bus.archives import MEMBERS_MAX, PATH_BYTES_MAX, BadArchive, Inflating, compressed, empty, unpack
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import files_store
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.job import is_quick
 from moorage.schemas.subjects import Subjects
+from moorage.system.archives import MEMBERS_MAX, PATH_BYTES_MAX, BadArchive, Inflating, compressed, empty, unpack
 
 #: below the state folder
 CACHE: Final = "files"

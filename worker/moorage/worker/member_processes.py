@@ -6,9 +6,9 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from moorage.worker.cgroup import own_path
+from moorage.system.cgroup import own_path
+from moorage.system.proctree import MARK_NAMES, read_environ, read_process
 from moorage.worker.member_messages import MemberName
-from moorage.worker.proctree import MARK_NAMES, read_environ, read_process
 
 #: a chain of parents this long ends in a process that was started meanwhile under a used pid
 ANCESTORS_MAX: Final = 4096

@@ -15,11 +15,11 @@ from typing import Final
 
 from moorage.schemas.capabilities import ADVISORY, WHOLE, Enforced
 from moorage.schemas.frames import Device
+from moorage.system.proctree import Process, kill_process, read_process
 from moorage.worker.drivers.base import Driver
 from moorage.worker.inventory.base import HeldUnknown, Inventory
 from moorage.worker.member_messages import HelloChanged, Log, Member, MemberName, OverGrant
 from moorage.worker.member_table import OVER_GRANT
-from moorage.worker.proctree import Process, kill_process, read_process
 from moorage.worker.shell import Shell
 
 #: between two looks while somebody shares a device under a grant

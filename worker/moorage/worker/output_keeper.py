@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from moorage.worker.disk_room import spare_bytes
-from moorage.worker.proctree import boottime_s
+from moorage.system.disk_room import spare_bytes
+from moorage.system.proctree import boottime_s
 from moorage.worker.settings import OUTPUT_BYTES_DEFAULT, OUTPUT_KEEP_DEFAULT, OUTPUT_MEMBERS_DEFAULT
 from moorage.worker.supervisor.output import member_digest
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER

@@ -19,9 +19,9 @@ from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
+from moorage.system.collector import leave_what_stays
 from moorage.worker.agent import Agent
 from moorage.worker.attempt_folders import FOLDERS, clear_unknown
-from moorage.worker.collector import leave_what_stays
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of

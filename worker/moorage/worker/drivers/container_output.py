@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.worker.disk_room import DiskRoom
+from moorage.system.disk_room import DiskRoom
 from moorage.worker.drivers.container_engine import Piece
 from moorage.worker.supervisor.output import OutputPump, cut_notice, member_digest, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Output, Stream

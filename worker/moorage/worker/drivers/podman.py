@@ -25,6 +25,7 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import PodmanBlock
 from moorage.schemas.errors import MoorageError, Refused, problem, refuse
 from moorage.schemas.job import Request, Secret
+from moorage.system.proctree import MARK_NAMES, STATE_MARK
 from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND, Assignment, Living
 from moorage.worker.drivers.container_config import (
@@ -57,7 +58,6 @@ from moorage.worker.environment import START_FAILED, lay_over
 from moorage.worker.inventory.cdi import CdiError, folders, read_registry
 from moorage.worker.job_files import FilesUnavailable
 from moorage.worker.member_messages import MemberName, Started
-from moorage.worker.proctree import MARK_NAMES, STATE_MARK
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.supervisor.output import member_digest, output_path
 from moorage.worker.supervisor.protocol import MARK_NAME, Event, StartMember

@@ -15,7 +15,7 @@ import msgspec
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import setting
-from moorage.worker.cgroup import own_cgroup
+from moorage.system.cgroup import own_cgroup
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND
 from moorage.worker.drivers.container_config import FOLDER_AT, ContainerSettings
 from moorage.worker.drivers.container_engine import EngineError

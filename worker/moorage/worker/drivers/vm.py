@@ -19,13 +19,13 @@ from moorage.schemas.driver_config import VmBlock
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
+from moorage.system.proctree import MARK_NAMES
 from moorage.worker.drivers.base import Assignment, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.process import STAGE_BOOT, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of
 from moorage.worker.environment import process_environment
 from moorage.worker.member_messages import MemberName
-from moorage.worker.proctree import MARK_NAMES
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.supervisor.client import python_variables
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Started, StartMember

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from moorage.schemas.names import worker_slug
-from moorage.worker.proctree import boot_id
+from moorage.system.proctree import boot_id
 
 #: Makes the machine's name ours: machine-id(5) asks that the raw one is not shown on a network.
 _APPLICATION: Final = b"moorage worker machine"

@@ -24,11 +24,11 @@ from typing import Final
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, parse_token
+from moorage.system.proctree import boottime_s
+from moorage.system.unix_socket import open_folder
 from moorage.worker.environment import device_environment
 from moorage.worker.leases import protocol
 from moorage.worker.leases.protocol import FrameRefused, frame, read_answer
-from moorage.worker.proctree import boottime_s
-from moorage.worker.unix_socket import open_folder
 
 RETURN_S_MAX: Final = 5.0
 ANSWER_S_MAX: Final = 10.0

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from moorage.worker.unix_socket import listen, open_folder
+from moorage.system.unix_socket import listen, open_folder
 
 #: socket(7), since Linux 6.5: a pidfd of the peer, which unlike its pid cannot have become another process's
 _SO_PEERPIDFD: Final = 77

@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from moorage.schemas.gpu import Sharing
+from moorage.system.proctree import boottime_s, descendants
 from moorage.worker.inventory.base import PROBE_QUARANTINED_S, PROBE_S, Inventory
 from moorage.worker.leases.holder import Holder
 from moorage.worker.pool import GpuLease, GpuPool
-from moorage.worker.proctree import boottime_s, descendants
 
 #: who keeps a slot of the pool closed
 CLOSED_BY: Final = "asked back"

@@ -26,6 +26,8 @@ from typing import Any, Final
 
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.gpu import GpuSpec
+from moorage.system.proctree import boottime_s
+from moorage.system.unix_socket import SERVER_OPTIONS, peer_of
 from moorage.worker.inventory.base import FREE_WAIT_S, Inventory
 from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.offer import check, matching
@@ -46,8 +48,6 @@ from moorage.worker.leases.protocol import (
 )
 from moorage.worker.leases.returning import Returning
 from moorage.worker.pool import GpuLease, GpuPool
-from moorage.worker.proctree import boottime_s
-from moorage.worker.unix_socket import SERVER_OPTIONS, peer_of
 
 CONNECTIONS_MAX: Final = 256
 #: a peer that connected and says nothing is sent away

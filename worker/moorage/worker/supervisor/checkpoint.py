@@ -11,7 +11,7 @@ import contextlib
 import signal
 from typing import Final
 
-from moorage.worker.proctree import Process, children, kill_process, read_process
+from moorage.system.proctree import Process, children, kill_process, read_process
 
 #: how long until the next look for somebody who takes the signal; a look reads some files of /proc a process
 AGAIN_S: Final = 0.25

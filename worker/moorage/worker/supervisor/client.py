@@ -20,6 +20,7 @@ import msgspec
 
 import moorage
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.unix_socket import open_folder, peer_of
 from moorage.worker.supervisor.protocol import (
     PROTOCOLS,
     SOCKET_NAME,
@@ -47,7 +48,6 @@ from moorage.worker.supervisor.protocol import (
     encode_request,
 )
 from moorage.worker.supervisor.state_folder import EXIT_HELD
-from moorage.worker.unix_socket import open_folder, peer_of
 
 CONNECT_S: Final = 10.0
 """For a supervisor to start and say hello; a bare one takes some 0.2 s."""

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Collection
 from typing import Final
 
-from moorage.worker.proctree import Process, kill_process, read_process
+from moorage.system.proctree import Process, kill_process, read_process
 from moorage.worker.supervisor.checkpoint import takes
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State

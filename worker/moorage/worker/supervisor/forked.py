@@ -7,7 +7,7 @@ import resource
 import signal
 from typing import Final, NoReturn
 
-from moorage.worker.proctree import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
+from moorage.system.proctree import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 from moorage.worker.supervisor.child import Child
 
 CANNOT_START: Final = 127

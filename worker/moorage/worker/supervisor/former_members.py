@@ -10,8 +10,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import Final
 
-from moorage.worker.cgroup import CgroupFolder
-from moorage.worker.proctree import (
+from moorage.system.cgroup import CgroupFolder
+from moorage.system.proctree import (
     TICKS_PER_S,
     Process,
     Scan,

@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from moorage.worker.cgroup import CgroupBase, own_path
-from moorage.worker.proctree import (
+from moorage.system.cgroup import CgroupBase, own_path
+from moorage.system.proctree import (
     STATE_MARK,
     TICKS_PER_S,
     Process,

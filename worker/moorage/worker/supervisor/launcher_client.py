@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from moorage.worker.proctree import STATE_MARK
+from moorage.system.proctree import STATE_MARK
 from moorage.worker.supervisor import forked
 from moorage.worker.supervisor.child import Child
 

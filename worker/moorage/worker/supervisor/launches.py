@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorage.worker.cgroup import CgroupBase
-from moorage.worker.disk_room import DiskRoom
-from moorage.worker.proctree import boottime_s
+from moorage.system.cgroup import CgroupBase
+from moorage.system.disk_room import DiskRoom
+from moorage.system.proctree import boottime_s
 from moorage.worker.supervisor.child import StartRefused, why_not
 from moorage.worker.supervisor.journal import Record, Starting
 from moorage.worker.supervisor.launcher_client import Launcher

@@ -4,7 +4,7 @@ import contextlib
 import os
 from typing import Final
 
-from moorage.worker.proctree import boottime_s
+from moorage.system.proctree import boottime_s
 
 AGAIN_S: Final = 30.0
 """The same line is said no sooner: what is tried ten times a second fails ten times a second."""

@@ -21,18 +21,18 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from moorage.bus.loops import loop_factory
-from moorage.worker.cgroup import CgroupBase
-from moorage.worker.collector import leave_what_stays
+from moorage.system.cgroup import CgroupBase
+from moorage.system.collector import leave_what_stays
+from moorage.system.loops import loop_factory
+from moorage.system.proctree import become_subreaper
+from moorage.system.unix_socket import SERVER_OPTIONS, listen
 from moorage.worker.descriptors import raise_descriptor_limit
-from moorage.worker.proctree import become_subreaper
 from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.protocol import LOG_NAME, OUTPUT_FOLDER, SOCKET_NAME
 from moorage.worker.supervisor.server import Connection
 from moorage.worker.supervisor.state_folder import EXIT_HELD, Held, take_lock
 from moorage.worker.supervisor.supervisor import LINGER_S, Supervisor
-from moorage.worker.unix_socket import SERVER_OPTIONS, listen
 
 TERM_GRACE_S: Final = 10.0
 

@@ -7,7 +7,7 @@ import resource
 from dataclasses import dataclass, field
 from typing import Final
 
-from moorage.worker.cgroup import CgroupFolder
+from moorage.system.cgroup import CgroupFolder
 from moorage.worker.supervisor.child import Child
 from moorage.worker.supervisor.output import OutputPump
 from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartMember

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from moorage.worker.disk_room import DiskRoom
+from moorage.system.disk_room import DiskRoom
 from moorage.worker.supervisor.protocol import OUTPUT_CHUNK_BYTES_MAX, OUTPUT_FOLDER, Stream
 
 DRAIN_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -10,7 +10,8 @@ import socket
 from typing import Final, Protocol, cast
 
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.worker.proctree import read_process
+from moorage.system.proctree import read_process
+from moorage.system.unix_socket import peer_of
 from moorage.worker.supervisor.protocol import (
     FrameReader,
     FrameTooLarge,
@@ -21,7 +22,6 @@ from moorage.worker.supervisor.protocol import (
     decode_request,
     encode_messages,
 )
-from moorage.worker.unix_socket import peer_of
 
 STREAM_BUFFER_BYTES_MAX: Final = 1024 * 1024
 """Past so much unsent, pieces of output are dropped; the agent sees the gap by their offsets."""

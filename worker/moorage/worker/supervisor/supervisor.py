@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from moorage.worker.cgroup import CgroupBase
-from moorage.worker.proctree import boot_id, boottime_s, read_process
-from moorage.worker.supervisor.boottime_timer import BoottimeTimer
+from moorage.system.boottime_timer import BoottimeTimer
+from moorage.system.cgroup import CgroupBase
+from moorage.system.proctree import boot_id, boottime_s, read_process
 from moorage.worker.supervisor.child import StartRefused
 from moorage.worker.supervisor.containers import ID
 from moorage.worker.supervisor.former_members import FormerMembers

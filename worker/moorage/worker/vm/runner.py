@@ -32,7 +32,7 @@ from typing import BinaryIO, Final, NoReturn
 
 import msgspec
 
-from moorage.bus.archives import BadArchive, empty, unpack
+from moorage.system.archives import BadArchive, empty, unpack
 from moorage.worker.vm import initramfs
 
 #: before the name of each variable of the job

@@ -1,0 +1,265 @@
+"""`moorage demo`: the main job on real input, and a judge that counts what must be none.
+
+An embedded server, a scheduler and a fleet of simulated hosts as they stand in a real cluster's trace; several
+hundred of its requests, each a real process that checks its own environment; the scheduler killed in the middle.
+At the end the jobs' own records are judged: lost, started twice, double leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError
+from moorage.bus.transport import Delivery
+from moorage.cli.demo.drawn_jobs import Planned, fleet_file, hosts, planned
+from moorage.cli.demo.judge import Verdict, judge
+from moorage.cli.demo.stack import Stack
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say_if_heard
+from moorage.cli.framework.interrupts import end_in_order
+from moorage.client.client import AsyncClient
+from moorage.client.errors import ClientError, NoScheduler, Overloaded, Rejected
+from moorage.schemas.job import TERMINAL
+
+TENANT: Final = "demo"
+#: until all hosts have joined
+JOIN_S_MAX: Final = 30.0
+#: for each answer, a takeover included; and after the last request until all jobs are over
+PATIENCE_S: Final = 90.0
+KILL_AT: Final = 0.4
+ASK_EVERY_S: Final = 1.0
+ASK_S_MAX: Final = 2.0
+EXIT_BROKEN_PROMISE: Final = 1
+
+
+class Following:
+    """The states of all jobs, from the tenant's event frames and, since those may be lost, from questions."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+        self.revs: dict[str, int] = {}
+        self.changed = asyncio.Event()
+
+    def on_events(self, delivery: Delivery) -> None:
+        for event in msgspec.json.decode(delivery.data)["jobs"]:
+            self.see(event["job"], event["rev"], event["state"])
+
+    def see(self, job: str, rev: int, state: str) -> None:
+        if rev > self.revs.get(job, 0):
+            self.revs[job], self.states[job] = rev, state
+            self.changed.set()
+
+    def over(self) -> int:
+        return sum(1 for state in self.states.values() if state in TERMINAL)
+
+
+class Demo:
+    def __init__(self, stack: Stack, plans: list[Planned], quiet: bool) -> None:
+        self.stack = stack
+        self.plans = plans
+        self.quiet = quiet
+        self.following = Following()
+        self.submitted_ns: dict[str, int] = {}
+        self.refused: dict[str, str] = {}
+        self.kills = 0
+        self.began = 0.0
+
+    async def run(self) -> None:
+        async with AsyncClient(self.stack.url, tenant=TENANT, timeout=PATIENCE_S, name="moorage demo") as client:
+            await client.subscribe(client.subjects.events(TENANT), self.following.on_events)
+            await self._until_ready(client)
+            self.began = time.monotonic()
+            background = [asyncio.create_task(self._ask(client)), asyncio.create_task(self._cancel_endless(client))]
+            try:
+                killing = asyncio.create_task(self._kill_in_the_middle())
+                background.append(killing)  # it would start a scheduler behind the end
+                await asyncio.gather(*(self.submit(client, plan) for plan in self.plans))
+                await self._until_over()
+                await killing
+            finally:
+                for task in background:
+                    task.cancel()
+                await asyncio.gather(*background, return_exceptions=True)
+
+    async def _until_ready(self, client: AsyncClient) -> None:
+        """All hosts of the fleet have joined."""
+        wanted = len(msgspec.json.decode((self.stack.folder / "fleet.json").read_bytes())["host"])
+        deadline = time.monotonic() + JOIN_S_MAX
+        up = 0
+        while up < wanted:
+            if self.stack.failed() or time.monotonic() > deadline:
+                raise RuntimeError(self.stack.failed() or f"only {up} of {wanted} workers joined")
+            try:
+                async with asyncio.timeout(ASK_EVERY_S):  # no longer: what must live may have ended
+                    up = sum(worker["state"] == "up" for worker in (await client.fleet())["workers"])
+            except TimeoutError:
+                continue
+            await asyncio.sleep(0.05)
+
+    async def submit(self, client: AsyncClient, plan: Planned) -> None:
+        """Until answered, with the same id: answered means recorded."""
+        self.submitted_ns[plan.name] = time.time_ns()
+        try:
+            job = await client.submit(plan.request)
+        except Rejected as refused:
+            self.refused[plan.name] = refused.code
+        else:
+            self.following.see(plan.name, 1, job.state if job.state in TERMINAL else "QUEUED")
+
+    async def _cancel_endless(self, client: AsyncClient) -> None:
+        """Cancel the endless job once it runs."""
+        while self.following.states.get("endless") != "RUNNING":
+            self.following.changed.clear()
+            await self.following.changed.wait()
+        await client.job("endless").cancel("seen enough")
+
+    async def _kill_in_the_middle(self) -> None:
+        while self.following.over() < KILL_AT * len(self.plans):
+            self.following.changed.clear()
+            await self.following.changed.wait()
+        self._say(f"kill -9 of the scheduler at {self.following.over()} of {len(self.plans)} jobs; a new one starts")
+        await self.stack.kill_scheduler()
+        self.kills += 1
+
+    async def _ask(self, client: AsyncClient) -> None:
+        """Events are said, not promised: ask for the states now and then."""
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            self._progress()
+            try:
+                async with asyncio.timeout(ASK_S_MAX):
+                    for job in (await client.ls(limit=1000))["jobs"]:
+                        self.following.see(job["job"], job["rev"], job["state"])
+            except (TimeoutError, NoScheduler, Overloaded):
+                continue  # nobody leads at the moment
+
+    async def _until_over(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        wanted = len(self.plans) - len(self.refused)
+        while self.following.over() < wanted and time.monotonic() < deadline:
+            if self.stack.failed():
+                raise RuntimeError(self.stack.failed())
+            self.following.changed.clear()
+            try:
+                async with asyncio.timeout(ASK_EVERY_S):
+                    await self.following.changed.wait()
+            except TimeoutError:
+                continue
+
+    def _progress(self) -> None:
+        states = Counter(self.following.states.values())
+        parts = "  ".join(f"{name.lower()} {number}" for name, number in sorted(states.items()))
+        self._say(f"{time.monotonic() - self.began:5.1f} s  {parts}")
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            say_if_heard(text)
+
+
+def table(verdict: Verdict, demo: Demo, fleet_words: str) -> str:
+    waits = sorted(verdict.waits_ms) or [0.0]
+    rows = [
+        ("fleet (SIMULATED GPUs)", fleet_words),
+        ("accepted", str(verdict.accepted)),
+        ("succeeded", str(verdict.succeeded)),
+        ("failed as intended", str(verdict.failed_as_intended)),
+        ("cancelled", str(verdict.cancelled)),
+        ("refused as intended", str(verdict.refused)),
+        ("scheduler killed", str(demo.kills)),
+        ("otherwise than expected", str(len(verdict.unexpected))),
+        ("lost", str(verdict.lost)),
+        ("started twice", str(verdict.started_twice)),
+        ("double leases", str(verdict.double_leases)),
+        ("wrong environment", str(len(verdict.bad))),
+        ("processes run", str(verdict.runs)),
+        ("placements/s, the kill included", f"{verdict.placements_per_s:.0f}"),
+        ("submit to start, ms", f"p50 {statistics.median(waits):.0f}  p99 {waits[int(len(waits) * 0.99)]:.0f}"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
+
+
+TRY_NEXT: Final = """try next
+  moorage up --simulate 4x8xH100     a fleet that stays, without a GPU
+  moorage run --gpu 2xH100 -- env    a job, followed to its end
+  moorage explain JOB                why it waits, with the counts"""
+
+
+def main(
+    *,
+    jobs: Annotated[int, Parameter(help="Requests drawn from the trace.")] = 400,
+    workers: Annotated[int, Parameter(help="Simulated hosts.")] = 14,
+    seed: Annotated[int, Parameter(help="Which of them.")] = 1,
+    json: Annotated[bool, Parameter(help="The result, as one JSON object.")] = False,
+    keep: Annotated[bool, Parameter(help="Keep the folder with logs and records.")] = False,
+) -> int:
+    """Run 400 requests of a real cluster's trace, each a real process on simulated GPUs, and kill the scheduler midway.
+
+    The records alone then show what became of the requests: each must be over exactly once, no GPU may have had two,
+    and none may wait for ever.
+
+    The exit code is 1 if any promise was broken. Ctrl-C ends everything, and then nothing is judged.
+    """
+    by: list[int] = []
+
+    def ending(number: int) -> None:
+        by.append(number)
+        say_if_heard("ending …" if len(by) == 1 else "still ending: what it started is never left behind")
+
+    async def until_a_signal() -> int:
+        end_in_order(ending)
+        folder = Path(tempfile.mkdtemp(prefix="moorage-demo-"))
+        try:
+            return await _run(folder, jobs, workers, seed, json)
+        finally:
+            if keep:
+                say_if_heard(f"kept: {folder}")
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    try:
+        return asyncio.run(until_a_signal())
+    except asyncio.CancelledError:
+        return 128 + by[0]
+
+
+async def _run(folder: Path, jobs: int, workers: int, seed: int, json: bool) -> int:
+    stack = Stack(folder)
+    fleet = hosts(workers, seed)
+    plans = list(planned(fleet, jobs, seed, stack.record))
+    gpus = sum(len(host.devices) for host in fleet)
+    words = f"{len(fleet)} hosts, {gpus} GPUs of {len({d.name for h in fleet for d in h.devices})} models"
+    demo = Demo(stack, plans, quiet=json)
+    if not json:
+        print(
+            f"moorage demo  {words}, SIMULATED; {len(plans)} requests of a real trace, each a real process", flush=True
+        )
+    try:
+        await stack.start(fleet_file(fleet))
+        await demo.run()
+    except (RuntimeError, BusError, ClientError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BROKEN_PROMISE
+    finally:
+        await stack.stop()
+    verdict = judge(plans, demo.following.states, demo.refused, demo.submitted_ns, stack.record.read_text())
+    if json:
+        result: dict[str, Any] = msgspec.to_builtins(verdict)
+        result["simulated"] = True
+        print(msgspec.json.encode(result).decode())
+    else:
+        print(table(verdict, demo, words))
+        for line in [*verdict.unexpected, *verdict.bad][:10]:
+            print(f"  ! {line}")
+        print(TRY_NEXT)
+    return 0 if verdict.kept and demo.kills else EXIT_BROKEN_PROMISE

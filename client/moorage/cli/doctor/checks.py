@@ -1,0 +1,35 @@
+"""What `moorage doctor` looks at, in the order in which a person would ask."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from moorage.cli.doctor.check import Check, failed
+from moorage.cli.framework.options import TIMEOUT_DEFAULT, Options
+from moorage.schemas.errors import MoorageError
+
+
+async def all_checks(options: Options) -> AsyncIterator[Check]:
+    """Every check in the order in which one would ask; those that need what is missing are left out.
+
+    Raises `Rejected` where a flag itself is wrong.
+    """
+    from moorage.bus.target import find_context
+    from moorage.cli.doctor import checks_host as host
+    from moorage.cli.doctor.checks_nats import of_nats
+    from moorage.client.durations import seconds
+
+    options = options.settled()
+    seconds(options.timeout or TIMEOUT_DEFAULT)
+    of_host = (host.python(), host.uvloop(), host.launcher(), host.cgroup(), await host.nvml(), host.settings())
+    for check in (*of_host, host.secrets()):
+        if check is not None:
+            yield check
+    try:
+        context = find_context(options.nats)
+    except MoorageError as error:
+        yield failed("context", error)
+        return
+    yield Check("context", "ok", f"{context.safe_url}, from {context.source or f'context {context.name}'}")
+    async for check in of_nats(context, options):
+        yield check

@@ -1,0 +1,240 @@
+"""What `moorage doctor` looks at of the fleet: what this user may do, the leader, the copies, the workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
+from moorage.cli.framework.options import Options
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+#: workers that a line names
+NAMES_MAX: Final = 3
+#: the part of its bytes at which the durable queue is nearly full
+FULL_PERCENT: Final = 80
+
+
+async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]:
+    from moorage.cli.framework.options import client_of
+    from moorage.client.errors import NoScheduler, NotPermitted
+
+    try:
+        async with client_of(options) as client:
+            heard = await _may_hear(client)
+            try:
+                listed = await client.answer("ls", {"limit": 1})
+            except NoScheduler as error:
+                yield heard
+                yield failed("leader", error)
+                return
+            except NotPermitted as error:
+                others = [check async for check in _of_other_roles(client)]
+                if not others and role_of(client.context) in ("", "submitter"):
+                    yield heard
+                    raise
+                if heard.verdict == "ok":  # of a key that is for no tenant's jobs nothing is missing
+                    yield heard
+                yield Check("submitter", "ok", f"{error.problem.message}: jobs are for who has a tenant's key")
+                for check in others:
+                    yield check
+                return
+            yield heard
+            yield await _submitter(client)
+            yield await _queue(client, is_cluster)
+            async for check in _of_operators(client, listed.ledger):
+                yield check
+    except MoorageError as error:
+        from moorage.client.tenant import find_tenant
+
+        role = f"give this user the submitter's role of tenant {find_tenant(options.tenant)}, or name one with --tenant"
+        yield failed("submitter", error, fix=role if isinstance(error, NotPermitted) else "")
+
+
+async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
+    """What a key may do here that submits nothing: an operator's asks for the fleet, an observer's hears of it."""
+    try:
+        async with asyncio.timeout(ANSWER_S_MAX):
+            fleet = await client.fleet()
+    except (MoorageError, TimeoutError):
+        pass
+    else:
+        for check in of_fleet(fleet):
+            yield check
+        return
+    try:
+        async with asyncio.timeout(ANSWER_S_MAX):
+            frame = await anext(client.fleet_frames())
+    except (MoorageError, TimeoutError):
+        return
+    yield Check("leader", "ok", f"epoch {frame.epoch}, ledger record {frame.ledger}")
+    yield Check("observer", "ok", "this user hears of the fleet: moorage fleet --watch")
+    yield _workers(frame.workers)
+
+
+async def _may_hear(client: AsyncClient) -> Check:
+    try:
+        await (await client.subscribe(client.subjects.events(client.tenant), lambda _: None)).unsubscribe()
+    except MoorageError as error:
+        return failed("events", error, "warn", "let this user subscribe to its tenant's events: waits need them")
+    return Check("events", "ok", f"tenant {client.tenant}'s may be heard")
+
+
+async def _submitter(client: AsyncClient) -> Check:
+    """Whether who may ask may hand in, too: an operator may not. An empty request is refused, and leaves nothing."""
+    from moorage.bus.errors import PermissionRefused
+
+    try:
+        await client.link.request(client.subjects.api(client.tenant, "submit"), b"", ANSWER_S_MAX)
+    except PermissionRefused:
+        return Check("submitter", "ok", f"of tenant {client.tenant} it may ask; jobs are for who has a tenant's key")
+    return Check("submitter", "ok", f"tenant {client.tenant} may ask and submit")
+
+
+#: JetStream refuses before it stores: the question leaves nothing behind
+_NOT_HERE: Final = {"Nats-Expected-Stream": "moorage-doctor-asks"}
+_WEDGE: Final = "one publish with a false header stops a replicated queue for good (nats-server 2.14 and 2.15)"
+
+
+async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
+    """Who may publish to the durable queue of a cluster can stop it for everybody."""
+    from moorage.bus.errors import PermissionRefused
+
+    try:
+        await client.link.request(client.subjects.request(client.tenant, "submit"), b"", ANSWER_S_MAX, _NOT_HERE)
+    except PermissionRefused:
+        if is_cluster:
+            return Check("queue", "ok", f"the endpoint alone, as it should be in a cluster: {_WEDGE}")
+        return Check("queue", "ok", "the endpoint alone: the durable queue is for who has an account of their own")
+    except MoorageError as error:
+        return Check("queue", "warn", f"the durable queue does not answer: {error}", "a scheduler makes it: start one")
+    if is_cluster:
+        fix = "in a cluster let submitters use the endpoint alone: moorage admin nats-config writes it so"
+        return Check("queue", "warn", f"this user may publish to the durable queue: {_WEDGE}", fix)
+    return Check("queue", "ok", "the durable queue takes requests while no scheduler lives")
+
+
+async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check]:
+    try:
+        async with asyncio.timeout(ANSWER_S_MAX):
+            fleet = await client.fleet()
+    except (MoorageError, TimeoutError):
+        yield Check("leader", "ok", f"answers, at ledger record {ledger}")
+        yield Check("operator", "ok", "this user may not ask for the fleet: drain and audit are for operators")
+        return
+    for check in of_fleet(fleet):
+        yield check
+
+
+def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
+    yield Check("leader", "ok", f"{fleet['leader']}, epoch {fleet['epoch']}, ledger record {fleet['ledger']}")
+    yield Check("operator", "ok", "this user may ask for the fleet")
+    if (copies := fleet.get("ledger_copies")) is not None:
+        yield _copies(copies["wanted"], copies["lacking"])
+    if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
+        yield schedulers
+    if (queue := fleet.get("request_queue")) is not None:
+        yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"], queue.get("tenant", ""))
+    if (contained := fleet.get("contained")) is not None:
+        yield contained_failures(contained)
+    yield _workers(fleet["workers"])
+    if (twice := fleet.get("lent_twice")) is not None:
+        yield lent_twice(twice)
+
+
+def _copies(wanted: int, lacking: list[str]) -> Check:
+    """Of a ledger in a cluster: one copy less is noticed by nobody, and the next one stops everything."""
+    if not lacking:
+        return Check("copies", "ok", f"the ledger has all of its {wanted} copies")
+    found = f"copies of the ledger that are not kept up: {len(lacking)} of {wanted}: {', '.join(lacking)}"
+    fix = f"see that these nats-servers run and reach the others; start one again whose disk was full: {SERVERS_NEEDED}"
+    return Check("copies", "warn", found, fix)
+
+
+def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
+    """The durable queue of all tenants, or the fullest one of a tenant: at its bound it takes nothing more."""
+    percent = size * 100 // size_max if size_max else 0
+    of = f" of tenant {tenant}" if tenant else ""
+    found = f"{many(messages, 'message')} wait in the durable queue{of}, {percent} % of its {size_max >> 20} MiB"
+    if percent < FULL_PERCENT:
+        return Check("queue-room", "ok", found)
+    fix = "moorage admin tenants shows who waits for a limit of jobs; raise it, or have that tenant send less"
+    refused = "what is published there" if tenant else "what any tenant publishes"
+    return Check("queue-room", "warn", f"{found}: once it is full it refuses {refused}", fix)
+
+
+def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
+    """Whoever leads goes by its own settings: one that stands by with others changes them by taking over."""
+    leader = next((row for row in rows if row.get("leads")), None)
+    if leader is None or len(rows) < 2:
+        return None
+    ours = leader.get("settings")
+    if ours is None or all(row.get("settings") in (ours, None) for row in rows):
+        return Check("schedulers", "ok", f"{many(len(rows), 'scheduler')}: {leader['scheduler']} leads")
+    told = []
+    for row in rows:
+        theirs = row.get("settings")
+        if theirs is not None and theirs != ours:
+            names = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
+            told.append(f"{row['scheduler']} ({', '.join(names[:NAMES_MAX])})")
+    found = f"{leader['scheduler']} leads, and {', '.join(told[:NAMES_MAX])} would lead by other settings"
+    return Check("schedulers", "warn", found, "give all schedulers one settings file, and restart those that differ")
+
+
+def contained_failures(contained: dict[str, Any]) -> Check:
+    """What the leader has failed on since it leads, and what it does without."""
+    counts: dict[str, int] = contained["counts"]
+    told = [
+        ("takes one event at a time, as schedulers before it have died", contained["safe_mode"]),
+        ("ranks hosts by the plain ranker", contained["plain_ranker"] and not contained["safe_mode"]),
+        (f"lets requests of {', '.join(contained['tenants'][:NAMES_MAX])} wait", contained["tenants"]),
+        (f"refuses frames of {', '.join(contained['workers'][:NAMES_MAX])}", contained["workers"]),
+    ]
+    doing = [text for text, is_so in told if is_so]
+    if not counts and not doing:
+        return Check("failures", "ok", "the leader has failed on nothing that it was given")
+    failed_on = ", ".join(f"{count} {what}" for what, count in counts.items())
+    found = "; ".join([f"the leader failed on what it was given ({failed_on})" if counts else "the leader", *doing])
+    if "last" in contained:
+        found += f"; last: {contained['last']}"
+    return Check("failures", "warn", found, "the scheduler's log has the tracebacks: report them; moorage dlq list")
+
+
+def lent_twice(rows: list[dict[str, str]]) -> Check:
+    """GPUs that two workers lend, each to jobs of its own: only where both joined before a scheduler looked for it."""
+    pairs = dict.fromkeys((row["worker"], row["other"]) for row in rows)
+    first = rows[0]
+    more = f", and so do {many(len(pairs) - 1, 'more pair')} of workers" if len(pairs) > 1 else ""
+    found = f"{first['worker']} and {first['other']} lend one GPU ({first['uuid']}){more}: both get jobs for it"
+    fix = f"restart the agent that is not to have it, say {first['other']}: it is then refused and says why"
+    return Check("lent-twice", "warn", found, fix)
+
+
+def _workers(rows: list[dict[str, Any]]) -> Check:
+    if not rows:
+        return Check("workers", "warn", "none has joined", "start one: moorage worker")
+    counts: dict[str, list[str]] = {}
+    for row in rows:
+        counts.setdefault(row["state"], []).append(row["worker"])
+    simulated = sum(row["simulated"] for row in rows)
+    found = ", ".join(f"{len(names)} {state}{_named(state, names)}" for state, names in sorted(counts.items()))
+    found += f" ({simulated} simulated)" if simulated else ""
+    if "stale" in counts or "not-heard" in counts:
+        fix = "see the log of its moorage worker (of a moorage up: worker.log in its folder), and its way to the server"
+        return Check("workers", "warn", found, fix)
+    if "up" not in counts:
+        return Check("workers", "warn", found, "moorage fleet shows them; moorage worker starts one")
+    return Check("workers", "ok", found)
+
+
+def _named(state: str, names: list[str]) -> str:
+    """Which ones are not as they should be, up to `NAMES_MAX`."""
+    if state == "up":
+        return ""
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return f": {' '.join(sorted(names)[:NAMES_MAX])}{more}"

@@ -1,0 +1,121 @@
+"""What `moorage doctor` looks at on this host: what a worker needs here, and the settings file."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Final
+
+from moorage.cli.doctor.check import Check, failed
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.units import many
+
+NVML_S_MAX: Final = 10.0
+
+
+def settings() -> Check:
+    from moorage.cli.framework.settings import the_file, unread_here
+    from moorage.schemas.settings import NO_FILE
+
+    try:
+        file = the_file()
+    except MoorageError as error:
+        return failed("settings", error)
+    if file is NO_FILE:
+        found = "no settings file: defaults, environment and flags"
+    else:
+        found = f"{file.path}: {', '.join(f'[{name}]' for name in file.tables) or 'empty'}"
+    if unread := unread_here(file):
+        return Check("settings", "warn", found, f"of all commands only moorage up reads one here: {unread}")
+    return Check("settings", "ok", found)
+
+
+def secrets() -> Check | None:
+    """The folder that the settings name for a worker on this machine, as this user finds it; None where none is."""
+    from moorage.cli.framework.settings import the_file
+    from moorage.schemas.settings import made, settle
+    from moorage.worker.policy import Policy
+    from moorage.worker.secret_files import trouble_with_secrets
+    from moorage.worker.settings import SECTION, WorkerSettings
+
+    try:
+        found = settle(SECTION, WorkerSettings, file=the_file(), defaults={"state_dir": Path()})
+        folder: Path | None = found["secrets_dir"].value
+        if folder is None:
+            return None
+        is_open = Policy.of(made(WorkerSettings, found)).leaves_secrets_open
+    except MoorageError:
+        return None  # the line of the settings has told it
+    if trouble := trouble_with_secrets(folder):
+        fix = f"as the worker's user: mkdir -p -m 700 {folder}; chmod 700 {folder}; chmod 600 {folder}/*"
+        return Check("secrets", "warn", trouble, fix)
+    if is_open:
+        fix = "say in secrets_for which secrets are whose: moorage doctor --example has a line of it"
+        return Check("secrets", "warn", f"{folder}: every tenant may name every secret there", fix)
+    return Check("secrets", "ok", f"{folder}, for this user alone")
+
+
+def python() -> Check:
+
+    return Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.release()}")
+
+
+def uvloop() -> Check:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return Check("uvloop", "ok", version("uvloop"))
+    except PackageNotFoundError:
+        return Check("uvloop", "warn", "not installed", "pip install uvloop halves what a scheduler costs when idle")
+
+
+def launcher() -> Check:
+    """Whether a worker of this installation starts jobs by the compiled launcher."""
+    from moorage.worker.supervisor.launcher_client import open_compiled
+
+    descriptor, why = open_compiled()
+    if why:
+        fix = "jobs start some ms later: install gcc, then install moorage again, as root or as the worker's user"
+        return Check("launcher", "warn", why, fix)
+    os.close(descriptor)
+    return Check("launcher", "ok", "compiled")
+
+
+def cgroup() -> Check:
+    from moorage.system.cgroup import own_cgroup
+
+    own = own_cgroup()
+    if own is None:
+        return Check(
+            "cgroup", "warn", "no cgroup v2 is mounted", "mount one: without it a worker proves ends by a process walk"
+        )
+    probe = own / f"moorage-doctor-{os.getpid()}"
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        return Check(
+            "cgroup",
+            "warn",
+            f"{own} is not writable: {error.strerror}",
+            "run workers as root, or give their unit Delegate=yes",
+        )
+    return Check("cgroup", "ok", f"v2 at {own}, writable")
+
+
+async def nvml() -> Check:
+    from moorage.worker.inventory.nvml import NvmlUnavailable, open_nvml
+
+    try:
+        inventory = await open_nvml(open_timeout_s=NVML_S_MAX)
+    except NvmlUnavailable as error:
+        return Check("nvml", "warn", str(error), "nvidia-smi must work here before a worker can lend these GPUs")
+    try:
+        devices = inventory.devices()
+        if inventory.faults:
+            return Check("nvml", "warn", "; ".join(inventory.faults), "reset or replace those devices")
+        names = ", ".join(sorted({device.name for device in devices}))
+        return Check("nvml", "ok", f"{many(len(devices), 'GPU')}: {names}" if devices else "no NVIDIA GPU here")
+    finally:
+        inventory.close()

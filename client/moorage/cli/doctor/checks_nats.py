@@ -1,0 +1,179 @@
+"""What `moorage doctor` looks at of the server: the way to it, the user, its clock, JetStream and its disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
+from moorage.cli.framework.disk import DISK_FREE_MIN, disk_of
+from moorage.cli.framework.options import CONNECT_TIMEOUT_S_MAX, TIMEOUT_DEFAULT, Options
+from moorage.cli.framework.render import age
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.bus.connection import Connection
+    from moorage.bus.contexts import Context
+
+#: this machine's wall clock against the server's
+CLOCK_OFF_S_MAX: Final = 1.0
+#: a round trip that makes renewals and appends slow
+ROUND_TRIP_MS_MAX: Final = 100.0
+_CONF_BYTES_MAX: Final = 64 * 1024
+#: roles that use the servers and do not run them
+_CLIENTS: Final = ("submitter", "observer", "worker")
+#: nats-server's errors.json: no server of the cluster leads JetStream; there is no such stream
+_ERR_NO_JETSTREAM_LEADER: Final = 10008
+_ERR_STREAM_NOT_FOUND: Final = 10059
+_SERVERS_MISSING: Final = (
+    "see which nats-servers of the cluster do not run, do not reach the others, or had a full disk (such a one is to be"
+    f" started again): {SERVERS_NEEDED}"
+)
+
+
+async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
+    from moorage.bus.connection import connect
+    from moorage.bus.errors import CannotConnect
+    from moorage.client.durations import seconds
+    from moorage.client.errors import no_server
+
+    try:
+        patience_s = min(seconds(options.timeout or TIMEOUT_DEFAULT), CONNECT_TIMEOUT_S_MAX)
+        connection = await connect(context, "moorage doctor", give_up_after_s=patience_s)
+    except CannotConnect as error:
+        yield failed("nats", no_server(error))
+        return
+    except MoorageError as error:
+        yield failed("nats", error)
+        return
+    try:
+        began = time.monotonic()
+        await connection.flush(ANSWER_S_MAX)
+        yield _round_trip(connection, (time.monotonic() - began) * 1000)
+        user = await _asked(connection, "$SYS.REQ.USER.INFO")
+        yield _user(user)
+        yield _clock(user)
+        is_cluster = connection.is_clustered
+        yield await _jetstream(connection, context)
+        if role_of(context) not in _CLIENTS:  # of others' servers they can neither see nor change it
+            yield _sync(context)
+        if (conf := _conf_of_ours(context)) is not None:
+            yield _disk(conf)
+    except MoorageError as error:
+        yield failed("nats", error)
+        return
+    finally:
+        await connection.close()
+    from moorage.cli.doctor.checks_fleet import of_moorage
+
+    async for check in of_moorage(options, is_cluster):
+        yield check
+
+
+def _round_trip(connection: Connection, milliseconds: float) -> Check:
+    found = f"nats-server {connection.server_version}, round trip {milliseconds:.1f} ms"
+    if milliseconds > ROUND_TRIP_MS_MAX:
+        return Check("nats", "warn", found, f"come nearer: leases and appends count on under {ROUND_TRIP_MS_MAX:g} ms")
+    return Check("nats", "ok", found)
+
+
+async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
+    """The JSON that answers on a subject of the server's own; {} where nobody may ask, or it says nothing."""
+    from moorage.bus.errors import NoResponders
+
+    try:
+        answer = (await connection.request(subject, b"", ANSWER_S_MAX)).data
+        data: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+    except NoResponders:
+        return {"error": {"description": "nobody answers for it: it is off on this server, or in this account"}}
+    except (MoorageError, msgspec.MsgspecError):
+        return {}
+    return data
+
+
+def _user(info: dict[str, Any]) -> Check:
+    data = info.get("data", {})
+    if not data:
+        return Check("user", "ok", "the server does not say who we are: this user may not ask")
+    bounds = "with permissions of its own" if data.get("permissions") else "without limits in its account"
+    return Check("user", "ok", f"{data.get('user', '?')} of account {data.get('account', '?')}, {bounds}")
+
+
+def _clock(info: dict[str, Any]) -> Check:
+    from moorage.bus.jetstream import wall_seconds
+
+    if not info:
+        return Check("clock", "ok", "not compared: this user may not ask for the server's, and a scheduler does")
+    try:
+        off_s = time.time() - wall_seconds(info["server"]["time"])
+    except (KeyError, ValueError):
+        fix = "run chrony or ntpd on both: a scheduler's log tells of a clock that is off"
+        return Check("clock", "warn", "cannot be compared with the server's, which does not say its time", fix)
+    found = f"{age(abs(off_s) * 1000)} {'ahead of' if off_s > 0 else 'behind'} the server's"
+    if abs(off_s) > CLOCK_OFF_S_MAX:
+        fix = "run chrony or ntpd: deadlines are told in wall time at a takeover"
+        return Check("clock", "warn", f"{found}, more than {CLOCK_OFF_S_MAX:g} s", fix)
+    return Check("clock", "ok", found)
+
+
+async def _jetstream(connection: Connection, context: Context) -> Check:
+    api, is_about = context.api_prefix, "the account"
+    info = await _asked(connection, f"{api}.INFO")
+    if not info and role_of(context) in ("scheduler", ""):  # a scheduler may ask for the streams that it reads
+        from moorage.schemas.subjects import Subjects
+
+        is_about = stream = Subjects().dead_letter_stream  # which each scheduler makes
+        info = await _asked(connection, f"{api}.STREAM.INFO.{stream}")
+    if not info:
+        if role_of(context) in (*_CLIENTS, "operator"):
+            return Check("jetstream", "ok", "this user needs none: schedulers alone do")
+        return Check("jetstream", "warn", "this user may not ask for it", "submitters need none; schedulers do")
+    if error := info.get("error"):
+        found = str(error.get("description", error))
+        if error.get("err_code") == _ERR_STREAM_NOT_FOUND:
+            return Check("jetstream", "ok", f"it answers: {is_about}: {found}, as before the first scheduler")
+        if error.get("err_code") == _ERR_NO_JETSTREAM_LEADER:
+            return Check("jetstream", "fail", found, _SERVERS_MISSING)
+        fix = "turn it on: jetstream {} in the server's file, and jetstream: enabled in the account; a ledger needs it"
+        return Check("jetstream", "warn", found, fix)
+    if (state := info.get("state")) is not None:
+        return Check("jetstream", "ok", f"it answers: {is_about} holds {many(state['messages'], 'message')}")
+    return Check("jetstream", "ok", f"{many(info['streams'], 'stream')}, {info['storage'] // 1024} KiB on disk")
+
+
+def _sync(context: Context) -> Check:
+    """Only the server of a `moorage up` shows its file; of others a client cannot see it."""
+    hint = "see that sync_interval is always on the ledger's servers, as moorage admin nats-config writes it"
+    conf = _conf_of_ours(context)
+    if conf is not None:
+        always = "sync_interval: always" in _head(conf)
+        found = f"sync_interval {'always' if always else 'is not always'}, in {conf}"
+        return Check("sync", "ok", found) if always else Check("sync", "warn", found, hint)
+    return Check("sync", "warn", "a client cannot see whether the server writes through", hint)
+
+
+def _conf_of_ours(context: Context) -> Path | None:
+    """The configuration of the server that a `moorage up` of this user started, where that is who answers."""
+    from moorage.bus.target import home
+
+    conf = home() / "nats" / "nats.conf"
+    return conf if context.source.startswith(str(home())) and conf.is_file() else None
+
+
+def _disk(conf: Path) -> Check:
+    """A server whose disk is full takes no record: the scheduler answers nobody until there is room."""
+    disk = disk_of(conf.parent)
+    found = disk.text(conf.parent)
+    if disk.free >= DISK_FREE_MIN:
+        return Check("disk", "ok", found)
+    return Check("disk", "fail", found, "make room there: moorage up then goes on by itself, and nothing is lost")
+
+
+def _head(path: Path) -> str:
+    with path.open(errors="replace") as file:
+        return file.read(_CONF_BYTES_MAX)

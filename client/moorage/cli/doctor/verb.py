@@ -1,0 +1,81 @@
+"""`moorage doctor`: is everything there that moorage needs, a line a thing, and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Final
+
+from moorage.cli.doctor.check import Check
+from moorage.cli.doctor.checks import all_checks
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit, paint, say, tell
+from moorage.cli.framework.exit_codes import EXIT_FAILED
+from moorage.cli.framework.interrupts import run
+from moorage.cli.framework.options import DEFAULTS, Options, guarded
+
+_STYLE: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
+_NAME_CHARS: Final = 10
+
+
+def doctor(
+    *,
+    settings: Annotated[bool, Parameter(help="Only show every setting that holds here, and where it is from.")] = False,
+    example: Annotated[bool, Parameter(help="Only print a settings file with every key, each commented out.")] = False,
+    options: Options = DEFAULTS,
+) -> int:
+    """Check this host, the server, the permissions and the scheduler; exit code 1 if something fails.
+
+    `warn` is what a worker or an operator would miss here; a submitter's machine may do well without it.
+    """
+    if example:
+        from moorage.cli.framework.settings import example_file
+
+        tell(example_file().rstrip())
+        return 0
+    if settings:
+        return guarded(options, lambda: _show_settings(options))
+
+    async def look() -> int:
+        counts = dict.fromkeys(_STYLE, 0)
+        async for check in all_checks(options):
+            counts[check.verdict] += 1
+            if options.json:
+                emit(check)
+            else:
+                _show(check)
+        if not options.json:
+            say(", ".join(f"{number} {verdict}" for verdict, number in counts.items()))
+        return EXIT_FAILED if counts["fail"] else 0
+
+    return guarded(options, lambda: run(look()))
+
+
+def _show_settings(options: Options) -> int:
+    """Every key of every section; a flag of a service is seen by that service alone."""
+    from moorage.cli.framework.render import table
+    from moorage.cli.framework.settings import effective, the_file
+    from moorage.schemas.settings import NO_FILE, shown
+
+    file = the_file()
+    say(f"settings file: {file.path}" if file is not NO_FILE else "settings file: none")
+    every = list(effective(file))
+    if options.json:
+        for found in every:
+            one = found.setting
+            emit({"section": one.section, "key": one.key, "value": shown(one, found.value), "source": found.source})
+        return 0
+    rows = [[f.setting.section, f.setting.key, shown(f.setting, f.value), f.source] for f in every]
+    tell(table(["SECTION", "KEY", "VALUE", "FROM"], rows))
+    return 0
+
+
+def _show(check: Check) -> None:
+    found = check.found.replace("\n", " ")
+    if not sys.stdout.isatty():
+        tell("\t".join((check.verdict, check.name, found, check.fix or "-")))
+        return
+    tell(
+        f"{paint(check.verdict.ljust(4), _STYLE[check.verdict], sys.stdout)}  {check.name.ljust(_NAME_CHARS)}  {found}"
+    )
+    if check.fix:
+        tell(f"      {paint('fix:', 'cyan', sys.stdout)} {check.fix}")

@@ -1,0 +1,320 @@
+"""The operator's acts on jobs and tenants: `moorage admin hold` and its sisters."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.framework.render import table
+from moorage.cli.jobs.selectors import HELP, LISTED, ids_of
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.client.errors import Rejected
+    from moorage.schemas.operate import Done, Hold, Limit, Share
+
+WHY: Final = "For the job's story, explain and the ledger."
+QUEUE: Final = "The tenant's whole queue, jobs to come too, in place of single jobs."
+
+
+def hold(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    queue: Annotated[bool, Parameter(help=QUEUE)] = False,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Keep waiting jobs from being placed; what runs goes on.
+
+    The time limits of a held job keep counting, so it may expire. A held job that runs is not tried again while it is
+    held; to take it off its GPUs, hold it and then requeue it.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if not _one_of(jobs, queue, "hold"):
+            done = await client.admin.hold(why=why)
+            if not options.shown(done, [done]):
+                gpus = f", its jobs on {many(done.gpus, 'GPU')} go on" if done.gpus else ""
+                tell(f"tenant {done.tenant}\t{_now('held', done)}{_by(done.hold)}{gpus}")
+                say(f"undo: moorage admin release --queue --tenant {done.tenant}")
+            return None
+        await _each(client, jobs, lambda name: client.admin.hold(name, why=why), options, _held)
+        if not (options.json or options.format):
+            say(f"undo: moorage admin release {','.join(jobs)}")
+        return None
+
+    return with_client(options, work)
+
+
+def _held(done: Done) -> str:
+    goes_on = f", {many(done.members, 'replica')} of it {_goes(done.members)} on" if done.members else ""
+    return f"{_now('held', done)}{_by(done.hold)}, was {done.state}{goes_on}"
+
+
+def release(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    queue: Annotated[bool, Parameter(help=QUEUE)] = False,
+    worker: Annotated[str | None, Parameter(help="In place of jobs: a worker's GPUs that are unwell are well.")] = None,
+    gpu: Annotated[
+        list[int] | None, Parameter(help="Of that worker only this one, by its place in CELLS from 0.")
+    ] = None,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Undo hold; or put GPUs of a worker back to use that failed or did not come back free.
+
+    After the queue is released, jobs that were held one by one stay held. A GPU whose own readings still show a fault
+    is taken out of use again at once.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if gpu and worker is None:
+            raise _ambiguous("release takes --gpu with --worker", "release")
+        if worker is not None and (jobs or queue):
+            raise _ambiguous("release takes jobs, or --queue, or --worker", "release")
+        if worker is not None:
+            done = await client.admin.release_worker(worker, slots=gpu or None, why=why)
+            if not options.shown(done, [done]):
+                gpus = ", ".join(map(str, done.slots))
+                tell(f"{worker}\t{f'GPU {gpus} released' if done.changed else 'has nothing to release'}")
+            return None
+        if not _one_of(jobs, queue, "release"):
+            done = await client.admin.release(why=why)
+            if not options.shown(done, [done]):
+                tell(f"tenant {done.tenant}\t{'released' if done.changed else 'was not held'}")
+            return None
+        await _each(client, jobs, lambda name: client.admin.release(name, why=why), options, _released)
+        return None
+
+    return with_client(options, work)
+
+
+def _released(done: Done) -> str:
+    return f"{'released' if done.changed else 'was not held'}, is {done.state}"
+
+
+def requeue(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """End running jobs, within their grace, and have them wait for a new attempt.
+
+    This costs no retry. A replica that is kept through a partition (LOST_KEPT) waits again at once: with this command
+    you say that it no longer runs.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        await _each(client, jobs, lambda name: client.admin.requeue(name, why=why), options, _requeued)
+        return None
+
+    return with_client(options, work)
+
+
+def _requeued(done: Done) -> str:
+    did = f"requeued {many(done.members or 0, 'replica')}" if done.changed else "unchanged"
+    return f"{did}, was {done.state}"
+
+
+def priority(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    to: Annotated[int, Parameter(help="0..100, higher first; a request's own is 50 unless it says.", value="NUMBER")],
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Give jobs a priority in place of their requests'."""
+
+    async def work(client: AsyncClient) -> int | None:
+        await _each(client, jobs, lambda name: client.admin.priority(name, to, why=why), options, _prioritized)
+        return None
+
+    return with_client(options, work)
+
+
+def _prioritized(done: Done) -> str:
+    return f"priority {done.priority}{'' if done.changed else ' already'}, is {done.state}"
+
+
+def limit(
+    *,
+    gpus: Annotated[str | None, Parameter(help="GPUs leased at once; none is no limit.", value="NUMBER")] = None,
+    jobs: Annotated[str | None, Parameter(help="Jobs that are not over; none is no limit.", value="NUMBER")] = None,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Limit what a tenant may have: GPUs leased at once, jobs that are not over.
+
+    Beyond the limit of GPUs, jobs wait with the reason `limit`; beyond the limit of jobs, a submit is refused and the
+    durable queue waits. What already exceeds a new limit goes on. To let none of a tenant's jobs start, hold its queue:
+    moorage admin hold.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        bounds = [_bound_of("--gpus", gpus, client.tenant), _bound_of("--jobs", jobs, client.tenant)]
+        done = await client.admin.limit(gpus=bounds[0], jobs=bounds[1], why=why)
+        if not options.shown(done, [done]):
+            tell(f"tenant {done.tenant}\t{_bounds(done.limit)}{'' if done.changed else ' already'}")
+            if done.limit is not None and 0 < done.limit.gpus < done.gpus:
+                say(f"{many(done.gpus, 'GPU')} leased now: nothing starts until fewer than {done.limit.gpus} are")
+        return None
+
+    return guarded(options, lambda: with_client(_of_a_tenant(options, "limit"), work))
+
+
+def share(
+    *,
+    weight: Annotated[int | None, Parameter(help="In the fair share; 1 where none is set.", value="NUMBER")] = None,
+    gpus: Annotated[int | None, Parameter(help="GPUs guaranteed, lent while idle; 0 is none.", value="NUMBER")] = None,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Set a tenant's share: its weight, and the GPUs that it is guaranteed.
+
+    Within a priority, tenants that want more than there is get GPUs in proportion to their weights, and past usage
+    counts. Others may borrow guaranteed GPUs while they are idle. The most that a tenant may have is its limit.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        done = await client.admin.share(weight=weight, gpus=gpus, why=why)
+        if not options.shown(done, [done]):
+            tell(f"tenant {done.tenant}\t{_share(done.share)}{'' if done.changed else ' already'}")
+        return None
+
+    return guarded(options, lambda: with_client(_of_a_tenant(options, "share"), work))
+
+
+def tenants(*, options: RowOptions = ROWS) -> int:
+    """Tenants with jobs, leases, holds, limits or shares; those with most GPUs first.
+
+    USED is what a tenant used recently, as a number of GPUs in constant use; it is counted once any tenant has a share.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        answer = await client.operate("tenants")
+        if options.shown(answer, answer.data["tenants"]):
+            return None
+        rows = await client.admin.tenants()
+        if not rows:
+            say("no tenant has a job")
+            return None
+        cells = [
+            [
+                row.tenant,
+                row.jobs,
+                row.gpus,
+                _bounds(row.limit),
+                _share(row.share) if row.share is not None else "",
+                f"{row.usage_milli / 1000:.1f}",
+                _by(row.hold, "") if row.hold is not None else "",
+            ]
+            for row in rows
+        ]
+        header = ["TENANT", "JOBS", "GPUS", "LIMIT", "SHARE", "USED", "HELD"]
+        tell(table(header, cells, numbers=("JOBS", "GPUS", "USED")))
+        return None
+
+    return with_client(options, work)
+
+
+# --------------------------------------------------------------------------------------------------------------- inside
+
+
+async def _each(
+    client: AsyncClient,
+    jobs: Sequence[str],
+    act: Callable[[str], Awaitable[Done]],
+    options: RowOptions,
+    told: Callable[[Done], str],
+) -> None:
+    names = await ids_of(client, jobs)
+    for name in names:
+        done = await act(name)
+        if not options.shown(done, [done]):
+            tell(f"{name}\t{told(done)}")
+    if len(names) != 1 and not (options.json or options.format):
+        say(many(len(names), "job"))
+
+
+def _one_of(jobs: Sequence[str], queue: bool, verb: str) -> bool:
+    """Whether single jobs are meant. Raises `Rejected` for both or neither: a whole queue is named on purpose."""
+    if bool(jobs) == queue:
+        raise _ambiguous(f"{verb} takes jobs, or --queue for all that a tenant has", verb)
+    return bool(jobs)
+
+
+def _of_a_tenant(options: RowOptions, verb: str) -> RowOptions:
+    """The options, where they or the surroundings say whose: nobody means the tenant `default` by saying nothing."""
+    from moorage.client.tenant import TENANT_VARIABLE, named_tenant
+
+    if not named_tenant(options.settled().tenant):
+        from moorage.client.errors import rejected
+
+        raise rejected(
+            "invalid-argument",
+            f"{verb} takes --tenant: whose it is",
+            field="$.tenant",
+            next=f"moorage admin {verb} --tenant NAME …, or set {TENANT_VARIABLE}; moorage admin tenants lists them",
+        )
+    return options
+
+
+def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
+    """A limit as the wire has it, where 0 is none: the command has a word for that. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    if word is None:
+        return None
+    if word == "none":
+        return 0
+    if word.isdecimal() and int(word):
+        return int(word)
+    is_zero = word.isdecimal()
+    raise rejected(
+        "invalid-argument",
+        f"{option} {word} is no limit" + (": nothing of a tenant starts while its queue is held" if is_zero else ""),
+        found=word,
+        allowed="a number above 0, or none",
+        next=f"moorage admin hold --queue --tenant {tenant} to stop it; {option} none to lift its limit"
+        if is_zero
+        else f"{option} 16, or {option} none to lift it",
+    )
+
+
+def _ambiguous(message: str, verb: str) -> Rejected:
+    from moorage.client.errors import rejected
+
+    return rejected("invalid-argument", message, next=f"moorage admin {verb} --help")
+
+
+def _now(word: str, done: Done) -> str:
+    return word if done.changed else f"{word} already"
+
+
+def _by(hold: Hold | None, head: str = " by ") -> str:
+    """Who holds and why, as ` by ana: month end`."""
+    if hold is None:
+        return ""
+    return f"{head}{hold.by or 'an operator'}" + (f": {hold.why}" if hold.why else "")
+
+
+def _bounds(limit: Limit | None) -> str:
+    parts: list[Any] = []
+    if limit is not None and limit.gpus:
+        parts.append(many(limit.gpus, "GPU"))
+    if limit is not None and limit.jobs:
+        parts.append(many(limit.jobs, "job"))
+    return "at most " + " and ".join(parts) if parts else "no limit"
+
+
+def _share(share: Share | None) -> str:
+    if share is None:
+        return "no share"
+    weight = f"weight {share.weight or 1}"
+    return f"{weight}, {many(share.gpus, 'GPU')} guaranteed" if share.gpus else weight
+
+
+def _goes(count: int) -> str:
+    return "goes" if count == 1 else "go"

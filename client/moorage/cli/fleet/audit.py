@@ -1,0 +1,136 @@
+"""`moorage audit`: the ledger against what each worker says it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.exit_codes import EXIT_DRIFT
+from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.frames import Answer
+
+#: between the two looks: two renewals of one node (2 s each, and what their answer may wait), more than one of a
+#: cluster (3 s)
+APART_S: Final = 4.5
+
+#: what a kind of drift means
+KINDS: Final[dict[str, str]] = {
+    "ledger-only": "the ledger says it runs there, the worker does not hold it",
+    "worker-only": "the worker holds it, the ledger does not know it",
+    "silent": "the worker has not renewed since this scheduler leads",
+    "nvml-foreign": "a process is on a device that nobody leases",
+    "nvml-memory": "memory is in use on a device that nobody leases, and no process of it is seen",
+    "nvml-missing": "a leased device does not answer its driver",
+}
+SILENT_SHOWN_MAX: Final = 5
+
+_Key = tuple[str, str, str]
+
+
+def audit(
+    *,
+    quick: Annotated[bool, Parameter(help="Ask once: a difference may be gone a moment later.")] = False,
+    watch: Annotated[bool, Parameter(help="Look again and again: a line when a difference comes or goes.")] = False,
+    options: RowOptions = ROWS,
+) -> int:
+    """Compare the ledger with what each worker says that it holds, and its devices with its leases.
+
+    Each worker looks at its devices when it is asked: for processes and memory where nobody has a lease, and for leased
+    devices that do not answer. All are asked twice, two renewals apart: only what both looks show is drift. The exit
+    code is 10 if there is any.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if watch:
+            return await _watch(client, options)
+        answer = await client.operate("audit")
+        standing = drift_of(answer.data)
+        if standing and not quick:
+            await asyncio.sleep(APART_S)
+            answer = await client.operate("audit")
+            standing = in_both(standing, drift_of(answer.data))
+        drift = list(standing.values())
+        frame = _frame(answer, drift)
+        if not options.shown(frame, drift):
+            for worker, kind, member in standing:
+                tell(f"{worker}\t{kind}\t{member or '-'}\t{KINDS.get(kind, kind)}")
+        if not standing:
+            say(_summary(answer.data))
+            _tell_silent(answer.data)
+            return 0
+        say(f"drift: {many(len(standing), 'difference')}; {_summary(answer.data)}")
+        _tell_silent(answer.data)
+        say(_fix_after_once() if quick else _fix(standing))
+        return EXIT_DRIFT
+
+    return with_client(options, work)
+
+
+async def _watch(client: AsyncClient, options: RowOptions) -> int:
+    """Until Ctrl-C: each look against the one before it, and what both show against what stood until then."""
+    standing: dict[_Key, dict[str, Any]] = {}
+    seen = drift_of((await client.operate("audit")).data)
+    while True:
+        await asyncio.sleep(APART_S)
+        answer = await client.operate("audit")
+        found = drift_of(answer.data)
+        now = in_both(seen, found)
+        changes = [{**row, "change": "comes"} for key, row in now.items() if key not in standing]
+        changes += [{**row, "change": "goes"} for key, row in standing.items() if key not in now]
+        if changes and not options.shown(_frame(answer, changes), changes):
+            for row in changes:
+                tell("\t".join((row["change"], row["worker"], row["kind"], row.get("member", "") or "-")))
+        standing, seen = now, found
+
+
+def _frame(answer: Answer, drift: list[dict[str, Any]]) -> dict[str, Any]:
+    """The wire's frame, with what the looks came to in the place of what the last one found."""
+    return {"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": {**answer.data, "drift": drift}}
+
+
+def drift_of(data: dict[str, Any]) -> dict[_Key, dict[str, Any]]:
+    """Rows by what makes them the same in two looks; memory and the like may change."""
+    return {(row["worker"], row["kind"], row.get("member", "")): row for row in data["drift"]}
+
+
+def in_both(before: Container[_Key], now: dict[_Key, dict[str, Any]]) -> dict[_Key, dict[str, Any]]:
+    """The rows of a look that the one before it had, too: what was on its way then has come, or is no drift yet."""
+    return {key: row for key, row in now.items() if key in before}
+
+
+def _tell_silent(data: dict[str, Any]) -> None:
+    silent = data.get("not_looked", [])
+    if silent:
+        shown = ", ".join(silent[:SILENT_SHOWN_MAX]) + (", …" if len(silent) > SILENT_SHOWN_MAX else "")
+        say(f"warning[audit]: {many(len(silent), 'worker')} did not look at its devices in time: {shown}")
+    if data.get("left_out"):
+        say(f"warning[audit]: {data['left_out']} more findings on devices were left out")
+
+
+def _summary(data: dict[str, Any]) -> str:
+    parts = (
+        many(data["workers"], "worker"),
+        many(data["members"], "member"),
+        f"{data['leases']} GPUs leased",
+    )
+    return ("no drift: " if not data["drift"] else "looked at ") + ", ".join(parts)
+
+
+def _fix_after_once() -> str:
+    return "fix: moorage audit, which asks twice: what it shows again is drift, and it says what to do"
+
+
+def _fix(standing: Iterable[_Key]) -> str:
+    worker, kind, member = next(iter(standing))
+    if kind == "nvml-foreign":
+        return f"fix: end it, or let it take its GPU as a lease; moorage cordon {worker} keeps new jobs away until then"
+    if kind in ("nvml-memory", "nvml-missing"):
+        return f"fix: moorage cordon {worker} keeps new jobs away; see what nvidia-smi says there of {member}"
+    return f"fix: moorage cordon {worker} keeps new jobs away; look into the worker's log, then restart its agent"

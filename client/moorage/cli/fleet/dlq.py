@@ -1,0 +1,193 @@
+"""`moorage dlq`: the dead letters, queued requests that were refused; for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import fail, say, tell
+from moorage.cli.framework.exit_codes import EXIT_FAILED
+from moorage.cli.framework.files import read_within
+from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.render import facts, table, utc
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.client.errors import Rejected
+
+WHICH: Final = "Numbers of dlq list, several with commas, or all (with --tenant, all of one)."
+WHY: Final = "For the scheduler's log."
+ALL: Final = "all"
+MESSAGE_CHARS_MAX: Final = 60
+BODY_BYTES_MAX: Final = 64 * 1024
+
+
+def list_letters(*, options: RowOptions = ROWS) -> int:
+    """Queued requests that could not be read or were refused, oldest first; of one tenant with --tenant.
+
+    Nobody waits for an answer to what is published to the queue, so refused requests are kept here: for 30 days, and at
+    most 100,000.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        rows = [row async for row in client.admin.dead_letters(tenant=options.tenant)]
+        if options.shown({"kind": "answer", "verb": "dlq", "data": {"letters": rows}}, rows):
+            return None
+        if not rows:
+            say("no dead letters")
+            return None
+        cells = [
+            [row["sequence"], row["tenant"], row["verb"], row["job"] or "-", row["code"], _short(row["message"])]
+            for row in rows
+        ]
+        tell(table(["LETTER", "TENANT", "VERB", "JOB", "CODE", "WHY"], cells, numbers=("LETTER",)))
+        return None
+
+    return with_client(options, work)
+
+
+def show(letter: Annotated[int, Parameter(help="Its number in dlq list.")], /, *, options: RowOptions = ROWS) -> int:
+    """One dead letter: where it was published, why it was refused, and the message as it came."""
+
+    async def work(client: AsyncClient) -> int | None:
+        data = await client.admin.dead_letter(letter)
+        if options.shown({"kind": "answer", "verb": "dlq", "data": data}, [data]):
+            return None
+        problem = data["problem"]
+        told = [
+            ("letter", data["sequence"]),
+            ("subject", data["subject"]),
+            ("queued", f"{utc(data['time_ms'])}, number {data['queued']}"),
+            ("refused", f"{problem['code']}: {problem['message']}"),
+            *((name, problem[name]) for name in ("field", "found", "allowed") if problem.get(name)),
+            *((("failed", data["evidence"]),) if data.get("evidence") else ()),
+            ("message", data["body"] + ("  (no text; --json has its bytes)" if "data" in data else "")),
+        ]
+        tell(facts(told))
+        say(f"mended? moorage dlq resend {data['sequence']} -f FILE; not wanted: moorage dlq drop {data['sequence']}")
+        return None
+
+    return with_client(options, work)
+
+
+def resend(
+    *letters: Annotated[str, Parameter(help=WHICH)],
+    file: Annotated[
+        Path | None, Parameter(names=("-f", "--file"), help="A request in place of one letter's; - is stdin.")
+    ] = None,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Submit dead letters again, each for its own tenant and under its own job id; what is accepted leaves the list.
+
+    What is refused again stays in the list, and the exit code is 1.
+    """
+    body: dict[str, Any] | None = None
+    if file is not None:
+        try:
+            body = _body(file)
+        except ValueError as error:
+            return fail(_rejected(f"{file} is no request: {error}", "moorage dlq resend --help"), json=options.json)
+
+    async def work(client: AsyncClient) -> int | None:
+        chosen = await _chosen(client, letters, options)
+        if body is not None and len(chosen) != 1:
+            raise _rejected(f"a file takes the place of one letter, and {len(chosen)} are meant", "name one letter")
+        return await _each(chosen, lambda each: client.admin.resend(each, body=body, why=why), options, _resent)
+
+    return with_client(options, work)
+
+
+def drop(
+    *letters: Annotated[str, Parameter(help=WHICH)],
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Delete dead letters for good; the log keeps who did it and why."""
+
+    async def work(client: AsyncClient) -> int | None:
+        chosen = await _chosen(client, letters, options)
+        return await _each(
+            chosen, lambda each: client.admin.drop(each, why=why), options, lambda _: "dropped", "not there"
+        )
+
+    return with_client(options, work)
+
+
+# --------------------------------------------------------------------------------------------------------------- inside
+
+
+async def _chosen(client: AsyncClient, words: Sequence[str], options: RowOptions) -> list[int]:
+    """The numbers that are meant. Raises `Rejected`."""
+    parts = [part for word in words for part in word.split(",") if part]
+    if not parts:
+        raise _rejected("no letter is named", "moorage dlq list has their numbers; all means each")
+    if parts == [ALL]:
+        return [row["sequence"] async for row in client.admin.dead_letters(tenant=options.tenant)]
+    for part in parts:
+        if not (part.isascii() and part.isdigit() and int(part)):
+            raise _rejected(f"{part!r} is no letter's number", "moorage dlq list has their numbers; all means each")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+async def _each(
+    chosen: Sequence[int],
+    act: Callable[[int], Awaitable[dict[str, Any]]],
+    options: RowOptions,
+    told: Callable[[dict[str, Any]], str],
+    failing: str = "refused again or gone",
+) -> int:
+    from moorage.client.errors import NotFound, Rejected
+
+    failed = 0
+    for letter in chosen:
+        try:
+            done = await act(letter)
+        except (Rejected, NotFound) as error:
+            if len(chosen) == 1:
+                raise
+            failed += 1
+            fail(error, json=options.json)
+            continue
+        if not options.shown({"kind": "answer", "verb": "dlq", "data": done}, [done]):
+            tell(f"{letter}\t{told(done)}")
+    if len(chosen) != 1 and not (options.json or options.format):
+        say(many(len(chosen), "letter") + (f", {failed} {failing}" if failed else ""))
+    return EXIT_FAILED if failed else 0
+
+
+def _resent(done: dict[str, Any]) -> str:
+    answer = done["answer"]
+    if done["verb"] == "cancel":
+        return f"cancel handed in again for tenant {done['tenant']}"
+    return f"{answer['job']} of tenant {done['tenant']} is {answer['state']}"
+
+
+def _short(text: str) -> str:
+    line = text.splitlines()[0] if text else ""
+    return line if len(line) <= MESSAGE_CHARS_MAX else line[: MESSAGE_CHARS_MAX - 1] + "…"
+
+
+def _body(file: Path) -> dict[str, Any]:
+    """Raises ValueError for what is no JSON object of at most `BODY_BYTES_MAX`."""
+    try:
+        raw = read_within(file, BODY_BYTES_MAX)
+    except OSError as error:
+        raise ValueError(error.strerror) from None
+    if len(raw) > BODY_BYTES_MAX:
+        raise ValueError(f"it has more than {BODY_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _rejected(message: str, next: str) -> Rejected:
+    from moorage.client.errors import rejected
+
+    return rejected("invalid-argument", message, next=next)

@@ -1,0 +1,176 @@
+"""The operator's acts on the ledger as a whole: backup, restore, and the feature level of its records."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.files import cannot_read
+from moorage.cli.framework.interrupts import run
+from moorage.cli.framework.options import OF_LEDGER, ROWS, LedgerOptions, RowOptions, guarded, with_client
+from moorage.cli.framework.render import table
+from moorage.cli.framework.settings import FILE_HELP, the_file
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.scheduler.settings import SchedulerSettings
+
+SETTINGS: Final = f"The schedulers'. {FILE_HELP}"
+REHASH: Final = "Compute the ledger's digests anew: for a backup whose interpreter computed other ones."
+REPLICAS: Final = "Copies of the ledger, as the schedulers' setting says; else as many as there were."
+
+
+def backup(
+    to: Annotated[Path, Parameter(help="A new file, or a folder: then the file is named by ledger and record.")],
+    /,
+    *,
+    settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
+    options: LedgerOptions = OF_LEDGER,
+) -> int:
+    """Write the ledger as it is now to a file: jobs, sessions, finished ids, cursors of the request queue.
+
+    A backup only reads the ledger, and may be made while a leader runs. The file appears whole or not at all, never
+    replaces another one, and is read back before the command returns. Like a scheduler, this needs the ledger's own
+    account.
+    """
+
+    def act() -> int:
+        from moorage.scheduler.backup import backup as take
+        from moorage.scheduler.settings import ledger_url
+
+        held, target = scheduler_of(settings, options)
+        file, header = run(take(ledger_url(held.ledger_url_file) or target or held.nats, held.prefix, to))
+        if options.json:
+            import msgspec
+
+            emit({"kind": "backup", "file": str(file), **msgspec.to_builtins(header)})
+        else:
+            jobs, workers = many(header.jobs, "job"), many(header.workers, "worker")
+            tell(f"{file}\trecord {header.seq} of ledger {header.ledger_id}, {jobs}, {workers}")
+        return 0
+
+    return ledger_guarded(options, act)
+
+
+def restore(
+    file: Annotated[Path, Parameter(help="What `moorage admin backup` wrote.")],
+    /,
+    *,
+    replace: Annotated[bool, Parameter(help="The ledger that is there is deleted.")] = False,
+    replicas: Annotated[Literal[1, 3, 5] | None, Parameter(help=REPLICAS)] = None,
+    rehash: Annotated[bool, Parameter(help=REHASH)] = False,
+    settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
+    options: LedgerOptions = OF_LEDGER,
+) -> int:
+    """Make a new ledger that begins with what a backup holds. Stop every scheduler first.
+
+    The new ledger has another id, and workers accept it because it was restored: jobs that they run go on if the backup
+    knows them, and are ended if it does not. What was accepted since the backup is lost: its senders must send it
+    again. Nothing is placed until every worker was heard, or is lost because its lease is over.
+
+    With another number of copies, a backup and its restore take a ledger from one server to three, or back.
+    """
+
+    def act() -> int:
+        from moorage.scheduler.backup import restore as make
+        from moorage.scheduler.settings import ledger_url
+
+        if not os.access(file, os.R_OK):  # what is written here is refused in other words
+            reason = "Permission denied" if file.exists() else "No such file"
+            raise cannot_read(file, reason, "name a file of moorage admin backup")
+        held, target = scheduler_of(settings, options)
+        users, copies = target or held.nats, replicas or said_replicas(settings)
+        ledger = ledger_url(held.ledger_url_file) or users
+        state = run(make(ledger, users, held.prefix, copies, file, replace=replace, say=say, rehash=rehash))
+        if options.json:
+            emit(
+                {
+                    "kind": "restored",
+                    "ledger_id": state.ledger_id,
+                    "former": state.former_of(""),
+                    "seq": state.seq,
+                    "epoch": state.epoch,
+                    "jobs": len(state.jobs),
+                }
+            )
+        else:
+            tell(f"{state.ledger_id}\trestored with {many(len(state.jobs), 'job')}; start the schedulers")
+        return 0
+
+    return ledger_guarded(options, act)
+
+
+def feature_level(
+    *,
+    to: Annotated[int | None, Parameter(help="Raise it to this one; without, show it.", value="NUMBER")] = None,
+    schedulers: Annotated[int, Parameter(help="So many schedulers must be heard that know it.", value="NUMBER")] = 1,
+    why: Annotated[str, Parameter(help="For the ledger.")] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Show who leads and who stands by, and which records the ledger may have; or raise that level.
+
+    Raising the level is the last step after an upgrade of every scheduler: from then on, what is new in the release is
+    used. A scheduler that does not know the level stops. The level is never lowered, so keep a backup from before.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if to is None:
+            answer = await client.operate("fleet")
+            rows: list[dict[str, Any]] = answer.data.get("schedulers", [])
+            if not options.shown(answer, rows):
+                cells = [
+                    [row["scheduler"], row["release"], row["level"], row["ledger"], "leads" if row.get("leads") else ""]
+                    for row in rows
+                ]
+                tell(table(["SCHEDULER", "RELEASE", "KNOWS", "RECORD", ""], cells, numbers=("KNOWS", "RECORD")))
+                say(f"feature level {answer.data.get('feature_level', 1)}")
+            return None
+        done = await client.admin.feature_level(to, schedulers=schedulers, why=why)
+        if not options.shown(done, [done]):
+            tell(f"feature level\t{done.level}{'' if done.changed else ' already'}")
+        return None
+
+    return with_client(options, work)
+
+
+def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[SchedulerSettings, str | None]:
+    """The schedulers' settings, and where the users are (see `find_ledger`)."""
+    from moorage.cli.local.processes import find_ledger
+    from moorage.scheduler.settings import scheduler_settings
+
+    held, _ = scheduler_settings({"nats": options.nats}, file=the_file(settings))
+    return find_ledger(held)
+
+
+def said_replicas(settings: Path | None) -> int:
+    """How many copies of the ledger the schedulers' settings say; 0 where they say nothing."""
+    from moorage.scheduler.settings import scheduler_settings
+    from moorage.schemas.settings import DEFAULT
+
+    said = scheduler_settings({}, file=the_file(settings))[1]["replicas"]
+    return 0 if said.source == DEFAULT else int(said.value)
+
+
+def ledger_guarded(options: LedgerOptions, act: Any) -> int:
+    """As `guarded`, with what a ledger or a disk refuses told as a problem, too."""
+
+    def told() -> int | None:
+        from moorage.client.errors import rejected
+        from moorage.scheduler.ledger import LedgerBroken
+
+        try:
+            result: int | None = act()
+        except BrokenPipeError:
+            raise  # who read our output has gone: that is no error of the ledger's
+        except (LedgerBroken, OSError) as error:
+            at = isinstance(error, OSError) and error.filename
+            text = f"{error.strerror}: {error.filename}" if at else str(error)  # type: ignore[union-attr]
+            fix = "name a file in a folder that is there and that you may write" if at else "moorage doctor"
+            raise rejected("failed-precondition", text, next=fix) from None
+        return result
+
+    return guarded(options, told)

@@ -1,0 +1,289 @@
+"""`moorage metrics`: what a monitor watches, in Prometheus's text format, printed once or served to be scraped.
+
+It asks the leader as any operator does, so nothing in the scheduler has to be opened for it. Names follow
+https://prometheus.io/docs/practices/naming/. No label holds a job or a user's label, and tenants are bounded: the
+number of series does not grow with what is submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say
+from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
+from moorage.schemas.cells import STATES
+from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.optional import optional
+from moorage.schemas.release import RELEASE
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.operate import TenantRow
+
+#: tenants that have series of their own, those with most GPUs
+TENANTS_MAX: Final = 200
+#: answers that are younger serve the next scrape, too: several monitors cost the leader one question
+FRESH_S: Final = 5.0
+#: how long a leader may take to answer: a scrape has 10 s as a rule
+ANSWER_S_MAX: Final = 8.0
+HOUR_S: Final = 3600
+LISTEN_DEFAULT: Final = "127.0.0.1"
+
+
+def metrics(
+    *,
+    listen: Annotated[
+        str | None,
+        Parameter(help="Serve them at /metrics there until Ctrl-C; on 127.0.0.1 by default.", value="[ADDRESS:]PORT"),
+    ] = None,
+    options: Options = DEFAULTS,
+) -> int:
+    """What a monitor watches, in Prometheus's text format: once, or at an address to be scraped.
+
+    GPUs by state and by model, workers, jobs and how long they waited, tenants with their limits, the ledger's copies.
+    `moorage_up` is 0 while no leader answers. It needs an operator's key and the package prometheus-client.
+    """
+
+    def act() -> int:
+        where = None if listen is None else _address(listen)
+        library = optional("prometheus_client", "prometheus-client")
+
+        async def work(client: AsyncClient) -> None:
+            if where is None:
+                told = list(families(*await _ask(client)))
+                sys.stdout.write(library.generate_latest(_Fixed(told)).decode())
+            else:
+                await _serve(client, library, *where)
+
+        return with_client(options, work)
+
+    return guarded(options, act)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    """Host and port of `[ADDRESS:]PORT`; an address of IPv6 may stand in brackets. Raises `Rejected`."""
+    host, _, port = listen.rpartition(":")
+    if port.isdecimal() and int(port) <= 65_535:
+        return host.removeprefix("[").removesuffix("]") or LISTEN_DEFAULT, int(port)
+    from moorage.client.errors import rejected
+
+    raise rejected(
+        "invalid-argument",
+        f"--listen {listen} names no port",
+        found=listen,
+        allowed="9470, 0.0.0.0:9470, [::1]:9470",
+        next="name one; 0 takes any that is free",
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what is told
+
+
+Told = tuple[dict[str, Any] | None, list["TenantRow"], dict[str, Any], list[dict[str, Any]]]
+
+
+async def _ask(client: AsyncClient) -> Told:
+    import msgspec
+
+    from moorage.schemas.operate import TenantRow
+
+    fleet, tenants = await client.operate("fleet"), await client.operate("tenants")
+    rows = msgspec.convert(tenants.data["tenants"], list[TenantRow])
+    waits = tenants.data.get("waits", {})  # a leader of an older release counts none
+    return fleet.data, rows, waits, await _last_hour(client)
+
+
+async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
+    """What GPUs gave in the last whole hour, by tenant and model; nothing of a leader of an older release."""
+    try:
+        answer = await client.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
+    except MoorageError as error:
+        if error.code != "unknown-verb":
+            raise
+        return []
+    return [row for row in answer.data["rows"] if row["hour_ms"] == answer.data["from_ms"]]
+
+
+def families(
+    fleet: dict[str, Any] | None,
+    tenants: list[TenantRow],
+    waits: dict[str, Any],
+    usage: list[dict[str, Any]],
+) -> Iterator[Metric]:
+    """All series, of one answer of the leader; of `None` that there is none."""
+    yield _many("build_info", "The release of this command.", ("release",), {RELEASE: 1})
+    yield _one("up", "Whether the leader answered.", fleet is not None)
+    if fleet is None:
+        return
+    yield _one("epoch", "The leader's epoch: it grows with each takeover.", fleet["epoch"])
+    yield _one("ledger_record", "The sequence of the ledger's last record.", fleet["ledger"])
+    yield _one("queued_replicas", "Replicas that wait for a placement.", fleet["queued"])
+    yield _one("live_jobs", "Jobs that are not over.", fleet["live_jobs"])
+    if (copies := fleet.get("ledger_copies")) is not None:
+        yield _one("ledger_copies", "Copies of the ledger that there should be.", copies["wanted"])
+        yield _one("ledger_copies_lacking", "Copies of the ledger that are not kept up.", len(copies["lacking"]))
+    if (queue := fleet.get("request_queue")) is not None:
+        yield _one("request_queue_messages", "Messages that wait in the durable queue.", queue["messages"])
+        yield _one("request_queue_bytes", "Bytes of these messages.", queue["bytes"])
+        yield _one("request_queue_bytes_max", "Bytes at which the durable queue is full.", queue["bytes_max"])
+    if (contained := fleet.get("contained")) is not None:
+        yield _many("failures", "How often this leader itself has failed, by on what.", ("what",), contained["counts"])
+        yield _one("plain_ranker", "Whether the plain ranker stands in for the set one.", contained["plain_ranker"])
+        yield _one("safe_mode", "Whether the leader is careful, as others have died.", contained["safe_mode"])
+    yield from _of_gpus(fleet)
+    yield from _of_tenants(tenants)
+    yield from _of_usage(usage)
+    if waits:
+        yield _histogram("wait_seconds", "From a job's acceptance to its first start, by GPUs asked.", "gpus", waits)
+        yield _histogram("tenant_wait_seconds", "The same by tenant.", "tenant", waits)
+
+
+def _of_gpus(fleet: dict[str, Any]) -> Iterator[Metric]:
+    kind, workers = ("state", "simulated"), fleet["workers"]
+    yield _many("workers", "Workers by state.", kind, Counter((row["state"], _sim(row)) for row in workers))
+    cells = Counter((STATES.get(cell, "shared"), _sim(row)) for row in workers for cell in row["cells"])
+    yield _many("gpus", "GPUs by state.", kind, cells)
+    for name, help_, key in (
+        ("model_gpus", "GPUs of a model.", "gpus"),
+        ("model_free_gpus", "GPUs of a model that are free.", "free"),
+        ("model_largest_fit_gpus", "The most GPUs of a model that one job on one host gets now.", "largest"),
+    ):
+        yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["fits_now"]})
+    yield _one("gpus_lent_twice", "GPUs that two workers lend: must be 0.", len(fleet.get("lent_twice", ())))
+
+
+def _of_tenants(tenants: list[TenantRow]) -> Iterator[Metric]:
+    yield _one("tenants", "Tenants with jobs, limits or shares; those with most GPUs have series.", len(tenants))
+    rows = sorted(tenants, key=lambda row: (-row.gpus, -row.jobs, row.tenant))[:TENANTS_MAX]
+    label = ("tenant",)
+    yield _many("tenant_live_jobs", "A tenant's jobs that are not over.", label, {row.tenant: row.jobs for row in rows})
+    yield _many("tenant_leased_gpus", "GPUs that a tenant leases.", label, {row.tenant: row.gpus for row in rows})
+    held = {row.tenant: row.hold is not None for row in rows}
+    yield _many("tenant_held", "Whether an operator holds a tenant's queue.", label, held)
+    limits = {row.tenant: row.limit.gpus for row in rows if row.limit is not None and row.limit.gpus}
+    yield _many("tenant_limit_gpus", "GPUs that a tenant may lease at most.", label, limits)
+
+
+def _of_usage(rows: list[dict[str, Any]]) -> Iterator[Metric]:
+    most = sorted(rows, key=lambda row: -row["gpu_s"])[:TENANTS_MAX]
+    for name, help_, key in (
+        ("granted_gpu_seconds", "GPU seconds granted in the last whole hour of UTC.", "gpu_s"),
+        (
+            "used_gpu_seconds",
+            "GPU seconds at work in that hour, as workers measured them of what ended.",
+            "used_gpu_s",
+        ),
+    ):
+        values = {(row["tenant"], row["model"]): row[key] for row in most}
+        yield _many(f"tenant_{name}", help_, ("tenant", "model"), values)
+
+
+def _one(name: str, help_: str, value: float) -> Metric:
+    return _many(name, help_, (), {(): value})
+
+
+def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, float]) -> Metric:
+    """`rows`: from a label's value, or the values of several in their order."""
+    from prometheus_client.metrics_core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"moorage_{name}", help_, labels=labels)
+    for values, value in sorted(rows.items()):
+        family.add_metric(values if isinstance(values, tuple) else (values,), value)
+    return family
+
+
+def _histogram(name: str, help_: str, label: str, waits: dict[str, Any]) -> Metric:
+    """`waits` as the leader tells them: by tenant and by GPUs, of which one is told, and the other summed up."""
+    from prometheus_client.metrics_core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(f"moorage_{name}", help_, labels=(label,))
+    bounds = [*(f"{bound:g}" for bound in waits["buckets_s"]), "+Inf"]
+    for value in sorted({row[label] for row in waits["rows"]}):
+        rows = [row for row in waits["rows"] if row[label] == value]
+        jobs = [sum(counts) for counts in zip(*(row["jobs"] for row in rows), strict=True)]
+        family.add_metric((value,), list(zip(bounds, accumulate(jobs), strict=True)), sum(row["sum_s"] for row in rows))
+    return family
+
+
+def _sim(worker: dict[str, Any]) -> str:
+    return "true" if worker["simulated"] else "false"
+
+
+# ------------------------------------------------------------------------------------------------- who is told
+
+
+class _Fixed:
+    """Families as prometheus_client collects them."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+class _Scraped:
+    """Asks the leader when it is scraped; prometheus_client calls from threads of its own."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        self._families: list[Metric] = []
+        self._asked_s = -FRESH_S
+        self._answered = True
+
+    def collect(self) -> list[Metric]:
+        return asyncio.run_coroutine_threadsafe(self._read(), self._loop).result()
+
+    async def _read(self) -> list[Metric]:
+        async with self._lock:
+            if time.monotonic() - self._asked_s >= FRESH_S:
+                self._families = list(families(*await self._try()))
+                self._asked_s = time.monotonic()
+            return self._families
+
+    async def _try(self) -> Told:
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                found = await _ask(self._client)
+        except (MoorageError, TimeoutError) as error:
+            if self._answered:
+                say(f"no leader answers: {error or f'not within {ANSWER_S_MAX:g} s'}")
+            self._answered = False
+            return None, [], {}, []
+        if not self._answered:
+            say("the leader answers again")
+        self._answered = True
+        return found
+
+
+async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> None:
+    """Until it is cancelled. Raises `MoorageError` where nobody may listen there."""
+    await _ask(client)  # a key that may not, or no leader, is told at once
+    try:
+        server, thread = library.start_http_server(port, host, _Scraped(client))
+    except OSError as error:
+        told = problem(
+            "failed-precondition",
+            f"nobody may listen at {host}, port {port}: {error.strerror}",
+            next="name another port with --listen, or 0 for any that is free",
+        )
+        raise MoorageError(told) from None
+    shown = f"[{host}]" if ":" in host else host
+    say(f"metrics at http://{shown}:{server.server_address[1]}/metrics, until Ctrl-C")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        await asyncio.to_thread(thread.join)

@@ -1,0 +1,211 @@
+"""`moorage admin nats-config`: accounts, users, permissions, keys and contexts for nats-server, in one folder."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import msgspec
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.files import cannot_write
+from moorage.cli.framework.options import Options, guarded
+from moorage.schemas.subjects import PREFIX_DEFAULT
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.bus.site import Identity, Server, Site
+
+KEYS: Final = "keys"
+TLS: Final = "tls"
+#: as the `nats` tool lays its contexts out below XDG_CONFIG_HOME
+CONTEXTS: Final = "nats/context"
+ACCOUNTS: Final = "accounts.conf"
+#: nats-server 2.15 passes on what a new account imports only once it reads its files for the second time
+RELOADS: Final = 2
+_SERVER: Final = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[A-Za-z0-9_.-]+))(?::(?P<port>[0-9]{1,5}))?")
+#: users left out that a line names
+GONE_MAX: Final = 8
+
+
+def nats_config(
+    *,
+    out: Annotated[Path, Parameter(help="Folder to write to; made where it is not there.")],
+    tenant: Annotated[list[str], Parameter(help="A tenant; again for each.", value="NAME")],
+    worker: Annotated[list[str] | None, Parameter(help="A worker's id; again for each.", value="ID")] = None,
+    operator: Annotated[list[str] | None, Parameter(help="Who runs the fleet; again for each.", value="NAME")] = None,
+    observer: Annotated[list[str] | None, Parameter(help="A dashboard; again for each.", value="NAME")] = None,
+    scheduler: Annotated[
+        list[str] | None, Parameter(help="A scheduler; again for each. Else one, main.", value="NAME")
+    ] = None,
+    server: Annotated[
+        list[str] | None,
+        Parameter(help="Where a nats-server is; 3 or 5 of them are a cluster. Else 127.0.0.1:4222.", value="HOST:PORT"),
+    ] = None,
+    auth: Annotated[
+        Literal["nkey", "mtls", "env"],
+        Parameter(help="How users prove who they are: NKeys, certificates, or passwords in the server's environment."),
+    ] = "nkey",
+    shared: Annotated[
+        bool, Parameter(help="Tenants in the users' account, not in one each: no durable queue for them.")
+    ] = False,
+    results: Annotated[
+        bool, Parameter(help="Results of functions and files of jobs pass between workers and tenants.")
+    ] = False,
+    store: Annotated[Path | None, Parameter(help="JetStream's folder on the server. Else data, below --out.")] = None,
+    prefix: Annotated[str, Parameter(help="First word of every subject.", value="WORD")] = PREFIX_DEFAULT,
+    json: Annotated[bool, Parameter(help="What was written, as one JSON object.")] = False,
+) -> int:
+    """Write nats-server's configuration for these tenants, workers and people, with a key and a nats context for each.
+
+    Run it again with more names: configuration and contexts are written anew, keys and certificates are kept. Each
+    tenant has an account, and the ledger has one that only schedulers use. The permissions come from the same table as
+    docs/reference/permissions.md.
+    """
+
+    def act() -> int:
+        from moorage.bus.site import Site
+        from moorage.client.errors import rejected
+        from moorage.schemas.subjects import is_prefix
+
+        if not is_prefix(prefix):
+            raise rejected("invalid-argument", f"{prefix!r} is no prefix", found=prefix, next="for example moorage")
+        try:
+            site = Site(
+                tenants=tuple(tenant),
+                workers=tuple(worker or ()),
+                schedulers=tuple(scheduler or ("main",)),
+                operators=tuple(operator or ()),
+                observers=tuple(observer or ()),
+                servers=tuple(map(_server, server or ["127.0.0.1:4222"])),
+                prefix=prefix,
+                auth=auth,
+                shared=shared,
+                results=results,
+            )
+        except ValueError as error:
+            raise rejected("invalid-argument", str(error), next="moorage admin nats-config --help") from None
+        is_first = not (out / ACCOUNTS).exists()
+        try:
+            written = write(site, out.absolute(), store)
+        except OSError as error:
+            raise cannot_write(error.filename or out, error.strerror, "name a folder of yours with --out") from None
+        if json:
+            emit({"kind": "nats-config", "folder": str(out.absolute()), **written})
+        else:
+            _told(site, out, written, is_first=is_first)
+        return 0
+
+    return guarded(Options(json=json), act)
+
+
+def _shares_host(site: Site, at: int) -> bool:
+    """Whether another server stands on the same machine, by its address."""
+    hosts = [each.host for each in site.servers]
+    return hosts.count(hosts[at]) > 1
+
+
+def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list[str]]:
+    """Everything of a site below `folder` (0700): what was written, by kind, and whose context of before is left out.
+
+    Raises OSError, MoorageError.
+    """
+    from moorage.bus import identities
+    from moorage.bus.site import accounts, server, server_name
+    from moorage.system.private_files import replace_private
+
+    for each in (folder, folder / KEYS, folder / CONTEXTS, folder / TLS):
+        if each.name != TLS or site.auth == "mtls":
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before = {path.name for path in (folder / KEYS).iterdir()}
+    known = {path.stem for path in (folder / CONTEXTS).glob("[!.]*.json")}
+    public: dict[Identity, str] = {}
+    if site.auth == "nkey":
+        public = {identity: identities.nkey(folder / KEYS, identity) for identity in site.identities}
+    elif site.auth == "mtls":
+        identities.certificates(folder / TLS, site)
+    password = identities.route_password(folder / KEYS) if site.clustered and site.auth != "mtls" else ""
+    configuration = {ACCOUNTS: accounts(site, public)}
+    for at in range(len(site.servers)):
+        where = store or folder / ("data" if not site.clustered else f"data-{at + 1}")
+        if store is not None and _shares_host(site, at):
+            where = store / str(at + 1)  # two servers in one folder destroy each other's streams
+        text = server(site, at, store=str(where), folder=str(folder / TLS), route_password=password)
+        configuration[server_name(site, at)] = text
+    for name, text in configuration.items():
+        replace_private(folder / name, text)
+    contexts = {} if site.auth == "env" else {each.key: _context(site, each, folder) for each in site.identities}
+    for name, fields in contexts.items():
+        replace_private(
+            folder / CONTEXTS / f"{name}.json", msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n"
+        )
+    return {
+        "configuration": [str(folder / name) for name in configuration],
+        "contexts": sorted(contexts),
+        "keys": sorted({path.name for path in (folder / KEYS).iterdir()} - before),
+        "variables": [each.variable for each in site.identities] if site.auth == "env" else [],
+        "left_out": sorted(known - {each.key for each in site.identities}),
+    }
+
+
+def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
+    from moorage.bus.site import url_of
+    from moorage.schemas.roles import RESULT_API, inbox
+
+    fields = {"description": f"{identity.role} {identity.name}", "url": url_of(site.servers)}
+    if identity.role != "ledger":
+        fields["inbox_prefix"] = inbox(identity.role, identity.name)
+    if identity.role == "submitter" and site.results:
+        fields["jetstream_api_prefix"] = RESULT_API
+    if site.auth == "nkey":
+        fields["nkey"] = str(folder / KEYS / f"{identity.key}.nk")
+    else:
+        fields |= {"url": url_of(site.servers, "tls"), "ca": str(folder / TLS / "ca.pem")}
+        fields |= {"cert": str(folder / TLS / f"{identity.key}.pem"), "key": str(folder / TLS / f"{identity.key}.key")}
+    return fields
+
+
+def _server(text: str) -> Server:
+    """`host` or `host:port`, an address of IPv6 in brackets. Raises ValueError."""
+    from moorage.bus.site import PORT_DEFAULT, ROUTES_BEHIND, Server
+
+    port_max = 65535 - ROUTES_BEHIND
+    found = _SERVER.fullmatch(text)
+    port = int(found["port"] or PORT_DEFAULT) if found else 0
+    if found is None or not 0 < port <= port_max or not _is_address(found["six"]):
+        raise ValueError(f"{text!r} is no server: write HOST, HOST:PORT or [IPV6]:PORT, the port at most {port_max}")
+    return Server(found["six"] or found["host"], port)
+
+
+def _is_address(text: str | None) -> bool:
+    try:
+        return text is None or bool(ipaddress.IPv6Address(text))
+    except ValueError:
+        return False
+
+
+def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: bool) -> None:
+    for path in written["configuration"]:
+        tell(path)
+    for name in written["contexts"]:
+        tell(f"{out.absolute() / CONTEXTS}/{name}.json")
+    for name in written["variables"]:
+        tell(f"${name}")
+    say(f"{many(len(site.identities), 'user')}, {many(len(written['keys']), 'new key')}")
+    if gone := written["left_out"]:
+        names = ", ".join(gone[:GONE_MAX]) + (f" and {len(gone) - GONE_MAX} more" if len(gone) > GONE_MAX else "")
+        say(f"warning: no longer in it, and cut off when the server reads it: {names}; name them again to keep them")
+    if site.clustered:
+        say("note: submitters have the endpoint alone: on a replicated stream one false header stops the durable queue")
+    elif site.shared:
+        say("note: submitters have the endpoint alone: the durable queue needs an account for each tenant")
+    first = written["configuration"][1]
+    say(f"next: nats-server -c {first}")
+    if not is_first:
+        again = " && ".join(["nats-server --signal reload"] * RELOADS)
+        say(f"      or where it runs: {again} (both: a new tenant is heard from the second on)")
+    if site.auth != "env":
+        say(f"      XDG_CONFIG_HOME={out} moorage ls --nats submitter.{site.tenants[0]} --tenant {site.tenants[0]}")

@@ -1,0 +1,93 @@
+"""`moorage usage`: GPU time and memory by tenant, model and hour."""
+
+from __future__ import annotations
+
+import csv as csv_files
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.render import table, utc
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.frames import Answer
+
+SINCE_DEFAULT: Final = "7d"
+BY_DEFAULT: Final = "tenant,model"
+SECONDS: Final = ("gpu_s", "memory_mib_s", "used_gpu_s", "used_memory_mib_s")
+_HOUR_S: Final = 3600
+_MIB: Final = 1024
+
+
+def usage(
+    *,
+    since: Annotated[str, Parameter(help="From the hour on that was so long ago.", value="DURATION")] = SINCE_DEFAULT,
+    by: Annotated[str, Parameter(help="Sum up by some of tenant, model, hour.", value="WORDS")] = BY_DEFAULT,
+    all: Annotated[bool, Parameter(help="All tenants; it needs an operator's key.")] = False,
+    csv: Annotated[bool, Parameter(help="Rows with a header, in seconds and MiB, for a spreadsheet.")] = False,
+    options: RowOptions = ROWS,
+) -> int:
+    """GPU time and memory that jobs were granted, and what they used of it, in whole hours of UTC.
+
+    Granted is from a placement to the end of the attempt, for each GPU; a sharer counts by its share. A job that waits
+    for another attempt counts once it is placed again or over. Used is what the worker measured, once an attempt is
+    over. The ledger keeps the sums of 80,000 hours of tenants and models; the oldest go first.
+    """
+
+    async def work(client: AsyncClient) -> None:
+        from moorage.client.durations import seconds
+
+        asked = {"since_s": seconds(since), "by": words}
+        answer = await _asked(client, asked, of_all=all)
+        rows = answer.data["rows"]
+        if csv:
+            _write_csv(words, rows)
+        elif not options.shown(answer, rows):
+            _show(words, rows, answer.data["from_ms"])
+
+    words = [word.strip() for word in by.split(",")]
+    return with_client(options, work)
+
+
+async def _asked(client: AsyncClient, asked: dict[str, Any], *, of_all: bool) -> Answer:
+    """All pages as one answer."""
+    rows: list[dict[str, Any]] = []
+    while True:
+        answer = await (client.operate("usage", asked) if of_all else client.answer("usage", asked))
+        rows += answer.data["rows"]
+        if not (after := answer.data.pop("next", None)):
+            answer.data["rows"] = rows
+            return answer
+        asked = {**asked, "after": after}
+
+
+def _write_csv(by: list[str], rows: list[dict[str, Any]]) -> None:
+    writer = csv_files.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*by, *SECONDS])
+    writer.writerows([*_names(by, row), *(row[name] for name in SECONDS)] for row in rows)
+
+
+def _names(by: list[str], row: dict[str, Any]) -> list[str]:
+    return [utc(row["hour_ms"]) if word == "hour" else row[word] for word in by]
+
+
+def _show(by: list[str], rows: list[dict[str, Any]], from_ms: int) -> None:
+    if not rows:
+        say(f"no GPU was granted since {utc(from_ms)}")
+        return
+    header = [*map(str.upper, by), "GPU-HOURS", "GIB-HOURS", "USED-GPU-HOURS", "USED-GIB-HOURS"]
+    cells = [
+        [
+            *_names(by, row),
+            f"{row['gpu_s'] / _HOUR_S:.2f}",
+            f"{row['memory_mib_s'] / _MIB / _HOUR_S:.1f}",
+            f"{row['used_gpu_s'] / _HOUR_S:.2f}",
+            f"{row['used_memory_mib_s'] / _MIB / _HOUR_S:.1f}",
+        ]
+        for row in rows
+    ]
+    tell(table(header, cells, numbers=header[len(by) :]))
+    say(f"since {utc(from_ms)}")

@@ -1,0 +1,137 @@
+"""What an operator does to one worker: `moorage drain`, `cordon`, `uncordon`."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
+from moorage.cli.framework.render import age, day_and_time
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+_Worker: TypeAlias = Annotated[
+    str, Parameter(help="The worker's id, as moorage fleet shows it.", lists="fleet --format {worker}")
+]
+
+
+def drain(
+    worker: _Worker,
+    /,
+    *,
+    within: Annotated[
+        str | None,
+        Parameter(help="What runs there leaves so long after the drain began, and starts elsewhere.", value="30m"),
+    ] = None,
+    begin: Annotated[
+        str | None, Parameter(names=("--from",), help="Not now: it is to be empty at 22:00, or in 2h.", value="WHEN")
+    ] = None,
+    last: Annotated[
+        str | None, Parameter(names=("--for",), help="Open again by itself so long after.", value="2h")
+    ] = None,
+    why: Annotated[str, Parameter(help="For explain, the jobs' stories and the ledger.")] = "",
+    options: Options = DEFAULTS,
+) -> int:
+    """Place nothing new on a worker; jobs that run there go on to their end, or leave by a deadline.
+
+    A job that leaves gets its checkpoint signal before the deadline, then SIGTERM and its grace; it waits for a new
+    attempt elsewhere and loses no retry. Before a drain in the future, a job is placed there only if its time limit is
+    over by then, and a job without a limit until ten minutes before. The drain is in the ledger, so reboots and
+    takeovers do not end it; uncordon does.
+    """
+
+    async def work(client: AsyncClient) -> None:
+        asked = datetime.now().astimezone()
+        done = await client.drain(worker, within=within, begin=begin, last=last, why=why)
+        if "drain" in done:
+            told = ", ".join(_asked_for(within, begin, last, asked)) + (f": {why}" if why else "") + _on_it(done)
+        else:
+            told = f"draining{_goes_on(done)}"
+        _tell(options, worker, done, told, undo=True)
+
+    def act() -> int:
+        _check_order(within, last)
+        return with_client(options, work)
+
+    return guarded(options, act)
+
+
+def _check_order(within: str | None, last: str | None) -> None:
+    """Raises `Rejected` for a drain that is over before those who leave have left."""
+    from moorage.client.durations import seconds
+    from moorage.client.errors import rejected
+
+    if last is None or seconds(last) > seconds(within or 0):
+        return
+    message = f"--for {last} is no time" if within is None else f"--for {last} ends it before --within {within} is over"
+    raise rejected(
+        "invalid-argument",
+        message,
+        found=last,
+        allowed=f"more than {within or '0s'}",
+        next="both are counted from where the drain begins: now, or --from",
+    )
+
+
+def _asked_for(within: str | None, begin: str | None, last: str | None, asked: datetime) -> list[str]:
+    """`drained from tomorrow 22:00, in 23h`, `open again 2h after`."""
+    from moorage.client.moments import seconds_until
+
+    parts = ["draining"]
+    if begin:
+        in_s = seconds_until(begin, asked)
+        parts = [f"drained from {day_and_time(asked + timedelta(seconds=in_s), asked)}, in {age(in_s * 1000)}"]
+    if within:
+        after = _with_unit(within)
+        parts.append(f"to be empty {after} after that" if begin else f"to be empty within {after}")
+    if last:
+        parts.append(f"open again {_with_unit(last)} after{' it began' if within else ''}")
+    return parts
+
+
+def _with_unit(word: str) -> str:
+    """A bare number as the seconds that it is."""
+    return f"{word}s" if word.replace(".", "", 1).isdecimal() else word
+
+
+def cordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
+    """Place nothing new on a worker."""
+
+    async def work(client: AsyncClient) -> None:
+        done = await client.cordon(worker)
+        _tell(options, worker, done, f"cordoned{_goes_on(done)}", undo=True)
+
+    return with_client(options, work)
+
+
+def uncordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
+    """Undo drain or cordon."""
+
+    async def work(client: AsyncClient) -> None:
+        done = await client.uncordon(worker)
+        _tell(options, worker, done, f"open{_goes_on(done)}", undo=False)
+
+    return with_client(options, work)
+
+
+def _tell(options: Options, worker: str, done: dict[str, Any], told: str, *, undo: bool) -> None:
+    if options.json:
+        emit(done)
+        return
+    tell(f"{worker}\t{told}")
+    if undo:
+        say(f"undo: moorage uncordon {worker}")
+
+
+def _on_it(done: dict[str, Any]) -> str:
+    members = done.get("members", 0)
+    return f", {many(members, 'member')} on it" if members else ""
+
+
+def _goes_on(done: dict[str, Any]) -> str:
+    on_it = _on_it(done)
+    return f"{on_it} {'goes' if done['members'] == 1 else 'go'} on" if on_it else ""

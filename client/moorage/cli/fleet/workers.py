@@ -1,0 +1,247 @@
+"""`moorage fleet`: workers, what is free, what fits now."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import paint, say, tell
+from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.render import GAP, age, table
+from moorage.cli.framework.screen import Screen
+from moorage.client.errors import rejected
+from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
+from moorage.schemas.gpu import model_matches
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.frames import FleetFrame
+
+#: lines about single devices under the table; --json has all
+TROUBLES_MAX: Final = 20
+#: cells of devices that somebody should look at
+_ODD: Final = frozenset((SICK, FOREIGN, LOST))
+LEGEND: Final = (
+    f"{FREE} free  {LEASED} leased  1-{SHARERS_MAX} sharers  {SICK} sick  {FOREIGN} used by others  {NOT_LENT} not lent"
+    f"  {LOST} lost"
+)
+
+
+def fleet(
+    worker: Annotated[str | None, Parameter(help="This worker alone, and each of its devices with its ids.")] = None,
+    /,
+    *,
+    watch: Annotated[bool, Parameter(help="Again with each frame of the leader, twice a second.")] = False,
+    options: RowOptions = ROWS,
+) -> int:
+    """Workers, what is free, what fits now."""
+
+    async def work(client: AsyncClient) -> int | None:
+        if worker is not None:
+            await _one(client, worker, options)
+            return None
+        if watch:
+            await _watch(client, options)
+            return None
+        answer = await client.operate("fleet")
+        if not options.shown(answer, answer.data["workers"]):
+            _fleet(answer.data)
+        return None
+
+    if watch and worker is not None:
+        raise rejected("invalid-argument", "--watch shows the whole fleet", found=worker, next="leave one of them out")
+
+    return with_client(options, work)
+
+
+async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
+    """Show a worker's devices. Raises Rejected: not-found."""
+    answer = await client.operate("fleet", {"worker": worker})
+    row = next((row for row in answer.data["workers"] if row["worker"] == worker), None)
+    if row is None:
+        raise rejected(
+            "not-found", "no worker of this fleet has that id", found=worker, next="moorage fleet lists them"
+        )
+    if "devices" not in row:
+        raise rejected("failed-precondition", "the scheduler is of a release that does not tell devices")
+    if not options.shown(answer, row["devices"]):
+        cells = row["cells"]
+        rows = [
+            [
+                device["slot"],
+                cells[device["slot"]],
+                device["index"],
+                device["uuid"],
+                device.get("pci", ""),
+                device["name"],
+                " ".join(device.get("cdi", ())),
+            ]
+            for device in row["devices"]
+        ]
+        columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
+        tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
+        for line in _troubles([row])[:TROUBLES_MAX]:
+            say(line)
+
+
+def _fleet(data: dict[str, Any]) -> None:
+    workers = data["workers"]
+    if not workers:
+        say("no worker has joined")
+        say("fix: start one with moorage worker, or try moorage up --simulate 4x8xH100")
+        return
+    tell(
+        table(
+            ["WORKER", "KIND", "STATE", "CELLS", "FREE", "GPUS", "JOBS", "HEARD", "MODELS"],
+            [
+                [
+                    worker["worker"],
+                    "sim" if worker["simulated"] else "real",
+                    worker["state"],
+                    worker["cells"],
+                    worker["free"],
+                    worker["gpus"],
+                    worker["members"],
+                    age(worker["heard_ms_ago"]),
+                    worker["models"],
+                ]
+                for worker in workers
+            ],
+            numbers=("FREE", "GPUS", "JOBS", "HEARD"),
+            optional=("HEARD", "JOBS"),
+        )
+    )
+    for line in _troubles(workers)[:TROUBLES_MAX]:
+        say(line)
+    if not sys.stdout.isatty():
+        return  # one table a pipe: the rest is talk
+    fits = data["fits_now"]
+    if fits:
+        words = model_words([row["model"] for row in fits])
+        rows = []
+        for row in fits:
+            token = f"{row['largest']}x{words[row['model']]}" if row["largest"] else "-"
+            rows.append([token, row["free"], row["gpus"], row["model"]])
+        tell("")
+        tell(table(["FITS NOW", "FREE", "GPUS", "MODEL"], rows, numbers=("FREE", "GPUS")))
+    line = f"epoch {data['epoch']}  ledger {data['ledger']}  {data['queued']} queued  {data['live_jobs']} live"
+    if any(worker["simulated"] for worker in workers):
+        line = "sim  " + line
+    say(paint(f"{line}\n{_kept(data)}\n{LEGEND}", "dim", sys.stderr))
+
+
+def _troubles(workers: list[dict[str, Any]]) -> list[str]:
+    """A line for each device that is not given out, and for each drain that is timed."""
+    lines = []
+    for worker in workers:
+        for row in worker.get("troubles", ()):
+            what = (
+                f"used by {row['detail']}"
+                if row["kind"] == "foreign"
+                else f"{row['kind']}: {row['detail']}".rstrip(": ")
+            )
+            since = f", since {age(row['since_ms'])}" if "since_ms" in row else ""
+            lines.append(f"{worker['worker']} GPU {row['slot']}: {what}{since}")
+        if drain := worker.get("drain"):
+            lines.append(f"{worker['worker']}: {_window(drain)}")
+    return lines
+
+
+def _window(drain: dict[str, Any]) -> str:
+    parts = [f"drained in {age(drain['begins_in_ms'])}" if drain["begins_in_ms"] else "drained"]
+    if drain["leave_in_ms"] > drain["begins_in_ms"]:
+        parts.append(f"empty in {age(drain['leave_in_ms'])}")
+    if "ends_in_ms" in drain:
+        parts.append(f"open again in {age(drain['ends_in_ms'])}")
+    return ", ".join(parts) + f" (by {drain['by']}{': ' + drain['why'] if drain['why'] else ''})"
+
+
+def _kept(data: dict[str, Any]) -> str:
+    """How long what is over is kept, and how far back that reaches now."""
+    keeps, window_ms = data["keeps"], data["finished_window_ms"]
+    reaches = f" (now {age(window_ms)})" if window_ms >= 60_000 else ""
+    finished = f"finished jobs {data['finished_kept']}, kept {age(keeps['finished_keep'] * 1000)}{reaches}"
+    history = f"history {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
+    return f"{finished}  {history}"
+
+
+def model_words(names: Sequence[str]) -> dict[str, str]:
+    """For each device name the shortest word of it that asks for that model and no other of these: `--gpu 2xH100`."""
+    return {name: _model_word(name, [other for other in names if other != name]) for name in names}
+
+
+def _model_word(name: str, others: Sequence[str]) -> str:
+    words = [word for word in re.split(r"[^A-Za-z0-9]+", name) if word]
+    numbered = [word for word in words if any(char.isdigit() for char in word) and not word.upper().endswith("GB")]
+    for word in numbered:
+        for pattern in (word, f"={word}") if word[0].isalpha() else (f"={word}",):
+            if not any(model_matches(pattern, other) for other in others):
+                return pattern
+    return name
+
+
+async def _watch(client: AsyncClient, options: RowOptions) -> None:
+    """On a terminal redrawn in place, in a pipe a line for each change."""
+    before = ""
+    screen = Screen(sys.stdout)
+    async for frame in client.fleet_frames():
+        if options.shown(frame, frame.workers):
+            continue
+        text = _frame_line(frame)
+        if screen.live:
+            lines, unseen = _frame_lines(frame)
+            screen.draw(lines, tail=[paint(LEGEND, "dim", sys.stdout)], unseen=unseen)
+        elif text != before:
+            tell(text)
+        before = text
+
+
+def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
+    """The fleet on a terminal: a table, or where that is too high several workers a line; and how many have no room."""
+    tag = "sim  " if any(worker["simulated"] for worker in frame.workers) else ""
+    cells = "".join(worker["cells"] for worker in frame.workers)
+    counts = f"{many(len(frame.workers), 'worker')}  {cells.count(FREE)} of {many(len(cells), 'GPU')} free"
+    head = f"{tag}epoch {frame.epoch}  {counts}  {frame.queued} queued  {frame.running} running"
+    columns, lines = shutil.get_terminal_size()
+    if len(frame.workers) > lines - 4:
+        shown, unseen = packed(frame.workers, columns, lines - 3)
+        return [head, *shown], unseen
+    rows = [
+        [worker["worker"], "sim" if worker["simulated"] else "real", worker["state"], worker["cells"]]
+        for worker in frame.workers
+    ]
+    return [head, *table(["WORKER", "KIND", "STATE", "CELLS"], rows).splitlines()], 0
+
+
+def packed(workers: Sequence[dict[str, Any]], columns: int, lines: int) -> tuple[list[str], int]:
+    """Name and cells of each worker, in columns read downwards; a state is named where it is not `up`.
+
+    Where not all have room those that want a look come first, and a line is left to say how many are not shown.
+    """
+    entries = [
+        f"{worker['worker']} {worker['cells']}" + ("" if worker["state"] == "up" else f" {worker['state']}")
+        for worker in workers
+    ]
+    width = max(map(len, entries)) + len(GAP)
+    across = max((columns + len(GAP)) // width, 1)
+    if len(entries) > across * lines:
+        order = sorted(range(len(entries)), key=lambda at: _is_well(workers[at]))
+        entries = [entries[at] for at in order[: across * max(lines - 1, 1)]]
+    down = -(-len(entries) // across)
+    shown = ["".join(entry.ljust(width) for entry in entries[at::down]).rstrip() for at in range(down)]
+    return shown, len(workers) - len(entries)
+
+
+def _is_well(worker: dict[str, Any]) -> bool:
+    return worker["state"] == "up" and not _ODD.intersection(worker["cells"])
+
+
+def _frame_line(frame: FleetFrame) -> str:
+    cells = "".join(worker["cells"] for worker in frame.workers)
+    tag = "sim" if any(worker["simulated"] for worker in frame.workers) else "real"
+    return "\t".join(map(str, (tag, frame.queued, frame.running, len(frame.workers), cells.count(FREE), len(cells))))

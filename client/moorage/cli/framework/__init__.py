@@ -1,0 +1,1 @@
+"""What every verb stands on: arguments, options, settings, codes, what is written and how it looks."""

@@ -1,0 +1,101 @@
+"""What moorage's codes mean: of errors, of waiting and of ends, and what helps against each."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, NamedTuple
+
+from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_OF_CODE
+from moorage.schemas.reasons import REASONS
+
+#: what helps against an error or an end, where a line can say it; {job} is filled in. See also `fix_of`
+FIXES: Final[dict[str, str]] = {
+    "invalid-argument": "correct what the error names; moorage schema request has every field of a request",
+    "unknown-verb": "moorage help",
+    "too-large": "put large data into a store and hand its address to the job",
+    "not-found": "moorage ls, or moorage fleet",
+    "over-memory": "ask for a larger share, with room for the CUDA context, or for a GPU of its own",
+    "conflict": "choose another job id; or send the same content, which is the same job",
+    "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
+    "moved-on": "moorage plan again, and submit with the ledger record that it shows",
+    "cannot-start-in-time": "give it longer than the error says, or ask for what moorage fleet shows as free",
+    "queue-full": "send the same job again after the time that the answer names",
+    "no-scheduler": "moorage scheduler starts one; moorage doctor looks for what is wrong",
+    "cannot-connect": "moorage up starts a server; --nats, NATS_CONTEXT or NATS_URL name another",
+    "not-authorized": "moorage doctor shows which context is used, and from which file",
+    "permission-refused": "ask who runs the server for the permissions of your role; moorage doctor tries each",
+    "bad-context": "nats context ls; nats context edit",
+    "timed-out": "moorage explain JOB; wait longer with --at-most",
+    "job-expired": "moorage explain JOB while it waits; give it longer, or ask for what moorage fleet shows as free",
+    "job-rejected": "moorage fleet shows what there is",
+    "job-failed": "moorage show JOB",
+    # of ends
+    "start-failed": "mend what the message names (a program, a folder, a user that the worker has): moorage show {job}",
+    "timeout": "give it longer, with --time-limit or --deadline; what it did until then: moorage logs {job}",
+}
+
+#: what a person may take for granted and is otherwise
+NOTES: Final[dict[str, str]] = {
+    "job-expired": "start_within_s bounds the wait: what by all estimates cannot make it is refused at once with "
+    "cannot-start-in-time; anything else is accepted, waits, and is EXPIRED by event when the time is over",
+    "cannot-start-in-time": "the bound is optimistic: it counts on the shortest run ever seen of all that runs, and on "
+    "nobody before it in the queue; nothing was recorded",
+    "queue-full": "nothing of the request was recorded; the durable queue takes it and waits: "
+    "nats req moorage.request.TENANT.submit",
+    "no-scheduler": "a request without an answer may still be recorded: send it again with the same job id",
+    "disconnected": "it may have been recorded: send it again with the same job id",
+    "too-large": "a request has at most 64 KiB, a frame 900 KiB; the SDK and the command split what is many",
+    "conflict": "the first request stands and is not touched",
+    "permission-refused": "NATS says no, not moorage: over plain NATS it is a -ERR line and no answer",
+    "no-match": "only when on_no_match says reject: else it is a warning, and the job waits",
+}
+
+
+class Code(NamedTuple):
+    """An error's code, or the reason of a job that waits or of an attempt that ended (`fault` is then "")."""
+
+    code: str
+    fault: str
+    means: str
+    of: Literal["error", "waiting", "end"] = "error"
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the command that ends with it; None for a reason, which ends none."""
+        return EXIT_OF_CODE.get(self.code, EXIT_FAILED) if self.fault else None
+
+
+def error_codes() -> dict[str, Code]:
+    """Every code of an error that a user can meet."""
+    from moorage.bus.errors import BUS_CODES
+    from moorage.client.errors import CLIENT_CODES
+    from moorage.schemas.errors import CODES
+
+    known = {**CODES, **BUS_CODES, **CLIENT_CODES}
+    return {code: Code(code, fault, means) for code, (fault, means) in known.items()}
+
+
+def reasons() -> dict[str, Code]:
+    """Every reason for which a job waits."""
+    return {name: Code(name, "", reason.means, "waiting") for name, reason in REASONS.items()}
+
+
+def ends() -> dict[str, Code]:
+    """Every reason for which an attempt ends that does not end by itself."""
+    from moorage.schemas.errors import ENDS
+
+    return {code: Code(code, "", means, "end") for code, means in ENDS.items()}
+
+
+def code_of(word: str) -> Code | None:
+    """The code of an error or the reason for waiting that a word is, where it is one."""
+    return error_codes().get(word) or reasons().get(word)
+
+
+def fix_of(code: str) -> str:
+    """What helps against an error, a reason or an end; empty where no line can say it."""
+    return REASONS[code].fix if code in REASONS else FIXES.get(code, "")
+
+
+def frame(code: Code) -> dict[str, Any]:
+    """What `--json` says of a code."""
+    return {"kind": "code", **code._asdict(), "exit_code": code.exit_code, "fix": fix_of(code.code)}

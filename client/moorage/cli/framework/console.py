@@ -1,0 +1,120 @@
+"""Where the command writes: data to stdout, talk to stderr, colour only where somebody looks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Final, Literal, TextIO
+
+from moorage.cli.framework.exit_codes import exit_code_of
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import MoorageError, Problem
+from moorage.schemas.printable import in_one_line, shown
+
+Colour = Literal["auto", "always", "never"]
+
+FIXES_MAX: Final = 3
+_STYLES: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+_choice: Colour = "auto"
+
+
+def choose_colour(colour: Colour) -> None:
+    """What `--color` says, for the rest of this process."""
+    global _choice
+    _choice = colour
+
+
+def has_colour(stream: TextIO) -> bool:
+    """`--color`, else NO_COLOR, else CLICOLOR_FORCE, else whether a terminal that can is there (clig.dev)."""
+    if _choice != "auto":
+        return _choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("CLICOLOR_FORCE", "0") not in ("", "0"):
+        return True
+    return is_live(stream) and os.environ.get("CLICOLOR", "1") != "0"
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether a terminal is there on which lines can be written again."""
+    return stream.isatty() and os.environ.get("TERM", "") != "dumb"
+
+
+def paint(text: str, style: str, stream: TextIO) -> str:
+    """The text in a style of `_STYLES`, or as it is where there is no colour."""
+    if not style or not has_colour(stream):
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+def plain(text: str, stream: TextIO | None = None) -> str:
+    """What stands in it is shown and not obeyed: names and reasons come from workers and tenants, and a terminal does
+    what control characters say. Our own colours stay, where the stream has any."""
+    safe = shown(text)
+    if "\x1b" in text and (stream is None or has_colour(stream)):
+        for style in ("0", *_STYLES.values()):
+            safe = safe.replace(f"\\x1b[{style}m", f"\x1b[{style}m")
+    return safe
+
+
+def say(text: str) -> None:
+    """A line of talk."""
+    print(plain(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def say_if_heard(text: str) -> None:
+    """As `say`, of one who must go on where nobody reads any more: the terminal is closed, the pipe has no reader."""
+    with contextlib.suppress(OSError):
+        say(text)
+
+
+def tell(text: str) -> None:
+    """A line of data."""
+    print(plain(text, sys.stdout), flush=True)
+
+
+def emit(frame: object) -> None:
+    """A frame as one line of JSON, as it is on the wire."""
+    sys.stdout.write(encode(frame).decode() + "\n")
+    sys.stdout.flush()
+
+
+def fail(error: MoorageError, *, json: bool = False) -> int:
+    """Tell an error: what, the evidence, how to go on; with `json` its frame, too. Returns the exit code."""
+    told, fixes = error.problem, getattr(error, "fixes", ())
+    if told.code in ("no-scheduler", "not-leading"):
+        import msgspec
+
+        from moorage.cli.framework.disk import ROOM, full_disk_of
+
+        if (full := full_disk_of(told.message)) is not None:
+            told, fixes = msgspec.structs.replace(told, message=f"{told.message}: {full}"), (ROOM,)
+    if json:
+        emit(told)
+    tell_error(told, fixes)
+    return exit_code_of(error)
+
+
+def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
+    first, *rest = problem.message.splitlines() or [""]
+    say(f"{paint(f'error[{problem.code}]:', 'red', sys.stderr)} {first}")
+    for line in rest:
+        say(f"  {line}")
+    evidence = [
+        f"{name} {value}"
+        for name, value in (("at", problem.field), ("found", problem.found), ("allowed", problem.allowed))
+        if value and value not in problem.message
+    ]
+    if evidence:
+        say("  " + ", ".join(evidence))
+    if problem.retry_after_s is not None:
+        say(f"  again in {problem.retry_after_s:g} s")
+    if not fixes and not problem.next:
+        from moorage.cli.framework.codes import FIXES
+
+        fixes = (FIXES[problem.code],) if problem.code in FIXES else ()
+    for fix in [*filter(None, dict.fromkeys(fixes or (problem.next,)))][:FIXES_MAX]:
+        say(f"{paint('fix:', 'cyan', sys.stderr)} {in_one_line(fix)}")
+    say(paint(f"more: moorage errors {problem.code}", "dim", sys.stderr))

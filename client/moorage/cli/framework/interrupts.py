@@ -1,0 +1,136 @@
+"""Signals while a verb works: the first Ctrl-C ends it in order, the next one at once; neither with a stack trace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from moorage.cli.framework.exit_codes import EXIT_INTERRUPTED
+
+Result = TypeVar("Result")
+
+#: what ends a service, or a command that has processes of its own, in order: Ctrl-C, `kill`, a terminal that is closed
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: how long a second Ctrl-C is waited for at a terminal
+AGAIN_S: Final = 2.0
+
+_happened = False
+#: set by the second Ctrl-C, where it has a meaning of its own
+_again: asyncio.Event | None = None
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """As `asyncio.run`. Ctrl-C cancels the work and raises KeyboardInterrupt once it is over, the next one ends us, or
+    if `detachable` waits for it the one after that."""
+
+    async def watched() -> Result:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def on_interrupt() -> None:
+            global _happened
+            _happened = True
+            if _again is None:
+                _end_at_the_next(loop)
+            else:
+                loop.add_signal_handler(signal.SIGINT, on_second, _again)
+            hush()
+            task.cancel()
+
+        def on_second(again: asyncio.Event) -> None:
+            _end_at_the_next(loop)
+            again.set()
+
+        if before is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGINT, on_interrupt)
+        return await work
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        return asyncio.run(watched())
+    except asyncio.CancelledError:
+        if not _happened:
+            raise
+        raise KeyboardInterrupt from None
+    finally:
+        if not _happened:
+            signal.signal(signal.SIGINT, before)  # the loop leaves Python's own behind
+
+
+def _end_at_the_next(loop: asyncio.AbstractEventLoop) -> None:
+    loop.remove_signal_handler(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+async def detachable(
+    following: Coroutine[Any, Any, int | None],
+    detach: Callable[[], bool | None],
+    cancel: Callable[[], Awaitable[None]] | None = None,
+) -> int | None:
+    """Inside `run`: follow until the end, or until Ctrl-C; then say how to go on.
+
+    With `cancel` a second Ctrl-C within `AGAIN_S` calls it. If `detach` returns true, it has said so to somebody at a
+    terminal, and the second one is waited for.
+    """
+    global _again
+    _again = again = asyncio.Event() if cancel is not None else None
+    try:
+        return await following
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not _happened or task is None:
+            raise
+        task.uncancel()
+        is_told = detach()
+        if cancel is not None and again is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S if is_told else 0):
+                    await again.wait()
+            if again.is_set():
+                await cancel()
+        return EXIT_INTERRUPTED
+
+
+def end_in_order(told: Callable[[int], None]) -> None:
+    """Have the first of `ENDING` cancel this task. Those behind it are told and change nothing: it ends already."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    ending = False
+
+    def on_signal(number: int) -> None:
+        nonlocal ending
+        told(number)
+        if not ending:
+            ending = True
+            hush()
+            task.cancel()
+
+    for number in ENDING:
+        loop.add_signal_handler(number, on_signal, number)
+
+
+def hush() -> None:
+    """What libraries say from now on of work that was cut off is news to nobody."""
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    sys.unraisablehook = lambda _: None
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+
+
+def raise_once() -> None:
+    """Outside a loop: the first Ctrl-C raises KeyboardInterrupt, the next one ends us."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return
+
+    def on_interrupt(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, on_interrupt)

@@ -1,0 +1,200 @@
+"""The options that every command has, and what it takes to run one against a server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
+
+from moorage.cli.framework import console
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import Colour, emit, fail, tell
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.settings_file import find_file
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.frames import Answer
+
+CLIENT_VARIABLES: Final = "MOORAGE_CLIENT_"
+#: a one-shot command waits so long for a server and for a scheduler that may be changing hands (4 s on one node)
+TIMEOUT_DEFAULT: Final = "10s"
+CONNECT_TIMEOUT_S_MAX: Final = 3.0
+
+
+Nats = Annotated[str | None, Parameter(help="URL of the server, or a nats context.", value="WHERE")]
+Json = Annotated[bool, Parameter(help="Frames as JSON, one object per line.")]
+Format = Annotated[
+    str | None, Parameter(help="One line per row; fields of --json in braces: '{job} {state}'.", value="TEXT")
+]
+Color = Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. Else auto.")]
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """What may come from the environment and the settings file, too."""
+
+    __group__: ClassVar[str] = "Common"
+
+    def settled(self) -> Self:
+        """With what the settings say where no flag does. Raises Refused with bad-settings."""
+        if find_file() is None and not any(name.startswith(CLIENT_VARIABLES) for name in os.environ):
+            return self
+        from moorage.cli.framework.settings import client_settings
+
+        said = client_settings()
+        if "timeout" in said:
+            said["timeout"] = f"{said['timeout']}s"
+        return replace(self, **{name: value for name, value in said.items() if getattr(self, name, value) is None})
+
+
+@dataclass(frozen=True)
+class LocalOptions(_Settled):
+    """What a verb understands that asks nobody."""
+
+    json: Json = False
+    color: Color = None
+
+
+@dataclass(frozen=True)
+class LedgerOptions(_Settled):
+    """What a verb understands that reads or writes the ledger itself, or serves; it asks no scheduler."""
+
+    nats: Nats = None
+    json: Json = False
+    color: Color = None
+
+
+@dataclass(frozen=True)
+class Options(_Settled):
+    """What every verb understands that talks to a scheduler."""
+
+    nats: Nats = None
+    tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else default.", value="NAME")] = (
+        None
+    )
+    timeout: Annotated[
+        str | None, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m. Else 10s.", value="DURATION")
+    ] = None
+    json: Json = False
+    color: Color = None
+
+
+class _Rows:
+    """Answers in rows."""
+
+    json: bool
+    format: str | None
+
+    def shown(self, frame: object, rows: Iterable[Any]) -> bool:
+        """With --json the frame, with --format a line a row; False where neither was asked for."""
+        if self.json:
+            emit(frame)
+        elif self.format is not None:
+            from moorage.cli.framework.fields import filled
+
+            for row in rows:
+                tell(filled(self.format, row))
+        return self.json or self.format is not None
+
+    def show_each(self, answers: Iterable[Answer], show: Callable[[dict[str, Any]], None]) -> None:
+        """One answer after the other: as `shown`, else by `show` with a blank line between two."""
+        for at, answer in enumerate(answers):
+            if not self.shown(answer, [answer.data]):
+                if at:
+                    tell("")
+                show(answer.data)
+
+
+@dataclass(frozen=True)
+class RowOptions(Options, _Rows):
+    """Those of verbs that answer in rows."""
+
+    format: Format = None
+
+
+@dataclass(frozen=True)
+class LocalRowOptions(LocalOptions, _Rows):
+    """The same, of verbs that ask nobody."""
+
+    format: Format = None
+
+
+LOCAL: Final = LocalOptions()
+OF_LEDGER: Final = LedgerOptions()
+DEFAULTS: Final = Options()
+ROWS: Final = RowOptions()
+LOCAL_ROWS: Final = LocalRowOptions()
+Work = Callable[["AsyncClient"], Awaitable[int | None]]
+
+
+def with_client(options: Options, work: Work) -> int:
+    """Connect, do the work, close; errors are told. Returns the exit code."""
+
+    def act() -> int | None:
+        from moorage.cli.framework.interrupts import run
+
+        return run(_connected(options, work))
+
+    return guarded(options, act)
+
+
+def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], int | None]) -> int:
+    """Run, and tell what went wrong. Returns the exit code."""
+    console.choose_colour(options.color or "auto")
+    try:
+        console.choose_colour(options.settled().color or "auto")
+        return act() or 0
+    except MoorageError as error:
+        if error.code == "permission-refused" and isinstance(options, Options):
+            error = _refused(options, error)
+        return fail(error, json=options.json)
+
+
+def _refused(options: Options, error: MoorageError) -> MoorageError:
+    """The same, with what this command may do about it: whose key it is only NATS knows."""
+    import msgspec
+
+    from moorage.client.errors import NotPermitted
+    from moorage.client.tenant import TENANT_DEFAULT, TENANT_VARIABLE, named_tenant
+
+    told = error.problem
+    subject = told.message.rpartition(" ")[2]
+    if not named_tenant(options.settled().tenant) and TENANT_DEFAULT in subject.split("."):
+        return NotPermitted(
+            msgspec.structs.replace(told, next=f"name your tenant: --tenant NAME, or {TENANT_VARIABLE}")
+        )
+    if subject.endswith(".admin.fleet"):
+        return NotPermitted(told, ("moorage fleet --watch: what an observer may see of it",))
+    return error
+
+
+async def _connected(options: Options, work: Work) -> int | None:
+    async with client_of(options) as client:
+        return await work(client)
+
+
+def client_of(options: Options) -> AsyncClient:
+    """The client that these options describe, not yet open. Raises `Rejected`."""
+    from moorage.client.client import AsyncClient
+    from moorage.client.durations import seconds
+
+    options = options.settled()
+    timeout = options.timeout or TIMEOUT_DEFAULT
+    told = False
+
+    def on_wait() -> None:
+        nonlocal told
+        if not told:
+            told = True
+            console.say(f"no scheduler answers yet, asking again (for up to {timeout})")
+
+    return AsyncClient(
+        options.nats,
+        tenant=options.tenant,
+        timeout=timeout,
+        connect_timeout=min(seconds(timeout), CONNECT_TIMEOUT_S_MAX),
+        name="moorage command",
+        on_wait=on_wait,
+    )

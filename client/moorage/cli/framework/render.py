@@ -1,0 +1,237 @@
+"""Text for people: tables without boxes, ages, states, cells. Pure, but for the question who reads."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
+
+from moorage.cli.framework.console import paint, plain
+from moorage.client.durations import age
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+__all__ = ["Rows", "age", "facts", "ordinal", "state", "table", "utc", "waits"]
+
+T = TypeVar("T")
+
+GAP: Final = "  "
+#: what the last column should have, and with what it is still better cut than wrapped by the terminal
+LAST_COLUMN_MIN: Final = 12
+LAST_COLUMN_LEAST: Final = 4
+#: what a last column that goes on in further lines should have
+WRAPPED_COLUMN_MIN: Final = 24
+
+_STATE_STYLE: Final = {
+    "RUNNING": "green",
+    "SUCCEEDED": "green",
+    "up": "green",
+    "FAILED": "red",
+    "TIMED_OUT": "red",
+    "REJECTED": "red",
+    "LOST_KEPT": "red",
+    "lost": "red",
+    "stale": "yellow",
+    "not-heard": "yellow",
+    "QUEUED": "yellow",
+    "EXPIRED": "yellow",
+    "draining": "yellow",
+    "cordoned": "yellow",
+    "CANCELLED": "dim",
+    "left": "dim",
+}
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    numbers: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    wraps: bool = False,
+    stream: TextIO | None = None,
+) -> str:
+    """Rows under an upper-case header. On a terminal aligned, numbers to the right, the last column cut to fit; in a
+    pipe separated by tabs, uncut and without colour. `numbers` names the columns to align to the right, `optional`
+    those that a narrow terminal does without, the first one first. With `wraps` the last column goes on in further
+    lines where it would be cut."""
+    stream = sys.stdout if stream is None else stream
+    texts = [[_text(cell) for cell in row] for row in rows]
+    if not stream.isatty():
+        return "\n".join("\t".join(cell.replace("\t", " ") for cell in row) for row in [list(header), *texts])
+    widths = [max(len(row[at]) for row in [list(header), *texts]) for at in range(len(header))]
+    columns = shutil.get_terminal_size().columns
+    for name in optional:
+        if _room(columns, widths) >= min(widths[-1], WRAPPED_COLUMN_MIN if wraps else LAST_COLUMN_MIN):
+            break
+        at = list(header).index(name)
+        header, widths = _without(header, at), _without(widths, at)
+        texts = [_without(row, at) for row in texts]
+    last = _last(columns, widths)
+    lines = [paint(_line(header, widths, header, numbers, last), "dim", stream)]
+    for row in texts:
+        first, *rest = _wrapped(row[-1], last, breaks=True) if wraps else [row[-1]]
+        lines.append(_line([*row[:-1], first], widths, header, numbers, last, stream))
+        lines += [" " * (sum(widths[:-1]) + len(GAP) * (len(widths) - 1)) + line for line in rest]
+    return "\n".join(lines)
+
+
+class Rows:
+    """A table whose rows come one by one. On a terminal they stand under a header, each column as wide as its widest
+    cell so far and at least as `widths` says by the column's name, the last one cut to fit; a terminal that is narrow
+    at the first row does without the columns in `optional`. In a pipe rows are separated by tabs, uncut and without a
+    header."""
+
+    def __init__(
+        self,
+        header: Sequence[str],
+        *,
+        numbers: Sequence[str] = (),
+        optional: Sequence[str] = (),
+        widths: Mapping[str, int] | None = None,
+        stream: TextIO | None = None,
+    ) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._header = header
+        self._numbers = numbers
+        self._optional = optional
+        self._left_out: list[int] = []
+        self._widths = [max(len(name), (widths or {}).get(name, 0)) for name in header]
+        self._begun = False
+
+    def line(self, row: Sequence[Any]) -> str:
+        """The row as a line; before the first, the header."""
+        texts = [_text(cell) for cell in row]
+        if not self._stream.isatty():
+            return "\t".join(cell.replace("\t", " ") for cell in texts)
+        if not self._begun:
+            self._leave_out()
+        for at in self._left_out:
+            del texts[at]
+        self._widths = [max(width, len(text)) for width, text in zip(self._widths, texts, strict=True)]
+        last = _last(shutil.get_terminal_size().columns, self._widths)
+        line = _line(texts, self._widths, self._header, self._numbers, last, self._stream)
+        if self._begun:
+            return line
+        self._begun = True
+        header = _line(self._header, self._widths, self._header, self._numbers, last)
+        return f"{paint(header, 'dim', self._stream)}\n{line}"
+
+    def _leave_out(self) -> None:
+        for name in self._optional:
+            if _room(shutil.get_terminal_size().columns, self._widths) >= LAST_COLUMN_MIN:
+                return
+            at = list(self._header).index(name)
+            self._left_out.append(at)
+            self._header, self._widths = _without(self._header, at), _without(self._widths, at)
+
+
+def _room(columns: int, widths: Sequence[int]) -> int:
+    """What the columns before leave for the last one."""
+    return columns - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
+
+
+def _last(columns: int, widths: Sequence[int]) -> int:
+    """How wide the last column is; where the others leave next to nothing, the terminal wraps it."""
+    room = _room(columns, widths)
+    return room if room >= LAST_COLUMN_LEAST else LAST_COLUMN_MIN
+
+
+def _without(cells: Sequence[T], at: int) -> list[T]:
+    return [*cells[:at], *cells[at + 1 :]]
+
+
+def _line(
+    row: Sequence[str],
+    widths: Sequence[int],
+    header: Sequence[str],
+    numbers: Sequence[str],
+    last: int,
+    stream: TextIO | None = None,
+) -> str:
+    cells = []
+    for at, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        is_last = at == len(row) - 1
+        if is_last and len(cell) > last:
+            cell = cell[: last - 1] + "…"
+        text = cell.rjust(width) if header[at] in numbers else cell if is_last else cell.ljust(width)
+        cells.append(state(text, stream) if stream is not None and header[at] == "STATE" else text)
+    return GAP.join(cells).rstrip()
+
+
+def _text(cell: Any) -> str:
+    if cell is None or cell == "":
+        return "-"
+    text = (",".join(map(str, cell)) or "-") if isinstance(cell, (list, tuple)) else str(cell)
+    return plain(text.replace("\n", " "))
+
+
+def state(text: str, stream: TextIO) -> str:
+    """A state in its colour; the word itself carries it, too."""
+    return paint(text, _STATE_STYLE.get(text.strip(), ""), stream)
+
+
+def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str:
+    """Names and values, one a line; those without a value are left out."""
+    stream = sys.stdout if stream is None else stream
+    shown = [(name, _text(value)) for name, value in pairs if value not in (None, "", [], {})]
+    if not stream.isatty():
+        return "\n".join(f"{name}\t{value}" for name, value in shown)
+    width = max((len(name) for name, _ in shown), default=0)
+    room = max(shutil.get_terminal_size().columns - width - len(GAP), LAST_COLUMN_MIN)
+    lines = []
+    for name, value in shown:
+        first, *rest = _wrapped(value, room)
+        first = state(first, stream) if name == "state" else first
+        lines.append(f"{paint(name.ljust(width), 'dim', stream)}{GAP}{first}")
+        lines += [" " * width + GAP + line for line in rest]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, room: int, *, breaks: bool = False) -> list[str]:
+    """In lines of at most `room`; a longer word is broken with `breaks`, and else stands out."""
+    if len(text) <= room:
+        return [text]
+    import textwrap
+
+    return textwrap.wrap(text, room, break_long_words=breaks, break_on_hyphens=False)
+
+
+def waits(explained: dict[str, Any]) -> str:
+    """Why a job waits, in a line, from what `explain` says: `2nd of 5  ~4m  busy: needs 1 more H100 on one host`."""
+    place = place_of(explained) if "position" in explained else ""
+    starts = explained.get("starts")
+    about = f"~{age(starts['p50_ms'])}" if starts else ""
+    why = f"{explained['reason']}: " + (f"needs {explained['needs']}" if "needs" in explained else explained["means"])
+    return GAP.join(filter(None, (place, about, why)))
+
+
+def place_of(explained: dict[str, Any]) -> str:
+    """Where a job stands in the queue: `2nd of 5`. Of a very long queue the replicas are counted, and not the jobs."""
+    place = f"{ordinal(explained['position'])} of {explained['queued']}"
+    return f"{place} replicas" if explained.get("queued_of") == "replicas" else place
+
+
+def ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def day_and_time(moment: datetime, now: datetime) -> str:
+    """A moment to come as a person says it, in the zone of `now`: `today 22:00`, `2026-11-27 22:00`."""
+    days = (moment.date() - now.date()).days
+    return f"{('today', 'tomorrow')[days] if days in (0, 1) else moment.date()} {moment:%H:%M}"
+
+
+def utc(milliseconds: float) -> str:
+    """Wall milliseconds as `2026-11-20T11:36:02Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(milliseconds / 1000))
+
+
+def utc_ms(milliseconds: int) -> str:
+    """Wall milliseconds as `2026-11-20T11:36:02.507Z`."""
+    return f"{utc(milliseconds)[:-1]}.{milliseconds % 1000:03d}Z"

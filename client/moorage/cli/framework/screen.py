@@ -1,0 +1,55 @@
+"""Lines drawn again in place, for `--watch` on a terminal: never wider or higher than it, so that none wraps."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from typing import Final, TextIO
+
+from moorage.cli.framework.console import is_live, plain
+
+#: what changes closer together is shown together
+APART_S: Final = 0.5
+_STYLED: Final = re.compile(r"(\x1b\[[0-9;]*m)")
+
+
+class Screen:
+    """`live` says whether the stream is a terminal on which that works; else nothing may be drawn."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.live = is_live(stream)
+        self._stream = stream
+        self._drawn = 0
+
+    def draw(self, lines: Sequence[str], *, tail: Sequence[str] = (), unseen: int = 0) -> None:
+        """These lines in place of those before. Where they do not fit the last ones go, but for `tail`; how many,
+        and `unseen` more that are not among them, is said."""
+        columns, rows = shutil.get_terminal_size()
+        room = max(rows - 1 - len(tail), 1)
+        shown = list(lines)
+        if len(shown) + (unseen > 0) > room:
+            unseen += len(shown) - room + 1
+            del shown[room - 1 :]
+        if unseen > 0:
+            shown.append(f"… and {unseen:,} more")
+        shown += tail
+        back = f"\x1b[{self._drawn}F\x1b[J" if self._drawn else ""
+        self._stream.write(back + "".join(cut(plain(line), columns) + "\n" for line in shown))
+        self._stream.flush()
+        self._drawn = len(shown)
+
+
+def cut(line: str, columns: int) -> str:
+    """The line in at most so many columns, its colours ended."""
+    left, out = columns, []
+    for part in _STYLED.split(line):
+        if part.startswith("\x1b"):
+            out.append(part)
+        elif len(part) <= left:
+            out.append(part)
+            left -= len(part)
+        else:
+            out.append(part[: max(left - 1, 0)] + ("…" if left else "") + ("\x1b[0m" if len(out) > 1 else ""))
+            break
+    return "".join(out)

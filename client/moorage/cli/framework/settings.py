@@ -1,0 +1,149 @@
+"""The settings file as the command sees it: all its sections, the flags made from them, and what holds now."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+import msgspec
+
+from moorage.cli.framework.arguments import GROUP_TITLE, Parameter
+from moorage.schemas.settings import (
+    DEFAULT,
+    NO_FILE,
+    Found,
+    Setting,
+    SettingsFile,
+    declared,
+    example,
+    read_file,
+    setting,
+    settle,
+    shown,
+)
+from moorage.schemas.settings_file import FILE_VARIABLE, file_here, find_file
+
+CLIENT: Final = "client"
+UP: Final = "up"
+FILE_HELP: Final = "Settings file; else $MOORAGE_SETTINGS, or moorage.toml in ~/.config/moorage or /etc/moorage."
+UP_FILE_HELP: Final = (
+    "Settings file; else $MOORAGE_SETTINGS, or moorage.toml in this folder, ~/.config/moorage or /etc/moorage."
+)
+
+
+class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command takes for granted where nobody says otherwise. Services that use the SDK are not concerned."""
+
+    nats: Annotated[str | None, setting("URL or nats context of the server; NATS_CONTEXT and NATS_URL go first.")] = (
+        None
+    )
+    tenant: Annotated[str | None, setting("Whose jobs; `default` by default.", env="MOORAGE_TENANT")] = None
+    timeout: Annotated[float, setting("How long to wait for an answer.", unit="s", ge=0, le=366 * 86400)] = 10.0
+    color: Annotated[Literal["auto", "always", "never"], setting("Colour on a terminal.")] = "auto"
+
+
+class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `moorage up` starts; its scheduler and worker read their own sections."""
+
+    simulate: Annotated[
+        str | None, setting("Simulated hosts instead of this machine: 4x8xH100, 2x4xL40S+8xH100, or a file.")
+    ] = None
+    data: Annotated[Path | None, setting("Folder of its state; ./.moorage by default.", env="MOORAGE_HOME")] = None
+    port: (
+        Annotated[int, setting("Port of the server on 127.0.0.1; 4222 or a free one by default.", ge=0, le=65535)]
+        | None
+    ) = None
+
+
+#: keys whose flags are the common options of every command
+COMMON: Final = frozenset({"nats"})
+
+
+def sections() -> dict[str, type[msgspec.Struct]]:
+    """Every section of the file with the struct that declares its keys."""
+    from moorage.scheduler.settings import SchedulerSettings
+    from moorage.worker.settings import WorkerSettings
+
+    return {"scheduler": SchedulerSettings, "worker": WorkerSettings, UP: UpSettings, CLIENT: ClientSettings}
+
+
+def the_file(given: str | Path | None = None, env: Mapping[str, str] | None = None) -> SettingsFile:
+    """The settings file that holds here, every section of it checked. Raises Refused with bad-settings."""
+    path = find_file(given, env)
+    if path is None:
+        return NO_FILE
+    file = read_file(path)
+    for name, struct in sections().items():
+        if name in file.tables:
+            settle(name, struct, env={}, file=file)
+    return file
+
+
+def unread_here(read: SettingsFile) -> str:
+    """What to say of a `moorage.toml` in the current folder that was not read; "" where there is none."""
+    here = file_here()
+    if here is None or (read is not NO_FILE and here.samefile(read.path)):
+        return ""
+    return f"{here} is not read; to read it: --settings {here.name}, or {FILE_VARIABLE}={here}"
+
+
+def client_settings(env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What [client] and its variables say; Raises Refused with bad-settings."""
+    env = os.environ if env is None else env
+    path = find_file(env=env)
+    found = settle(CLIENT, ClientSettings, env=env, file=read_file(path))
+    return {
+        key: one.value
+        for key, one in found.items()
+        if one.source != DEFAULT
+        and not (key == "nats" and one.source == str(path) and (env.get("NATS_CONTEXT") or env.get("NATS_URL")))
+    }
+
+
+def flags_of(section: str, struct: type[msgspec.Struct]) -> type:
+    """A dataclass with an option for each key of a section, as the reader of lines takes it; None is one that was not
+    given. The values are checked by `settle`, as those of the environment are."""
+    fields: list[tuple[str, Any, Any]] = []
+    for key, one in declared(section, struct).items():
+        if key in COMMON:
+            continue
+        kind = list[str] | None if get_origin(one.type) in (tuple, list, dict) else str | None
+        default = f" Else {shown(one, one.default)}." if one.default not in (None, "", (), {}) else ""
+        note = Parameter(help=one.help + default, names=(one.flag,), value=_value_word(one))
+        fields.append((key, Annotated[kind, note], dataclasses.field(default=None)))
+    here = {"__module__": __name__, GROUP_TITLE: "Settings"}
+    return dataclasses.make_dataclass(f"{section.capitalize()}Flags", fields, frozen=True, namespace=here)
+
+
+def _value_word(one: Setting) -> str:
+    """What stands for the value in a help."""
+    if one.unit:
+        return "DURATION" if one.unit == "s" else "SIZE"
+    if get_origin(one.type) is Literal:
+        return "|".join(map(str, get_args(one.type)))
+    return {bool: "true|false", int: "NUMBER", Path: "PATH", dict: "NAME=VALUE"}.get(
+        get_origin(one.type) or one.type, one.flag.removeprefix("--").upper()
+    )
+
+
+def effective(file: SettingsFile) -> Iterator[Found]:
+    """Every key of every section with what holds here now, but for flags."""
+    for name, struct in sections().items():
+        yield from settle(name, struct, file=file).values()
+
+
+def example_file() -> str:
+    """A settings file with every key in it, each commented out at its default."""
+    lines = [
+        "# Every key of moorage.toml, commented out at its default. Durations and sizes are numbers, or text with a",
+        "# unit. A flag goes before an environment variable (MOORAGE_<SECTION>_<KEY>), which goes before this file.",
+        "# No password or token stands here: name a file that holds it.",
+    ]
+    for name, struct in sections().items():
+        lines += ["", f"[{name}]"]
+        for one in declared(name, struct).values():
+            lines += [f"# {one.help}", f"#{example(one)}"]
+    return "\n".join(lines) + "\n"

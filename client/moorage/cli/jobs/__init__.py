@@ -1,0 +1,1 @@
+"""What a person does with jobs: ask for GPUs, follow, look, cancel."""

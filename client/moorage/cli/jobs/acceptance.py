@@ -1,0 +1,57 @@
+"""What is said of a request that is in the ledger, or of which nobody knows whether it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from moorage.cli.framework.console import say
+from moorage.cli.framework.render import waits
+from moorage.schemas.frames import Accepted
+from moorage.schemas.gpu import format_token
+
+if TYPE_CHECKING:
+    from moorage.client.job import Job
+    from moorage.schemas.job import Request
+
+#: what a warning means that is a code alone
+_WARNINGS: Final = {
+    "cancelled-before": "a cancel of this id came before it, so it is CANCELLED; submit it under another id",
+}
+
+
+def say_interrupted(jobs: Sequence[str | None]) -> None:
+    """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again."""
+    if len(jobs) == 1:
+        job = jobs[0]
+        say(f"interrupted before the answer: {job} may have been accepted")
+        say(f"  look: moorage show {job}   cancel: moorage cancel {job}")
+    else:
+        say(f"interrupted before the answer: any of the {len(jobs)} jobs may have been accepted")
+        say("  look: moorage ls; jobs that have an id in the file can be sent again: they are the same jobs")
+
+
+def say_accepted(job: Job, request: Request) -> None:
+    """What the scheduler answered, and how to follow the job."""
+    accepted = job.accepted
+    assert accepted is not None
+    known = f"known already, {accepted.state}" if accepted.duplicate else "accepted"
+    without = "no GPU" if request.replicas == 1 else f"{request.replicas} replicas without GPUs"
+    asks = format_token(request.effective_gpu, request.replicas) if request.effective_gpu else without
+    say(f"{known}: {asks}, ledger record {accepted.ledger}")
+    tell_warnings(accepted)
+    if accepted.waiting is not None and "reason" in accepted.waiting:
+        say(f"waits: {waits(accepted.waiting)}")
+    say(f"follow: moorage logs {job.id}   why: moorage explain {job.id}")
+
+
+def tell_warnings(accepted: Accepted) -> None:
+    for warning in accepted.warnings:
+        tell_warning(warning)
+
+
+def tell_warning(warning: str) -> None:
+    """One of those that an acceptance or a plan has: a code, and mostly more behind a colon."""
+    code, _, text = warning.partition(":")
+    text = text.strip() or _WARNINGS.get(code, "see moorage explain")
+    say(f"warning[{code}]: {'no known worker could run it: ' if code == 'no-match' else ''}{text}")

@@ -1,0 +1,235 @@
+"""`moorage explain`: why a job is where it is, or what a code means."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.codes import FIXES, code_of, fix_of, frame
+from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.exit_codes import shell_code
+from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.framework.render import age, facts, ordinal, place_of, utc
+from moorage.cli.framework.screen import APART_S, Screen
+from moorage.cli.jobs.instead import as_words
+from moorage.cli.jobs.selectors import LISTED, ask_each, one_id
+from moorage.schemas.codec import Decoder
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import FleetFrame
+from moorage.schemas.job import TERMINAL
+from moorage.schemas.reasons import HELD, REASONS
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.bus.transport import Delivery
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.frames import Answer
+
+#: where to look for why it ended so, by its state; a reason of its own that has a fix goes before
+_LOOK: Final = {
+    "FAILED": "moorage logs {job}",
+    "TIMED_OUT": FIXES["timeout"],
+    "EXPIRED": "give it longer than it waited: moorage show {job}; moorage fleet shows what is free",
+    "REJECTED": "ask for what moorage fleet shows, or leave out --on-no-match",
+}
+#: with fewer runs seen no start is said to hold nine times in ten
+RUNS_SURE: Final = 20
+_decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
+
+
+def explain(
+    *what: Annotated[
+        str, Parameter(help="Jobs (moorage help jobs), or the code of an error or of a reason.", lists=LISTED)
+    ],
+    watch: Annotated[bool, Parameter(help="Again whenever the answer changes, until the job is over.")] = False,
+    options: RowOptions = ROWS,
+) -> int:
+    """Why a job waits, or what a code means."""
+    if len(what) == 1 and (code := code_of(what[0])) is not None:
+        fault = f" (fault: {code.fault})" if code.fault else ""
+        text = f"{code.code}: {code.means}{fault}"
+        return guarded(options, lambda: None if options.shown(frame(code), [frame(code)]) else tell(text))
+
+    async def work(client: AsyncClient) -> int | None:
+        async def ask(name: str) -> Answer:
+            return await client.answer("explain", {"job": name})
+
+        if watch:
+            await _watch(client, await one_id(client, ",".join(what), "explain --watch"), options)
+            return None
+        options.show_each(await ask_each(client, what, ask), _explain)
+        return None
+
+    return with_client(options, work)
+
+
+async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
+    """Ask again at each event of the tenant and each new frame of the leader; show what is not as it was.
+
+    The frame tells that the fleet has changed, which is what a waiting job waits for.
+    """
+    news = asyncio.Event()
+    news.set()
+    frame_before: tuple[Any, ...] = ()
+
+    def on_frame(delivery: Delivery) -> None:
+        nonlocal frame_before
+        try:
+            frame = _decode_frame(delivery.data)
+        except Refused:
+            return
+        now = (frame.queued, frame.running, [(row["state"], row["cells"]) for row in frame.workers])
+        if now != frame_before:
+            frame_before = now
+            news.set()
+
+    subscriptions = [
+        await client.subscribe(client.subjects.events(client.tenant), lambda _: news.set()),
+        await client.subscribe(client.subjects.fleet_frame, on_frame),
+    ]
+    screen = Screen(sys.stdout)
+    before: dict[str, Any] = {}
+    try:
+        while before.get("state") not in TERMINAL:
+            await news.wait()
+            news.clear()
+            answer = await client.answer("explain", {"job": job})
+            if answer.data == before:
+                continue
+            before = answer.data
+            if options.json or options.format:
+                options.shown(answer, [before])
+            elif screen.live:
+                screen.draw([*explained(before).splitlines(), *fix_lines(before)])
+            else:
+                tell("\t".join((job, before["state"], before.get("reason") or "-", _why(before) or "-")))
+            await asyncio.sleep(APART_S)
+    finally:
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+
+
+def _explain(data: dict[str, Any]) -> None:
+    tell(explained(data))
+    for line in fix_lines(data):
+        say(line)
+
+
+def _why(data: dict[str, Any]) -> str:
+    return f"{data['reason']}: {data['means']}" if "reason" in data else str(data.get("why", ""))
+
+
+def explained(data: dict[str, Any]) -> str:
+    """The answer of `explain`, for people."""
+    if data["state"] in TERMINAL:
+        code = data.get("code")
+        rows = [("code", None if code is None else shell_code(code)), ("why", data.get("why")), ("ended", _ended(data))]
+    else:
+        rows = explained_rows(data)
+    return facts([("job", data["job"]), ("state", data["state"]), *rows])
+
+
+def _ended(data: dict[str, Any]) -> str:
+    return utc(data["ended_ms"]) if "ended_ms" in data else ""
+
+
+def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Why it waits, line by line."""
+    return [
+        ("asks", data.get("asks")),
+        ("place", _place(data) if "position" in data else ""),
+        ("waiting", many(data["waiting_replicas"], "replica") if "waiting_replicas" in data else ""),
+        ("reason", _why(data)),
+        ("because", data.get("because")),
+        ("needs", data.get("needs")),
+        ("starts", starts(data)),
+        ("workers", _steps(data.get("workers_left", {}))),
+        *[("held by", holder) for holder in data.get("held_by", [])],
+        *[("avoids", f"{device}, which failed under it") for device in data.get("avoids", [])],
+        ("refused by", ", ".join(data.get("refused_by", []))),
+        *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
+    ]
+
+
+def _place(data: dict[str, Any]) -> str:
+    """By arrival, where one tenant waits; where tenants have turns, whose turn comes before that."""
+    place = f"{place_of(data)}{_age(data)}"
+    if "turn" not in data:
+        return place
+    return f"{place}, by arrival; its tenant's turn is the {ordinal(data['turn'])} of {data['tenants']}"
+
+
+def _age(data: dict[str, Any]) -> str:
+    if "counts_as" not in data:
+        return ""
+    return f"; having waited {age(data['waited_ms'])}, its priority {data['priority']} counts as {data['counts_as']}"
+
+
+def starts(data: dict[str, Any]) -> str:
+    """When it starts, as far as that is known: `in about 4m (within 11m nine times in ten, by 40 runs seen)`."""
+    if "starts_in_ms" in data:
+        return f"not before {age(data['starts_in_ms'])} from now"
+    band = data.get("starts")
+    if band is None:
+        return f"unknown: {data['starts_unknown']}" if "starts_unknown" in data else ""
+    return (f"in about {age(band['p50_ms'])}" if band["p50_ms"] >= 1000 else "in under a second") + _known_by(band)
+
+
+def _known_by(band: dict[str, int]) -> str:
+    """How sure a start is: of a few runs nobody knows what nine of ten take."""
+    runs, p90_ms = band.get("runs", 0), band.get("p90_ms")
+    seen = f"by {many(runs, 'run')} seen"
+    if runs >= RUNS_SURE:
+        return f" (within {age(p90_ms)} nine times in ten, {seen})" if p90_ms is not None else f" ({seen})"
+    if runs:
+        return f" (the median, {seen})"
+    # nothing was learned: what bounds it are time limits, and the graces of who was asked to end
+    return f" (at most {age(p90_ms)}, by time limits and graces)" if p90_ms is not None else ""
+
+
+def _leaving(row: dict[str, Any]) -> str:
+    return f"{row['worker']} in {age(row['in_ms'])}: it is drained" + (f" ({row['why']})" if row["why"] else "")
+
+
+def _steps(left: dict[str, int]) -> str:
+    """How many workers were left after each filter that took some: `known 4 > with-free-gpus 0`."""
+    steps: list[tuple[str, int]] = []
+    for name, number in left.items():
+        if not steps or number != steps[-1][1]:
+            steps.append((name, number))
+    return " > ".join(f"{REASONS[name].step if name in REASONS else name} {number}" for name, number in steps)
+
+
+def fix_lines(data: dict[str, Any]) -> list[str]:
+    if data.get("state") in _LOOK:
+        why = str(data.get("why", "")).partition(":")[0]
+        look = _LOOK[data["state"]] if not data.get("compacted") else "moorage show {job}"
+        return [f"fix: {(fix_of(why) or look).format(job=data['job'])}"]
+    tried = [_fix_line(fix, data) for fix in data.get("fixes", [])]
+    fix = fix_of(data.get("reason", ""))
+    if tried or not fix:
+        return tried
+    if data["reason"] == HELD.name and "tenant" in data:
+        return [f"fix: an operator lets it go on: {_release(data)}"]
+    return [f"fix: {fix.format(job=data['job'], asks=data.get('asks', ''))}"]
+
+
+def _release(data: dict[str, Any]) -> str:
+    what = "--queue" if "position" in data else data["job"]  # who is held itself has no place
+    return f"moorage admin release {what} --tenant {data['tenant']}"
+
+
+def _fix_line(fix: dict[str, Any], data: dict[str, Any]) -> str:
+    """What would start it now: a command that somebody gives. Of what is not submitted yet, the flags to change."""
+    if "command" in fix:
+        return f"fix: {fix['say']}: {fix['command']}"
+    words = as_words(fix)
+    if "tenant" not in data:
+        return f"fix: starts now with: {fix['say']}   {words}"
+    from moorage.client.tenant import find_tenant
+
+    tenant = data["tenant"]
+    of = "" if tenant == find_tenant() else f" --tenant {tenant}"
+    return f"fix: starts now with: {fix['say']}: moorage submit --instead-of {data['job']}{of} {words}"

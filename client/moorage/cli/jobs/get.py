@@ -1,0 +1,45 @@
+"""`moorage get`: the files that a job kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.options import DEFAULTS, Options, with_client
+from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+
+def get(
+    job: Annotated[str, Parameter(help=HELP_ONE, lists=LISTED)],
+    path: Annotated[str, Parameter(help="A file or folder of the job's folder. Else all that it kept.")] = "",
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(help="A new folder to write to. Else the job's id, here.")] = None,
+    replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
+    options: Options = DEFAULTS,
+) -> int:
+    """Fetch the files that a job kept, and print where they are.
+
+    A job keeps what its request lists with --keep. The files are there once it has SUCCEEDED, and as a rule also where
+    it failed or was cancelled, for some days. Of several replicas each has a folder of its own, called by its number.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        name = await one_id(client, job, "get")
+        into = Path(name) if out is None else out
+        found = await client.job(name).files(into, path, replica=replica)
+        if options.json:
+            emit({"kind": "files", "job": name, "files": [str(each) for each in found]})
+        else:
+            for each in found:
+                tell(str(each))
+            say(f"{many(len(found), 'file')} of job {name}")
+        return None
+
+    return with_client(options, work)

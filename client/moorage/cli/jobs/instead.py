@@ -1,0 +1,150 @@
+"""`moorage submit --instead-of JOB`: what a job asks for, with some of it changed, in place of that job.
+
+It is what the fixes of `explain` are told for: a job that waits is cancelled and handed in again, changed, under an id
+of its own. The leader is asked first whether it takes the changed request, so that nothing is given up for a refusal.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, fields_of, scheduling_of
+from moorage.cli.jobs.selectors import one_id
+from moorage.client.errors import Rejected, rejected
+from moorage.client.gpus import gpu_spec
+from moorage.client.request_builder import build_request
+from moorage.schemas.errors import Problem
+from moorage.schemas.gpu import GpuSpec, said_anew
+from moorage.schemas.job import QUEUED
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.job import Request
+
+#: cancels the job; its id, and what is to be handed in
+Change = Callable[["AsyncClient"], Awaitable[tuple[str, "Request"]]]
+#: fields with several entries: those named are set, the others stay
+_MERGED: Final = ("resources", "requires", "labels", "env")
+
+
+def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) -> Change:
+    """Raises `Rejected` for flags that say nothing, or what cannot be."""
+    if but is None and not command and flags == NO_FLAGS:
+        raise rejected(
+            "invalid-argument", "nothing to change", found=job, next=f"for example: --instead-of {job} --gpu 1xL40S"
+        )
+    if flags.gpu_device or "," in (flags.driver or ""):
+        raise rejected(
+            "invalid-argument",
+            "--gpu-device and several drivers are for new jobs",
+            found=job,
+            next='--but \'{"driver_config": {"process": {"gpu_device_ids": ["0"]}}}\'',
+        )
+    fields, scheduling, fresh = fields_of(flags), scheduling_of(flags), _fields_in(but)
+
+    async def change(client: AsyncClient) -> tuple[str, Request]:
+        name = await one_id(client, job, "submit --instead-of")
+        shown = await client.read("show", {"job": name})
+        states = {row["state"] for row in shown.get("replica_states", [])} or {shown["state"]}
+        if states != {QUEUED}:
+            raise rejected(
+                "failed-precondition",
+                f"job {name} is {shown['state']}: only what waits is changed",
+                found=name,
+                next="submit another one, or cancel it first",
+            )
+        request = changed(shown["request"], flags, command, dict(fields), scheduling, fresh)
+        planned = (await client.plan(request)).data
+        if planned["starts"] == "refused":
+            raise Rejected(msgspec.convert(planned["problem"], Problem))
+        await client.read("cancel", {"job": name, "reason": f"{request.job} is handed in instead", "by": ""})
+        return name, request
+
+    return change
+
+
+def changed(
+    asked: dict[str, Any],
+    flags: JobFlags,
+    command: Sequence[str],
+    fields: dict[str, Any],
+    scheduling: str | None,
+    fresh: dict[str, Any],
+) -> Request:
+    """The request with what is named in place of its own. Raises `Rejected`."""
+    body = {name: value for name, value in asked.items() if name not in ("job", "if_seq")}
+    body["run"] = dict(body.get("run") or {})
+    if command:
+        body["run"]["argv"] = list(command)
+    for name in _MERGED:
+        if name in fields:
+            held = body["run"] if name == "env" else body
+            fields[name] = {**(held.get(name) or {}), **fields[name]}
+    if "requires" in fields:
+        fields["requires"] = {label: values for label, values in fields["requires"].items() if values != [""]}
+    wanted = (body.get("resource_requirements") or {}).get("gpu") or {}
+    if flags.gpu is not None and (wanted.get("device_ids") or wanted.get("device_id")):
+        raise rejected(
+            "invalid-argument",
+            "the job asks for exact devices",
+            found=flags.gpu,
+            next="--but '{\"resource_requirements\": …}'",
+        )
+    if flags.gpu is not None:
+        replicas, said = gpu_spec(flags.gpu)
+        before = msgspec.convert(body["gpu"], GpuSpec) if body.get("gpu") is not None else None
+        spec = said if before is None else said_anew(before, flags.gpu if not flags.gpu.isdigit() else f"{flags.gpu}x")
+        if spec is None:
+            raise rejected(
+                "invalid-argument",
+                "the job asks for a device by its index",
+                found=flags.gpu,
+                next="--but '{\"gpu\": …}'",
+            )
+        body["gpu"] = msgspec.to_builtins(spec)
+        body.pop("resource_requirements", None)
+        if replicas != 1:
+            body["replicas"] = replicas
+    if scheduling is not None:
+        body["gpu"] = {**(body.get("gpu") or {}), "scheduling": scheduling}
+    body |= fresh
+    return build_request({name: value for name, value in body.items() if value is not None}, None, flags.job, fields)
+
+
+def _fields_in(but: str | None) -> dict[str, Any]:
+    if but is None:
+        return {}
+    try:
+        found = msgspec.json.decode(but)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise rejected("invalid-argument", f"--but is not JSON: {error}", next="--but '{\"requires\": {}}'") from None
+    if not isinstance(found, dict) or {"job", "if_seq"} & found.keys():
+        raise rejected(
+            "invalid-argument", "--but is an object with fields of the request", next="--but '{\"requires\": {}}'"
+        )
+    return found
+
+
+def as_words(fix: dict[str, Any]) -> str:
+    """The flags that make a change of a fix (see `relax` of the scheduler's core), as one types them."""
+    words: list[str] = []
+    rest: dict[str, Any] = {}
+    for field, value in fix["request"].items():
+        if field == "run" and value and value.get("timeout_s") is not None:
+            words += ["--time-limit", f"{value['timeout_s']:g}s"]
+        elif field == "replicas":
+            words += ["--replicas", str(value if value is not None else 1)]
+        elif field == "resources" and value:
+            words += ["--cpu", f"{value['cpu_milli'] / 1000:g}"] if value.get("cpu_milli") else []
+            words += ["--memory", f"{value['memory_mib']}Mi"] if value.get("memory_mib") else []
+        elif field == "gpu" and "gpu" in fix:
+            words += ["--gpu", fix["gpu"]]
+        else:
+            rest[field] = value
+    if rest:
+        words += ["--but", msgspec.json.encode(rest).decode()]
+    return shlex.join(words)

@@ -1,0 +1,380 @@
+"""A request in flags, as `submit`, `run` and `plan` take it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import is_live
+from moorage.schemas import reasons
+from moorage.schemas.units import many, size_bytes
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.client.errors import Rejected
+    from moorage.schemas.job import Request
+
+_MIB: Final = 1024 * 1024
+#: flags that are a request's field of the same name
+_SAME_NAME: Final = (
+    "replicas",
+    "priority",
+    "cwd",
+    "keep",
+    "user",
+    "driver",
+    "image",
+    "retries",
+    "if_seq",
+    "on_no_match",
+    "on_partition",
+)
+#: reasons for waiting that another driver may not have
+_NOT_OFFERED: Final = tuple(
+    each.name for each in (reasons.NO_WORKER, reasons.DRIVER, reasons.RULES, reasons.GPU_DRIVER)
+)
+#: flags that are durations, and the fields that they are
+_DURATIONS: Final = {
+    "time_limit": "timeout_s",
+    "deadline": "deadline_s",
+    "start_within": "start_within_s",
+    "grace": "grace_s",
+}
+#: those of them that no run can meet where they are nothing
+_ABOVE_ZERO: Final = ("time_limit", "deadline")
+#: fields of a request, and the options that say them
+_OPTIONS: Final = {
+    "$.job": "--job",
+    "$.priority": "--priority",
+    "$.replicas": "--replicas",
+    "$.retries": "--retries",
+    "$.if_seq": "--if-seq",
+    "$.resources.cpu_milli": "--cpu",
+    "$.resources.memory_mib": "--memory",
+    "$.labels": "--label",
+    "$.requires": "--requires",
+    "$.run.cwd": "--cwd",
+    "$.run.files": "--with",
+    "$.run.keep[0]": "--keep",
+    "$.run.user": "--user",
+    "$.run.driver": "--driver",
+    "$.run.image": "--image",
+}
+
+
+@dataclass(frozen=True)
+class JobFlags:
+    """A request, in flags. Durations as 90s, 10m, 1h30m."""
+
+    __group__: ClassVar[str] = "Job"
+
+    gpu: Annotated[
+        str | None,
+        Parameter(
+            help="2xH100:80G, 1xL40S|A100, 3x2xA100, 1xL40S@mps=50%; alone: one.",
+            names=("--gpu", "--gpu-count"),
+            value="GPUS",
+            alone="1",
+        ),
+    ] = None
+    gpu_device: Annotated[
+        list[str] | None,
+        Parameter(help="This very GPU: its uuid or index, for containers its CDI name. May be repeated.", value="ID"),
+    ] = None
+    job: Annotated[str | None, Parameter(help="The job's id; the same id and content is the same job.", value="ID")] = (
+        None
+    )
+    replicas: Annotated[int | None, Parameter(help="Copies of the command, each with its own GPUs.")] = None
+    gang: Annotated[bool, Parameter(help="All replicas start together or not at all.")] = False
+    spread: Annotated[bool, Parameter(help="Each replica on a host of its own.")] = False
+    priority: Annotated[int | None, Parameter(help="0..100, higher first.")] = None
+    cpu: Annotated[float | None, Parameter(help="Cores per replica: 4 or 0.5.", value="CORES")] = None
+    memory: Annotated[str | None, Parameter(help="Host memory per replica: 16G or 512M.", value="SIZE")] = None
+    requires: Annotated[list[str] | None, Parameter(help="A worker's label: zone=a or zone=a,b.", value="LABEL")] = None
+    label: Annotated[list[str] | None, Parameter(help="A label of the job: team=vision.", value="LABEL")] = None
+    env: Annotated[list[str] | None, Parameter(help="A variable for the command.", value="NAME=VALUE")] = None
+    secret: Annotated[
+        list[str] | None, Parameter(help="A variable whose value the worker looks up.", value="NAME=SECRET")
+    ] = None
+    cwd: Annotated[
+        str | None,
+        Parameter(help="Folder to start in: absolute, or below the attempt's own, which it is else.", value="PATH"),
+    ] = None
+    with_: Annotated[
+        list[str] | None,
+        Parameter(
+            help="A file or folder to bring to the job's folder. May be repeated.", names=("--with",), value="PATH"
+        ),
+    ] = None
+    keep: Annotated[
+        list[str] | None,
+        Parameter(help="Files to keep of its folder, as 'out/**'; see moorage get. May be repeated.", value="PATTERN"),
+    ] = None
+    user: Annotated[str | None, Parameter(help="User on the worker's host.", value="NAME")] = None
+    driver: Annotated[
+        str | None,
+        Parameter(
+            help="How a worker runs it: process, or noop on simulated ones; of NAME,NAME the first that is offered.",
+            value="NAME",
+        ),
+    ] = None
+    driver_config: Annotated[
+        str | None, Parameter(help='What drivers read: {"docker": {…}}, one object each.', value="JSON")
+    ] = None
+    image: Annotated[str | None, Parameter(help="Image of a container or a virtual machine.", value="IMAGE")] = None
+    time_limit: Annotated[str | None, Parameter(help="Longest time that one attempt may run.", value="DURATION")] = None
+    deadline: Annotated[str | None, Parameter(help="Longest time from acceptance to the end.", value="DURATION")] = None
+    start_within: Annotated[str | None, Parameter(help="Expire unless started within.", value="DURATION")] = None
+    grace: Annotated[str | None, Parameter(help="Time between SIGTERM and SIGKILL.", value="DURATION")] = None
+    retries: Annotated[int | None, Parameter(help="Further attempts after a failure.")] = None
+    if_seq: Annotated[
+        int | None, Parameter(help="Only if nothing was decided since this record, which plan shows.", value="LEDGER")
+    ] = None
+    on_no_match: Annotated[
+        Literal["wait", "reject"] | None, Parameter(help="When no known worker could ever run it.")
+    ] = None
+    on_partition: Annotated[Literal["kill", "keep"] | None, Parameter(help="When the worker is cut off.")] = None
+
+
+NO_FLAGS: Final = JobFlags()
+
+
+def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
+    """The checked request, with its job id. Raises `Rejected` with invalid-argument."""
+    from moorage.client.errors import rejected
+    from moorage.client.request_builder import build_request
+
+    flags = replace(flags, driver=drivers_of(flags)[0] if flags.driver is not None else None)
+    fields = fields_of(flags)
+    if not command and needs_argv(flags.driver):
+        raise rejected(
+            "invalid-argument",
+            "no command to run",
+            field="$.run.argv",
+            next="name it after --, as: moorage run --gpu 1xH100 -- sleep 60",
+        )
+    request = _built(list(command), flags, fields)
+    scheduling = scheduling_of(flags)
+    if scheduling is None:
+        return request
+    if request.gpu is None:
+        raise rejected("invalid-argument", "--gang and --spread need --gpu", field="$.gpu", next="add --gpu 1xH100")
+    import msgspec
+
+    return build_request(request, msgspec.structs.replace(request.gpu, scheduling=scheduling))
+
+
+def drivers_of(flags: JobFlags) -> list[str]:
+    """Return the drivers that --driver lists. Raises `Rejected` for an empty name."""
+    from moorage.client.errors import rejected
+
+    drivers = (flags.driver or "").split(",")
+    if flags.driver is not None and not all(drivers):
+        raise rejected(
+            "invalid-argument", "--driver has an empty name", found=flags.driver, next="--driver docker,process"
+        )
+    return drivers
+
+
+async def offered(client: AsyncClient, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
+    """Return the request for the first driver of --driver that a worker offers; as it is where none does."""
+    drivers = drivers_of(flags)
+    if len(drivers) == 1:
+        return request
+    for driver in drivers:
+        flags = replace(flags, driver=driver, job=request.job)
+        # a refusal would not say that it is for the driver
+        planned = (await client.plan(request_of(replace(flags, on_no_match=None), command))).data
+        if (planned.get("waiting") or {}).get("reason") not in _NOT_OFFERED:
+            return request_of(flags, command)
+    return request
+
+
+async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> Request:
+    """Send the files of --with and return the request that brings them. Raises `Rejected`."""
+    if not flags.with_:
+        return request
+    from moorage.cli.jobs.progress import Progress
+    from moorage.client.request_builder import build_request
+    from moorage.client.sending import send
+
+    progress = Progress(request.job or "", quiet=not is_live(sys.stderr))
+    sent = await send(
+        client,
+        flags.with_,
+        lambda packed, size: progress.stands(
+            f"sending {many(packed.files, 'file')}, {packed.size >> 20} MiB: {size >> 20} MiB compressed so far"
+        ),
+    )
+    progress.erase()
+    return build_request(request, fields={"files": sent.address})
+
+
+def needs_argv(driver: str | None) -> bool:
+    """Return whether a job of this driver is known to need a command; of another one its worker decides."""
+    from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, UP_TO_0_2
+
+    return UP_TO_0_2.get(driver or DRIVER_DEFAULT, UNKNOWN).needs_argv
+
+
+def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Request:
+    """As `build_request`; what a flag said is refused by the flag's name, beside the field's. Raises `Rejected`."""
+    from moorage.client.errors import Rejected
+    from moorage.client.request_builder import build_request
+
+    try:
+        return build_request(
+            command, flags.gpu or (len(flags.gpu_device) if flags.gpu_device else None), flags.job, fields
+        )
+    except Rejected as refused:
+        field = refused.problem.field or ""
+        option = "--gpu-device" if flags.gpu_device and "gpu_device_ids" in field else _OPTIONS.get(field)
+        if option is None:
+            raise
+        raise _of_option(option, refused) from None
+
+
+def _of_option(option: str, refused: Rejected) -> Rejected:
+    """The refusal of a value, with the option that said it."""
+    import msgspec
+
+    from moorage.client.errors import Rejected
+
+    return Rejected(msgspec.structs.replace(refused.problem, message=f"{option}: {refused.problem.message}"))
+
+
+def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
+    """Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    if flags.gang and flags.spread:
+        raise rejected("invalid-argument", "--gang and --spread exclude each other", next="take one of them")
+    return "gang" if flags.gang else "spread" if flags.spread else None
+
+
+def fields_of(flags: JobFlags) -> dict[str, Any]:
+    """What the flags say beside GPUs, job id and scheduling, as fields of a request. Raises `Rejected`."""
+    fields = {name: value for name in _SAME_NAME if (value := getattr(flags, name)) is not None}
+    fields |= _durations(flags)
+    if resources := _resources(flags):
+        fields["resources"] = resources
+    env: dict[str, Any] = dict(pairs("env", flags.env or ()))
+    env |= {name: {"secret": secret} for name, secret in pairs("secret", flags.secret or (), "SECRET")}
+    if env:
+        fields["env"] = env
+    if flags.driver_config is not None or flags.gpu_device:
+        fields["driver_config"] = _blocks(flags)
+    if flags.label:
+        fields["labels"] = dict(pairs("label", flags.label))
+    if flags.requires:
+        fields["requires"] = {name: text.split(",") for name, text in pairs("requires", flags.requires)}
+    return fields
+
+
+def _blocks(flags: JobFlags) -> dict[str, Any]:
+    """What --driver-config says, with the devices of --gpu-device for the job's driver. Raises `Rejected`."""
+    import msgspec
+
+    from moorage.client.errors import rejected
+    from moorage.schemas.capabilities import DRIVER_DEFAULT
+
+    example = '--driver-config \'{"docker": {"image": "…"}}\''
+    try:
+        blocks = msgspec.json.decode(flags.driver_config or "{}")
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise rejected("invalid-argument", f"--driver-config is not JSON: {error}", next=example) from None
+    if not isinstance(blocks, dict):
+        raise rejected("invalid-argument", "--driver-config is an object with one object for each driver", next=example)
+    if flags.gpu_device:
+        driver = flags.driver or DRIVER_DEFAULT
+        block = blocks.get(driver, {})
+        if not isinstance(block, dict) or "gpu_device_ids" in block:
+            raise rejected(
+                "invalid-argument", f"--driver-config says other devices of {driver}", next="leave out --gpu-device"
+            )
+        blocks[driver] = {**block, "gpu_device_ids": flags.gpu_device}
+    return blocks
+
+
+def _durations(flags: JobFlags) -> Iterator[tuple[str, float]]:
+    """In seconds, by field."""
+    from moorage.client.durations import seconds
+    from moorage.client.errors import Rejected, rejected
+
+    for name, field in _DURATIONS.items():
+        if (duration := getattr(flags, name)) is None:
+            continue
+        option = "--" + name.replace("_", "-")
+        try:
+            value = seconds(duration)
+        except Rejected as refused:
+            raise _of_option(option, refused) from None
+        if name in _ABOVE_ZERO and not value:
+            raise rejected(
+                "invalid-argument",
+                f"{option} {duration} leaves no time to run in",
+                found=duration,
+                allowed="above 0s",
+                next=f"{option} 10m, or leave it out: no bound",
+            )
+        yield field, value
+
+
+def _resources(flags: JobFlags) -> dict[str, int]:
+    resources: dict[str, int] = {}
+    if flags.cpu is not None:
+        resources["cpu_milli"] = milli_cores(flags.cpu)
+    if flags.memory is not None:
+        resources["memory_mib"] = mebibytes(flags.memory)
+    return resources
+
+
+def milli_cores(cores: float) -> int:
+    """Cores → thousandths of one, rounded up: a claim of little is no claim of nothing. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    if not math.isfinite(cores):
+        raise rejected(
+            "invalid-argument", f"--cpu is no number of cores: {cores}", found=str(cores), next="--cpu 4, or --cpu 0.5"
+        )
+    return math.ceil(round(cores * 1000, 6))
+
+
+def mebibytes(size: str) -> int:
+    """`16G` (1e9 bytes), `16Gi` or `512M` → MiB, rounded up. A number alone is refused but for 0: who writes 16 may
+    mean GiB. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    try:
+        found = size_bytes(size)
+    except ValueError:
+        raise rejected(
+            "invalid-argument", f"not a size: {size!r}", found=size, next="write it as 16G, 512M or 16Gi"
+        ) from None
+    if found and size.strip()[-1].isdigit():
+        raise rejected(
+            "invalid-argument", f"a size without a unit: {size!r}", found=size, next=f"write {size}G, or {size}Mi"
+        )
+    return math.ceil(found / _MIB)
+
+
+def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tuple[str, str]]:
+    """`NAME=value` texts of an option, split. Raises `Rejected`, which shows no value: it may be meant to be secret."""
+    from moorage.client.errors import rejected
+
+    found = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise rejected(
+                "invalid-argument",
+                f"--{option} needs NAME={value_is}",
+                found=name[:40],
+                next=f"--{option} NAME={value_is}",
+            )
+        found.append((name, value))
+    return found

@@ -1,0 +1,55 @@
+"""The table of jobs as `moorage ls` shows it, once or again and again."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from moorage.cli.framework.exit_codes import shell_code
+from moorage.cli.framework.render import age, table
+
+COLUMNS: Final = ("JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "CODE", "WORKER", "WHY")
+
+
+def jobs_table(rows: list[dict[str, Any]]) -> str:
+    return table(
+        COLUMNS,
+        [job_row(row) for row in rows],
+        numbers=("PRI", "TRY", "AGE", "CODE"),
+        optional=("TRY", "PRI", "CODE", "AGE"),
+    )
+
+
+def job_row(row: dict[str, Any]) -> list[Any]:
+    """The cells of `COLUMNS`."""
+    return [
+        row["job"],
+        row["state"],
+        row["gpu"],
+        row["priority"],
+        row["attempt"],
+        age(row["age_ms"]),
+        code_cell(row["code"]),
+        (row["worker"] or "-")
+        + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
+        + (" sim" if row["simulated"] else ""),
+        row["why"],
+    ]
+
+
+def no_jobs(tenant: str, states: list[str]) -> str:
+    asked = f" in {', '.join(states)}" if states else ""
+    return f"no jobs of tenant {tenant}{asked} in memory"
+
+
+def matching(counts: dict[str, int], states: list[str]) -> int:
+    """How many jobs there are in these states; in all where none is named."""
+    return sum(number for name, number in counts.items() if name in (states or counts))
+
+
+def counts_line(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+
+
+def code_cell(code: int | None) -> int | None:
+    """An exit code for people; None where nothing ran."""
+    return None if code is None else shell_code(code)

@@ -1,0 +1,180 @@
+"""`moorage plan`: what would happen, asked of the leader; nothing is submitted and nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say, tell, tell_error
+from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW
+from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.framework.render import age, facts, waits
+from moorage.cli.jobs.acceptance import tell_warning
+from moorage.cli.jobs.explain import explained_rows, fix_lines, starts
+from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, drivers_of, needs_argv, offered, request_of
+from moorage.client.errors import rejected
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.client.planning import Quota, Share
+
+#: the warning that `submit` has, too; what else it warns of is told in rows of their own
+PART_OF: Final = "model:"
+#: as `admin limit --gpus none`
+NO_LIMIT: Final = "none"
+#: in place of a command that is not named
+_ANYTHING: Final = ("true",)
+_EXITS: Final = {"later": EXIT_NOT_NOW, "unknown": EXIT_NOT_NOW, "never": EXIT_NEVER, "refused": EXIT_FAILED}
+
+
+def plan(
+    *command: Annotated[str, Parameter(help="What would be run, behind --.", command=True)],
+    drain: Annotated[list[str] | None, Parameter(help="As if this worker were drained.", value="WORKER")] = None,
+    add: Annotated[str | None, Parameter(help="As if these hosts were there: 2x8xA100.", value="HOSTS")] = None,
+    quota: Annotated[
+        list[str] | None,
+        Parameter(
+            help="As if a tenant were limited to so many GPUs; none: not at all; a number alone: yours.",
+            value="TENANT=GPUS",
+        ),
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        Parameter(
+            help="As if a tenant had this weight, and after a colon GPUs of its own: acme=3:16.", value="TENANT=WEIGHT"
+        ),
+    ] = None,
+    flags: JobFlags = NO_FLAGS,
+    options: RowOptions = ROWS,
+) -> int:
+    """Whether, when and where a job would start; submits nothing.
+
+    The leader answers with its own code, on a copy of its state. --drain, --add, --quota and --share, together and as
+    often as you like, change the fleet and the tenants' rights in that copy. The command may be left out: it only tells
+    how long such jobs took before. The exit code is 0 if all of the job would start now, 7 if not now, 8 if never on
+    this fleet.
+    """
+
+    def act() -> int:
+        unnamed = _ANYTHING if needs_argv(drivers_of(flags)[0]) else ()
+        request = request_of(flags, command or unnamed) if command or flags != NO_FLAGS else None
+        quotas, shares = quotas_of(quota or ()), shares_of(share or ())
+
+        async def work(client: AsyncClient) -> int | None:
+            asked = request and await offered(client, flags, command or unnamed, request)
+            return await _plan(client, asked, drain or (), add, quotas, shares, options)
+
+        return with_client(options, work)
+
+    return guarded(options, act)
+
+
+def quotas_of(words: Sequence[str]) -> Quota | None:
+    """`acme=16` for a tenant, `16` for the one that asks; `none` for no limit."""
+    if len(words) == 1 and words[0].isdecimal() and int(words[0]):  # 0 is no limit on the wire: refused below
+        return int(words[0])
+    found: dict[str, int] = {}
+    for word in words:
+        tenant, _, gpus = word.partition("=")
+        if not tenant or (gpus != NO_LIMIT and (not gpus.isdecimal() or not int(gpus))):
+            raise rejected(
+                "invalid-argument",
+                f"--quota {word} is no tenant with a number of GPUs",
+                found=word,
+                allowed="1..1000000 GPUs, or none for no limit",
+                next="write --quota acme=16, once for each tenant; to let none of its jobs start: moorage admin hold",
+            )
+        found[tenant] = 0 if gpus == NO_LIMIT else int(gpus)
+    return found or None
+
+
+def shares_of(words: Sequence[str]) -> Share:
+    """`acme=3` is a weight, `acme=3:16` that and GPUs guaranteed."""
+    found: dict[str, int | tuple[int, int]] = {}
+    for word in words:
+        tenant, _, of = word.partition("=")
+        weight, colon, gpus = of.partition(":")
+        if not tenant or not weight.isdecimal() or (colon and not gpus.isdecimal()):
+            raise rejected(
+                "invalid-argument",
+                f"--share {word} is no tenant with a weight",
+                found=word,
+                next="write --share acme=3, or acme=3:16 for GPUs of its own, too",
+            )
+        found[tenant] = (int(weight), int(gpus)) if colon else int(weight)
+    return found
+
+
+async def _plan(
+    client: AsyncClient,
+    request: Any,
+    drain: Sequence[str],
+    add: str | None,
+    quota: Quota | None,
+    share: Share,
+    options: RowOptions,
+) -> int:
+    answer = await client.plan(request, drain=drain, add=add, quota=quota, share=share)
+    data = answer.data
+    imagined = bool(drain or add is not None or quota is not None or share)
+    if not options.shown(answer, [data]):
+        _tell(data, request is not None, imagined)
+    return EXIT_NOT_NOW if _in_part(data) else _EXITS.get(data["starts"], 0)
+
+
+def _in_part(data: dict[str, Any]) -> bool:
+    """Whether some of it starts now, and some does not."""
+    return data["starts"] == "now" and bool(data.get("replicas_now", 0) < data.get("replicas", 0))
+
+
+def _tell(data: dict[str, Any], with_job: bool, imagined: bool) -> None:
+    """`imagined`: on a fleet or with rights that are not there, so that no submit would do as planned."""
+    rows: list[tuple[str, Any]] = [("starts", _starts(data) if with_job else "")]
+    rows += [("on", f"{place['worker']}  {' '.join(place['gpus'])}".rstrip()) for place in data.get("places", [])]
+    for name, what in (("preempts", data.get("preempts")), ("would start", data.get("starting"))):
+        if what is not None:
+            rows.append((name, _jobs(what)))
+    for worker, after_ms in (data.get("empty") or {}).items():
+        rows.append(("empty", f"{worker} {_empty(after_ms)}"))
+    waiting = data.get("waiting") or {}
+    rows += [row for row in explained_rows(waiting) if row[0] != "starts"] if waiting else []
+    rows.append(("ledger", data["ledger"]))
+    tell(facts(rows))
+    if data.get("problem"):
+        import msgspec
+
+        from moorage.schemas.errors import Problem
+
+        tell_error(msgspec.convert(data["problem"], Problem))
+    for line in fix_lines({"job": "JOB", **waiting}) if waiting else []:
+        say(line)
+    for warning in data.get("warnings", []):
+        if warning.startswith(PART_OF):
+            tell_warning(warning)
+    if data["starts"] == "now" and not imagined:
+        say(f"as planned, or not at all: moorage submit --if-seq {data['ledger']} …")
+
+
+def _empty(after_ms: int | None) -> str:
+    if after_ms is None:
+        return "nobody knows when"
+    return f"in about {age(after_ms)}" if after_ms else "now"
+
+
+def _starts(data: dict[str, Any]) -> str:
+    if _in_part(data):
+        rest = {name: value for name, value in data["waiting"].items() if name != "position"}
+        return f"{data['replicas_now']} of {data['replicas']} replicas now; the rest: {waits(rest)}"
+    if data["starts"] == "later":
+        return f"{starts({'starts': data['in_ms']})}, on {data['on']}"
+    if data["starts"] == "unknown" and (why := (data.get("waiting") or {}).get("starts_unknown")):
+        return f"not now; unknown when: {why}"
+    words = {"now": "now", "unknown": "not now, and nobody knows when", "never": "never on this fleet"}
+    return words.get(data["starts"], str(data["starts"]))
+
+
+def _jobs(found: dict[str, Any]) -> str:
+    own = ", ".join(found["own"]) + ("…" if found["own_jobs"] > len(found["own"]) else "")
+    others = f"{found['other_jobs']} of other tenants" if found["other_jobs"] else ""
+    return ", ".join(filter(None, (own, others))) or "nobody"

@@ -1,0 +1,163 @@
+"""How a job that is followed shows: progress on stderr, output where it belongs.
+
+On a terminal one line that is rewritten, in a pipe one line for each change.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from moorage.cli.framework.console import is_live, plain, say
+from moorage.cli.framework.exit_codes import shell_code
+from moorage.cli.framework.render import age, state, waits
+from moorage.cli.framework.screen import cut
+from moorage.cli.jobs.labelled import Labelled
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.follow.output import Piece
+    from moorage.schemas.frames import Event
+
+
+class Progress:
+    """`quiet` shows nothing of its own. Output goes to stdout and stderr as the job wrote it; with `labelled` in whole
+    lines that name their replica.
+
+    `whole`: it is to come from its beginning, so what is missing there was lost, too.
+    """
+
+    def __init__(self, job: str, *, quiet: bool = False, whole: bool = False, labelled: bool = False) -> None:
+        self._job = job
+        self._quiet = quiet
+        self._whole = whole
+        self._rewrites = is_live(sys.stderr)
+        self._line = ""
+        self._drawn = False
+        self._began_s = time.monotonic()
+        self._attempts_seen: dict[int, int] = {}
+        self._offsets: dict[tuple[int, int, str], int] = {}
+        self._at_line_start = True
+        self._simulated = False
+        self._replicated = False
+        self._labelled = Labelled() if labelled else None
+
+    def event(self, event: Event) -> None:
+        """A transition: what the job is now, and where."""
+        self._simulated = self._simulated or event.simulated
+        if event.waiting is not None:
+            self.waiting(event.waiting)
+        if self._quiet:
+            return
+        self._replicated = self._replicated or any(change.replica > 0 for change in event.changes)
+        for change in event.changes if not self._rewrites else event.changes[-1:]:
+            words = [self._tag(change.state)]
+            if change.worker:
+                words.append(f"on {change.worker}{' sim' if self._simulated else ''}")
+            if change.gpus:
+                words.append(many(len(change.gpus), "GPU"))
+            if self._replicated and change.replica >= 0:
+                words.append(f"replica {change.replica}")
+            if change.attempt > 1:
+                words.append(f"attempt {change.attempt}")
+            if change.code:
+                words.append(f"code {shell_code(change.code)}")
+            if change.why:
+                words.append(change.why)
+            self._show("  ".join(words))
+
+    def waiting(self, explained: dict[str, Any]) -> None:
+        """Why it waits, as `explain` says it."""
+        if self._quiet or "reason" not in explained:
+            return
+        self._show(f"{self._tag('QUEUED')}  {waits(explained)}")
+
+    def _note(self, text: str) -> None:
+        if not self._quiet:
+            self.erase()
+            say(text)
+
+    def output(self, piece: Piece) -> None:
+        """A piece of the job's output, as it was written."""
+        key = (piece.replica, piece.attempt, piece.stream)
+        expected = self._offsets.get(key, 0 if self._whole else piece.offset)
+        if piece.offset > expected:
+            self._note(f"warning[output]: {piece.offset - expected} bytes of {piece.stream} were lost on the way")
+        self._offsets[key] = max(expected, piece.behind)
+        if self._labelled is not None:
+            data = piece.text.encode() if piece.data is None else piece.data
+            self._write(piece.stream, self._labelled.lines(key, data, end=piece.end))
+        elif piece.data is not None:
+            self._write(piece.stream, piece.data)
+        elif piece.text:
+            self._write(piece.stream, piece.text)
+
+    def _write(self, name: str, text: str | bytes) -> None:
+        """To a terminal as text, elsewhere every byte as it is."""
+        if not text:
+            return
+        self.erase()
+        stream: TextIO = sys.stdout if name == "out" else sys.stderr
+        if isinstance(text, bytes) and not stream.isatty():
+            stream.flush()
+            stream.buffer.write(text)
+        else:
+            stream.write(text.decode(errors="replace") if isinstance(text, bytes) else text)
+        stream.flush()
+        if stream.isatty():
+            self._at_line_start = text[-1:] in ("\n", b"\n")
+
+    def stands(self, text: str) -> None:
+        """How it stands by now, in words of the caller's."""
+        if not self._quiet:
+            self._line = text
+            self._draw()
+
+    def tick(self) -> None:
+        """Have the line that stands there tell how long it is by now."""
+        if self._drawn:
+            self._draw()
+
+    def erase(self) -> None:
+        """Make room for a line of something else."""
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._drawn = False
+
+    def close(self) -> None:
+        """Write what is left of the output. Leave the last line where it is; output behind it had its place."""
+        for name, text in self._labelled.rest() if self._labelled is not None else ():
+            self._write(name, text)
+        if self._rewrites and self._line and not self._drawn:
+            self._draw()
+        if self._drawn:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+            self._drawn = False
+
+    def _tag(self, name: str) -> str:
+        return f"{self._job}  {state(name, sys.stderr)}"
+
+    def _show(self, text: str) -> None:
+        if text == self._line:
+            return
+        self._line = text
+        if self._rewrites:
+            self._draw()
+        else:
+            say(text)
+
+    def _draw(self) -> None:
+        text = self._line
+        if not self._at_line_start:
+            sys.stderr.write("\n")
+            self._at_line_start = True
+        waited = age((time.monotonic() - self._began_s) * 1000)
+        room = shutil.get_terminal_size().columns - len(waited) - 3
+        shown = cut(plain(text), room)
+        sys.stderr.write(f"\r\x1b[K{shown}  {waited}")
+        sys.stderr.flush()
+        self._drawn = True

@@ -1,0 +1,246 @@
+"""`moorage run` and `moorage logs`: follow a job to its end, and end with its code."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit, is_live, paint, say, tell_error
+from moorage.cli.framework.exit_codes import exit_code_of_result
+from moorage.cli.framework.interrupts import AGAIN_S, detachable
+from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
+from moorage.cli.jobs.acceptance import say_interrupted, tell_warnings
+from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of, with_files
+from moorage.cli.jobs.progress import Progress
+from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id
+from moorage.client.login import who
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.client.follow.watch import Watch
+    from moorage.schemas.job import Request
+
+NoPrefix = Annotated[bool, Parameter(help="Output of several replicas as it comes, without [replica].")]
+
+#: a job that waits longer than this is asked why, and then again so often
+WHY_AFTER_S: Final = 1.0
+WHY_AGAIN_S: Final = 5.0
+#: how often the line on a terminal says how long it is by now
+TICK_S: Final = 1.0
+
+
+def run(
+    *command: Annotated[str, Parameter(help="What to run, after --.", command=True)],
+    no_prefix: NoPrefix = False,
+    flags: JobFlags = NO_FLAGS,
+    options: Options = DEFAULTS,
+) -> int:
+    """Run a command on GPUs, follow it, return its exit code.
+
+    The command's output goes to stdout and stderr, progress to stderr; stdin is not passed on. Each line of several
+    replicas begins with its replica, [0]. Ctrl-C detaches: the job goes on; a second one within 2 s cancels the job.
+    The command has to be on the worker: a full path, a name in a job's PATH there, or a file of --with.
+    """
+
+    async def work(client: AsyncClient, request: Request) -> int | None:
+        job_id = request.job or ""
+        submitted = False
+
+        async def submit() -> None:
+            nonlocal submitted
+            job = await client.submit(request)
+            submitted = True
+            assert job.accepted is not None
+            if options.json:
+                emit(job.accepted)
+            tell_warnings(job.accepted)
+
+        def detach() -> bool:
+            if submitted:
+                return _say_detached(job_id, cancels=True)
+            say_interrupted([job_id])
+            return False
+
+        async def cancel() -> None:
+            if submitted:
+                if sys.stderr.isatty():
+                    say("")  # below the terminal's ^C
+                answer = await client.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
+                say(f"cancelling {job_id}, was {answer.data['was']}")
+
+        labelled = request.replicas > 1 and not no_prefix
+        return await detachable(_follow(client, job_id, options, submit, labelled=labelled), detach, cancel)
+
+    def act() -> int:
+        request = request_of(flags, command)
+
+        async def follow(client: AsyncClient) -> int | None:
+            chosen = await offered(client, flags, command, request)
+            return await work(client, await with_files(client, flags, chosen))
+
+        return with_client(options, follow)
+
+    gc.enable()
+    return guarded(options, act)
+
+
+def logs(
+    job: Annotated[str, Parameter(help=HELP_ONE, lists=LISTED)],
+    /,
+    *,
+    tail: Annotated[int | None, Parameter(help="Of earlier output, only this many last lines of each stream.")] = None,
+    replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
+    attempt: Annotated[int | None, Parameter(help="Only this attempt, as far as it is kept now.")] = None,
+    no_follow: Annotated[bool, Parameter(help="End with what is kept now, and with code 0.")] = False,
+    no_prefix: NoPrefix = False,
+    options: Options = DEFAULTS,
+) -> int:
+    """A job's output: what is kept of it, then what comes, until the job is over; exits with its code.
+
+    A worker keeps what the newest attempt of each replica wrote, up to a bound for each stream, and for some time after
+    the end. Its settings say how much and how long, and `moorage show` says until when. Each line of several replicas
+    begins with its replica, [0].
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if tail is not None and tail < 0:
+            from moorage.client.errors import rejected
+
+            raise rejected("invalid-argument", "--tail: lines are 0 or more", found=tail, next="moorage logs --help")
+        name = await one_id(client, job, "logs")
+        labelled = not (no_prefix or options.json) and replica is None and await _has_replicas(client, name)
+        if no_follow or attempt is not None:
+            return await _kept(client, name, options, tail, replica, attempt, labelled=labelled)
+        following = _follow(client, name, options, tail=tail, replica=replica, labelled=labelled)
+        return await detachable(following, lambda: _say_detached(name))
+
+    gc.enable()
+    return with_client(options, work)
+
+
+async def _has_replicas(client: AsyncClient, job: str) -> bool:
+    """Whether the job has more than one replica."""
+    shown = await client.job(job).show()
+    return len(shown.get("replica_states", ())) > 1 or shown.get("request", {}).get("replicas", 1) > 1
+
+
+async def _kept(
+    client: AsyncClient,
+    job: str,
+    options: Options,
+    tail: int | None,
+    replica: int | None,
+    attempt: int | None,
+    *,
+    labelled: bool,
+) -> int:
+    progress = Progress(job, quiet=options.json, labelled=labelled)
+    async for piece in client.job(job).logs(follow=False, tail=tail, replica=replica, attempt=attempt):
+        if options.json:
+            emit(piece)
+        else:
+            progress.output(piece)
+    progress.close()
+    return 0
+
+
+def _say_detached(job: str, *, cancels: bool = False) -> bool:
+    """Say how to go on. Returns whether somebody at a terminal is told that another Ctrl-C cancels the job."""
+    tells = cancels and is_live(sys.stderr)
+    say(f"detached; {job} goes on")
+    say(f"  attach: moorage logs {job}")
+    say(f"  cancel: moorage cancel {job}{f', or Ctrl-C again within {AGAIN_S:g} s' if tells else ''}")
+    return tells
+
+
+async def _follow(
+    client: AsyncClient,
+    job: str,
+    options: Options,
+    submit: Callable[[], Awaitable[None]] | None = None,
+    *,
+    tail: int | None = None,
+    replica: int | None = None,
+    labelled: bool = False,
+) -> int:
+    """Watch first, then submit, so that nothing of the output is missed; then show all of it. Returns the exit code."""
+    from moorage.client.errors import JobFailed
+    from moorage.schemas.frames import Event
+    from moorage.schemas.job import QUEUED, SUCCEEDED
+
+    progress = Progress(job, quiet=options.json, whole=tail is None, labelled=labelled)
+    async with client.watch(job, past=True, tail=tail, replica=replica) as watch:
+        if submit is not None:
+            await submit()
+        asking: asyncio.Task[None] | None = None
+        ticking = asyncio.create_task(_tick(progress))
+        try:
+            async for item in watch:
+                if options.json:
+                    emit(item)
+                elif isinstance(item, Event):
+                    progress.event(item)
+                    if item.state == QUEUED and asking is None:
+                        asking = asyncio.create_task(_say_why(client, job, watch, progress))
+                else:
+                    progress.output(item)
+        finally:
+            progress.close()
+            beside = {ticking, *([asking] if asking is not None else [])}
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
+        result = watch.result()
+        tell_missing(watch, asked_for=submit is None)
+    if result.state == SUCCEEDED:
+        return 0
+    if options.json:
+        return exit_code_of_result(result)
+    failed = JobFailed(result)
+    if result.code is None or result.state != "FAILED":
+        tell_error(failed.problem, failed.fixes)
+    else:
+        say(paint(failed.why, "red", sys.stderr))
+    return exit_code_of_result(result)
+
+
+def tell_missing(watch: Watch, *, asked_for: bool) -> None:
+    """What of the output is not there, and why: an error for who asked for the output alone."""
+    if watch.lost:
+        say(f"warning[output]: {watch.lost} pieces of output were lost here")
+    joiner = watch.joiner
+    if joiner is None:
+        return
+    for replica, attempt, stream in sorted(joiner.truncated, key=str):
+        name = f"std{stream} of replica {replica}, attempt {attempt}"
+        say(f"warning[output]: {name} passed the worker's output_cap_bytes, or its disk was full; the rest is not kept")
+    trouble = joiner.trouble
+    if trouble is not None and asked_for:
+        tell_error(trouble.problem, trouble.fixes)
+    elif trouble is not None:
+        say(f"warning[{trouble.code}]: {trouble.problem.message}")
+
+
+async def _tick(progress: Progress) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        progress.tick()
+
+
+async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:
+    """While the job waits, ask for the reason now and then."""
+    from moorage.client.errors import ClientError
+    from moorage.schemas.job import QUEUED
+
+    await asyncio.sleep(WHY_AFTER_S)
+    while True:
+        if watch.state == QUEUED:
+            try:
+                progress.waiting(await client.job(job).explain())
+            except ClientError:
+                pass  # it is told by the watch if it lasts
+        await asyncio.sleep(WHY_AGAIN_S)

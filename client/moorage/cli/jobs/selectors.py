@@ -1,0 +1,189 @@
+"""Which jobs a word means: an id, the beginning of one, `last`, `all`, or several with commas.
+
+train-42      that job, or the only one whose id begins so
+=last         the job of exactly this id, whatever it looks like
+last          the newest
+all           every one that is not over
+train-*       every one whose id begins so (in quotes: a shell has its own *); cancel leaves out those that are over
+a,b,last      each of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from moorage.cli.framework.console import say
+from moorage.schemas.job import STATES, TERMINAL
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+LAST: Final = "last"
+ALL: Final = "all"
+EXACTLY: Final = "="
+EACH: Final = "*"
+#: the newest jobs, among which a beginning is looked up
+LOOKED_AT_MAX: Final = 1000
+CANDIDATES_SHOWN_MAX: Final = 5
+LIVE: Final = tuple(state for state in STATES if state not in TERMINAL)
+
+HELP: Final = "Ids, their beginnings, last, all, 'train-*', or several with commas (moorage help jobs)."
+HELP_ONE: Final = "The job's id, its beginning, or last; =ID is that id and no beginning."
+LISTED: Final = "ls --format {job}"
+
+T = TypeVar("T")
+
+
+def words_of(texts: Sequence[str]) -> list[str]:
+    """The single words of all arguments, in order, each once. Raises `Rejected` where there is none."""
+    words = list(dict.fromkeys(word for text in texts for word in text.split(",") if word))
+    if not words:
+        from moorage.client.errors import rejected
+
+        raise rejected("invalid-argument", "no job is named", next="name one: last, all, or an id of moorage ls")
+    return words
+
+
+async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:
+    """What `ask` answers for each job that is meant; it raises `NotFound` for an id that is none. Raises `Rejected`."""
+    answers: list[T] = []
+    for word in words_of(texts):
+        if _means_several(word):
+            answers += [await ask(name) for name in await _listed(client, word)]
+        else:
+            answers.append(await _ask_one(client, word, ask))
+    return answers
+
+
+async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
+    """The ids that are meant, each of a job that there is. Raises `NotFound`, `Rejected`."""
+
+    async def known(name: str) -> str:
+        await client.job(name).show()
+        return name
+
+    names: list[str] = []
+    for word in words_of(texts):
+        if _means_several(word):
+            names += await _listed(client, word)
+        else:
+            names.append(await _ask_one(client, word, known))
+    return list(dict.fromkeys(names))
+
+
+async def one_id(client: AsyncClient, text: str, verb: str) -> str:
+    """The one id that is meant. Raises `NotFound`, and `Rejected` for several."""
+    names = await ids_of(client, [text])
+    if len(names) != 1:
+        from moorage.client.errors import rejected
+
+        raise rejected(
+            "invalid-argument", f"{verb} takes one job, and {text} means {len(names)}", found=text, next="name one"
+        )
+    return names[0]
+
+
+async def ids_to_cancel(client: AsyncClient, texts: Sequence[str]) -> list[str]:
+    """As `ids_of`, but an id may be of a job to come: only ids that moorage made up are known by their beginning.
+
+    A name of the caller's own is taken as it stands, so that `cancel train-4` never ends `train-42`.
+    """
+    names: list[str] = []
+    for word in words_of(texts):
+        if word in (LAST, ALL):
+            names += await _listed(client, word)
+        elif word.endswith(EACH):
+            names += await _begun(client, word, LIVE)
+        elif _begins_made_up(word):
+            found = [name for name in await _newest(client) if name.startswith(word) and _is_made_up(name)]
+            names.append(_only(word, found) if found else word)
+        else:
+            names.append(client.job(word.removeprefix(EXACTLY)).id)
+    return list(dict.fromkeys(names))
+
+
+def _means_several(word: str) -> bool:
+    """Whether the scheduler's list says which jobs a word means; of anything else it is asked by name."""
+    return word in (LAST, ALL) or word.endswith(EACH)
+
+
+async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitable[T]]) -> T:
+    from moorage.client.errors import NotFound
+
+    try:
+        return await ask(client.job(word.removeprefix(EXACTLY)).id)
+    except NotFound:
+        if word.startswith(EXACTLY):
+            raise
+        found = [name for name in await _newest(client) if name.startswith(word)]
+        if not found:
+            raise
+    return await ask(_only(word, found))
+
+
+def _only(word: str, found: list[str]) -> str:
+    if len(found) == 1:
+        return found[0]
+    from moorage.client.errors import rejected
+
+    shown = ", ".join(found[:CANDIDATES_SHOWN_MAX]) + (", …" if len(found) > CANDIDATES_SHOWN_MAX else "")
+    raise rejected(
+        "invalid-argument",
+        f"{word} is the beginning of {len(found)} jobs: {shown}",
+        found=word,
+        next=f"write more of it, as {found[0]}",
+    )
+
+
+async def _listed(client: AsyncClient, word: str) -> list[str]:
+    """What a word that means several means now. Raises `NotFound` where there is none, but for `all`."""
+    if word == LAST:
+        rows = (await client.ls(limit=1))["jobs"]
+        if not rows:
+            from moorage.client.errors import not_found
+
+            raise not_found(f"tenant {client.tenant} has no job", next="moorage submit makes one")
+        return [rows[0]["job"]]
+    if word.endswith(EACH):
+        return await _begun(client, word)
+    data = await client.ls(LIVE, LOOKED_AT_MAX)
+    live = sum(number for state, number in data["counts"].items() if state not in TERMINAL)
+    if live > len(data["jobs"]):
+        say(f"warning[selector]: all means the newest {len(data['jobs'])} of {live} jobs here; ask again for the rest")
+    return [row["job"] for row in data["jobs"]]
+
+
+async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> list[str]:
+    """The jobs whose ids begin as the word says. Raises `NotFound` where there is none."""
+    data = await client.ls(states, LOOKED_AT_MAX)
+    found = [row["job"] for row in data["jobs"] if row["job"].startswith(word.removesuffix(EACH))]
+    among = sum(number for state, number in data["counts"].items() if not states or state in states)
+    if among > len(data["jobs"]):
+        say(
+            f"warning[selector]: {word} was looked for in the newest {len(data['jobs'])} of {among} jobs; ask again for"
+            " the rest"
+        )
+    if not found:
+        from moorage.client.errors import not_found
+
+        raise not_found(f"no job of tenant {client.tenant} is meant by {word}", next="moorage ls")
+    return found
+
+
+async def _newest(client: AsyncClient) -> list[str]:
+    return [row["job"] for row in (await client.ls(limit=LOOKED_AT_MAX))["jobs"]]
+
+
+_MADE_UP_CHARS: Final = 15
+
+
+def _is_made_up(name: str) -> bool:
+    """Whether moorage made this id up: see `client.job_ids.fresh_job_id`."""
+    return len(name) == _MADE_UP_CHARS and _begins_made_up(name, at_most=_MADE_UP_CHARS)
+
+
+def _begins_made_up(word: str, at_most: int = _MADE_UP_CHARS - 1) -> bool:
+    from moorage.schemas.names import JOB_ID_DIGITS
+
+    return 1 < len(word) <= at_most and word[0] == "j" and set(word[1:]) <= set(JOB_ID_DIGITS)

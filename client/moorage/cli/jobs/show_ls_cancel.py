@@ -1,0 +1,233 @@
+"""The verbs that read and end jobs: show, ls, cancel."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import paint, say, tell
+from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.render import age, facts, table, utc
+from moorage.cli.jobs.job_rows import code_cell, counts_line, jobs_table, matching, no_jobs
+from moorage.cli.jobs.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
+from moorage.client.login import who
+from moorage.schemas.job import ACCEPTED, TERMINAL
+from moorage.schemas.names import SIMULATED_UUID
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.frames import Answer
+
+LIMIT_MAX: Final = 1000
+
+
+def show(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    watch: Annotated[bool, Parameter(help="Follow it: a line a transition, until it is over.")] = False,
+    options: RowOptions = ROWS,
+) -> int:
+    """All about jobs: request, state, transitions."""
+
+    async def work(client: AsyncClient) -> int | None:
+        if watch:
+            async for event in client.job(await one_id(client, ",".join(jobs), "show --watch")).events():
+                if not options.shown(event, [event]):
+                    if event.enforced is not None and not event.changes:
+                        tell(f"from now on {enforced_words(_as_dict(event.enforced))}")
+                    for change in event.changes:
+                        tell("\t".join(map(str, _change_row(_as_dict(change), None))))
+            return None
+
+        async def ask(name: str) -> Answer:
+            return await client.answer("show", {"job": name})
+
+        options.show_each(await ask_each(client, jobs, ask), _show)
+        return None
+
+    return with_client(options, work)
+
+
+def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """Until when what is left of a job that is over stays."""
+    kept = data.get("kept")
+    if not kept:
+        return []
+    story_ms = data.get("kept_until_ms") if data.get("compacted") else kept["history_ms"]
+    return [
+        ("id until", utc(kept["job_ms"])),
+        *([("story until", utc(story_ms))] if story_ms is not None else []),
+        *(("output until", f"{utc(until)} on {worker}") for worker, until in kept["output_ms"].items()),
+    ]
+
+
+def _show(data: dict[str, Any]) -> None:
+    changes = data.get("changes", [])
+    began = changes[0]["time_ms"] if changes else None
+    simulated = _simulated(changes)
+    request = data.get("request", {})
+    tell(
+        facts(
+            [
+                ("job", data["job"]),
+                ("tenant", data["tenant"]),
+                ("state", data["state"]),
+                ("simulated", "sim" if simulated else ""),
+                ("gpu", data.get("gpu")),
+                ("command", " ".join(request.get("run", {}).get("argv", []))),
+                ("priority", data.get("priority")),
+                ("age", age(data["age_ms"]) if "age_ms" in data else ""),
+                ("worker", data.get("worker")),
+                ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
+                ("code", code_cell(data.get("code"))),
+                ("why", data.get("why")),
+                ("kept", _kept(data)),
+                *_kept_rows(data),
+            ]
+        )
+    )
+    if changes:
+        tell("")
+        tell(
+            table(
+                ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"],
+                [_change_row(change, began) for change in changes],
+                numbers=("REV", "AFTER", "REPLICA", "TRY", "CODE"),
+                optional=("REV", "GPUS", "CODE"),
+                wraps=True,
+            )
+        )
+
+
+def _levels(data: dict[str, Any]) -> list[dict[str, str]]:
+    """How its replicas on shared GPUs are kept to their parts; one that has its GPUs alone needs no word."""
+    rows = data.get("replica_states", [])
+    return [row["enforced"] for row in rows if "enforced" in row and row.get("mode") != "exclusive"]
+
+
+def enforced_words(enforced: dict[str, str]) -> str:
+    """How a job is kept to its part of a shared GPU, in words."""
+    return f"memory {enforced['memory']}, compute {enforced['compute']}"
+
+
+def _kept(data: dict[str, Any]) -> str:
+    """What of a job that left memory can be shown."""
+    if not data.get("compacted"):
+        return ""
+    return "in the history" if "kept_until_ms" in data else "as a row: id, state and end; its history is kept no longer"
+
+
+def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
+    return [
+        change["rev"],
+        change["time_ms"] if began_ms is None else age(change["time_ms"] - began_ms),
+        change["replica"] if change["replica"] >= 0 else "-",
+        change["attempt"],
+        change["state"],
+        change.get("worker") or "-",
+        code_cell(change.get("code")),
+        len(change.get("gpus", [])) or "-",
+        why_of(change["state"], change.get("why", ""), change.get("by", ""), change.get("said", "")),
+    ]
+
+
+def why_of(state: str, why: str, by: str, said: str) -> str:
+    """The reason, and whose act it was where it was a tenant's or an operator's."""
+    if by in ("", "worker") or state == ACCEPTED:
+        return why or "-"
+    actor = f"{by}, said {said}" if said else by
+    return f"{why} ({actor})" if why else f"({actor})"
+
+
+def _as_dict(change: Any) -> dict[str, Any]:
+    import msgspec
+
+    data: dict[str, Any] = msgspec.to_builtins(change)
+    return data
+
+
+def _simulated(changes: list[dict[str, Any]]) -> bool:
+    return any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.get("gpus", []))
+
+
+def ls(
+    *,
+    state: Annotated[
+        list[str] | None, Parameter(help="Only these, as RUNNING or queued,running.", value="STATE")
+    ] = None,
+    limit: Annotated[int, Parameter(help="How many at most, 1..1000.")] = 100,
+    watch: Annotated[bool, Parameter(help="Again whenever something changes; in a pipe a row a change.")] = False,
+    options: RowOptions = ROWS,
+) -> int:
+    """Your jobs, newest first."""
+
+    states = [name.upper().replace("-", "_") for some in state or () for name in some.split(",")]
+
+    async def work(client: AsyncClient) -> int | None:
+        if watch:
+            from moorage.cli.jobs.ls_watch import watch_jobs
+
+            await watch_jobs(client, states, limit, options)
+            return None
+        answer = await client.answer("ls", {"states": states, "limit": limit})
+        rows = answer.data["jobs"]
+        if options.shown(answer, rows):
+            return None
+        if not rows:
+            say(no_jobs(client.tenant, states))
+            return None
+        tell(jobs_table(rows))
+        counts = answer.data["counts"]
+        there = matching(counts, states)
+        if len(rows) < there:
+            more = f"more: --limit {min(there, LIMIT_MAX)}" if limit < LIMIT_MAX else "others: --state, or an id"
+            say(f"the newest {len(rows)} of {there:,}; {more}")
+        if sys.stdout.isatty():
+            say(paint(counts_line(counts), "dim", sys.stderr))
+        return None
+
+    return with_client(options, work)
+
+
+_TYPED: Final = (
+    "warning[unknown-job]: no job {name} is known; the next one submitted under this id is CANCELLED at once, and"
+    " nothing takes that back: moorage ls shows which there are"
+)
+
+
+def _for(data: dict[str, Any]) -> str:
+    """How long a cancel of an unknown job is remembered; a leader of the release before does not say."""
+    return f" for {age(data['remembered_s'] * 1000)}" if "remembered_s" in data else ""
+
+
+def cancel(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    reason: Annotated[str, Parameter(help="For the job's story.")] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Cancel jobs, at any stage; answered once it is in the ledger.
+
+    An id that is not known yet is remembered, and the next submit with it is cancelled at once; this cannot be undone.
+    So a name that you gave must be complete; of an id that moorage made up, the beginning is enough.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        names = await ids_to_cancel(client, jobs)
+        for name in names:
+            answer = await client.answer("cancel", {"job": name, "reason": reason, "by": who()})
+            if options.shown(answer, [answer.data]):
+                continue
+            was = answer.data["was"]
+            if was == "UNKNOWN":
+                tell(f"{name}\tno such job: remembered{_for(answer.data)}")
+                say(_TYPED.format(name=name))
+            elif was in TERMINAL:
+                tell(f"{name}\twas over already: {was}")
+            else:
+                tell(f"{name}\t{'cancelling' if answer.data['cancelled'] else 'unchanged'}, was {was}")
+        if len(names) != 1 and not (options.json or options.format):
+            say(many(len(names), "job"))
+        return None
+
+    return with_client(options, work)

@@ -1,0 +1,206 @@
+"""`moorage wait` and `moorage events`: until jobs are over, and what happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import is_live, say, tell
+from moorage.cli.framework.exit_codes import exit_code_of_result, shell_code
+from moorage.cli.framework.interrupts import detachable
+from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.render import Rows, state, waits
+from moorage.cli.jobs.progress import Progress
+from moorage.cli.jobs.selectors import HELP, HELP_ONE, LISTED, ids_of, one_id
+from moorage.cli.jobs.show_ls_cancel import why_of
+from moorage.schemas.job import STATES
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.client.follow.result import Result
+    from moorage.schemas.frames import Event
+
+#: of the columns of rows that come one by one, so that the first ones stand below each other: a state's longest name,
+#: and a host of a simulated fleet
+WIDTHS: Final = {
+    "STATE": max(map(len, STATES)),
+    "WORKER": len("sim-0000 sim"),
+    "UTC": len("21:48:05.123"),
+}
+JOB_WIDTH: Final = 14
+#: a wait without a limit of its own
+FOR_DEFAULT: Final = "365d"
+
+
+#: how often the line on the terminal says how long it is by now, and how many of those until it asks again
+TICK_S: Final = 1.0
+ASK_AGAIN_TICKS: Final = 5
+
+
+def wait(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    at_most: Annotated[
+        str, Parameter(help="Give up after so long, with exit code 6; the jobs go on.", value="DURATION")
+    ] = FOR_DEFAULT,
+    options: RowOptions = ROWS,
+) -> int:
+    """Wait until jobs are over (by default the last one); exits with the code of the first that did not succeed.
+
+    Prints a line for each job as it ends, or with --json the answer of `show`. Ctrl-C ends the waiting, and no job.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        names = await ids_of(client, jobs or ["last"])
+        if not names:
+            say(f"no job of tenant {client.tenant} to wait for: all are over")
+        handles = [client.job(name) for name in names]
+        results: dict[str, Result] = {}
+        rows = Rows(("JOB", "STATE", "CODE", "WHY"), numbers=("CODE",), widths=WIDTHS)
+        async with Meanwhile(client, names) as meanwhile:
+            async for job in client.as_completed(handles, at_most):
+                result = results[job.id] = _known(job.known_result)
+                meanwhile.over(job.id)
+                if options.json or options.format:
+                    answer = await client.answer("show", {"job": job.id})
+                    options.shown(answer, [answer.data])
+                else:
+                    code = None if result.code is None else shell_code(result.code)
+                    tell(rows.line((job.id, result.state, code, result.why)))
+        if len(names) > 1 and not (options.json or options.format):
+            failed = sum(result.state != "SUCCEEDED" for result in results.values())
+            say(f"{many(len(names), 'job')} over, {failed} not SUCCEEDED")
+        return next((code for name in names if (code := exit_code_of_result(results[name]))), 0)
+
+    def detach() -> None:
+        if sys.stderr.isatty():
+            say("")  # below the terminal's ^C
+        say("no longer waiting; the jobs go on")
+
+    gc.enable()
+    return with_client(options, lambda client: detachable(work(client), detach))
+
+
+def _known(result: Result | None) -> Result:
+    assert result is not None  # `as_completed` yields only jobs that are over
+    return result
+
+
+class Meanwhile:
+    """On a terminal, one line that tells how it stands with the jobs that are waited for; elsewhere nothing."""
+
+    def __init__(self, client: AsyncClient, jobs: Sequence[str]) -> None:
+        self._client = client
+        self._left = dict.fromkeys(jobs)
+        self._of = len(self._left)
+        self._progress = Progress("", quiet=not is_live(sys.stderr))
+        self._telling: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Meanwhile:
+        if is_live(sys.stderr):
+            self._telling = asyncio.create_task(self._tell())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.wait({self._telling})
+        self._progress.erase()
+
+    def over(self, job: str) -> None:
+        """A row about it is told next."""
+        self._left.pop(job, None)
+        self._progress.erase()
+
+    async def _tell(self) -> None:
+        at, words = 0, ""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if at % ASK_AGAIN_TICKS == 0:
+                words = await self._words()
+            if not self._left:
+                return
+            self._progress.stands(words)
+            at += 1
+
+    async def _words(self) -> str:
+        from moorage.client.errors import ClientError
+
+        first = next(iter(self._left), "")
+        try:
+            data = await self._client.job(first).explain()
+        except ClientError:
+            return f"waiting for {first}"  # what is wrong is told by who waits for it, if it lasts
+        why = waits(data) if "reason" in data else ""
+        over = f"{self._of - len(self._left)} of {self._of} over" if self._of > 1 else ""
+        return "  ".join(filter(None, (over, first, state(data["state"], sys.stderr), why)))
+
+
+def events(
+    job: Annotated[str | None, Parameter(help=HELP_ONE + " Without one: all jobs of the tenant.", lists=LISTED)] = None,
+    /,
+    *,
+    options: RowOptions = ROWS,
+) -> int:
+    """Transitions as they happen: of one job from its first to its last, or of the whole tenant from now on.
+
+    Transitions of a job that is over come from its history, as long as that is kept (a week by default).
+
+    Prints a line for each transition, or with --json a frame per line. Those of a tenant go on until Ctrl-C.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if job is not None:
+            name = await one_id(client, job, "events")
+            rows = _rows(len(name))
+            async for event in client.job(name).events():
+                _tell(event, options, rows)
+            return None
+        rows = _rows(JOB_WIDTH)
+        async for event in client.events():
+            _tell(event, options, rows)
+        return None
+
+    gc.enable()
+    return with_client(options, work)
+
+
+COLUMNS: Final = ("UTC", "JOB", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY")
+
+
+def _rows(job_width: int) -> Rows:
+    return Rows(COLUMNS, numbers=("CODE",), optional=("GPUS", "TRY"), widths={**WIDTHS, "JOB": job_width})
+
+
+def _tell(event: Event, options: RowOptions, rows: Rows) -> None:
+    if options.shown(event, [event]):
+        return
+    for row in rows_of(event, whole=not sys.stdout.isatty()):
+        tell(rows.line(row))
+
+
+def rows_of(event: Event, *, whole: bool) -> list[list[Any]]:
+    """A row a transition, with the cells of `COLUMNS`; the date is in a `whole` time alone."""
+    rows: list[list[Any]] = []
+    for change in event.changes:
+        when = datetime.fromtimestamp(change.time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        worker = change.worker + (" sim" if change.worker and event.simulated else "")
+        rows.append(
+            [
+                when if whole else when[11:-1],
+                event.job,
+                change.replica if change.replica >= 0 else "-",
+                change.attempt,
+                change.state,
+                worker or "-",
+                "-" if change.code is None else shell_code(change.code),
+                len(change.gpus) or "-",
+                why_of(change.state, change.why, change.by, change.said),
+            ]
+        )
+    return rows

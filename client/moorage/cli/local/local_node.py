@@ -1,0 +1,316 @@
+"""One machine's moorage: an embedded server, a scheduler and a worker, kept alive until somebody ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.cli.framework.console import emit, paint
+from moorage.cli.framework.console import say_if_heard as say
+from moorage.cli.framework.disk import watch_disk
+from moorage.cli.framework.exit_codes import EXIT_INTERRUPTED
+from moorage.cli.framework.interrupts import ENDING
+from moorage.cli.framework.options import LocalOptions
+from moorage.cli.local.local_tools import end_jobs, until_gone
+from moorage.cli.local.processes import LEDGER_URL_FILE
+from moorage.schemas.settings_file import FILE_VARIABLE
+from moorage.schemas.units import many
+from moorage.system.private_files import replace_private
+
+if TYPE_CHECKING:
+    from moorage.bus.embedded import EmbeddedServer
+    from moorage.cli.local.children import Child
+    from moorage.client.client import AsyncClient
+
+PORT_DEFAULT: Final = 4222
+#: states of workers that did not come up with this process, or not yet
+NOT_HERE: Final = ("lost", "left", "not-heard")
+READY_S_MAX: Final = 60.0
+READY_LOOK_S: Final = 0.1
+
+
+class Node:
+    """One machine's moorage: the embedded server and two children, on one folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        simulate: str,
+        port: int | None,
+        options: LocalOptions,
+        restore: Path | None = None,
+        settings: Path | None = None,
+    ) -> None:
+        """`settings` is the file of which the scheduler and the worker read their own sections."""
+        self._folder = folder
+        self._simulate = simulate
+        self._port = port
+        self._options = options
+        self._restore = restore
+        self._env: dict[str, str] = {} if settings is None else {FILE_VARIABLE: str(settings.absolute())}
+        self._server: EmbeddedServer | None = None
+        self._scheduler: Child | None = None
+        self._worker: Child | None = None
+        self._ready = False
+        self._ending = False
+        self._server_ended_by_us = False
+        self._interrupts = 0
+        self._stop = asyncio.Event()
+        self._hard = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal, or until something cannot be kept alive. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in ENDING:
+            loop.add_signal_handler(number, self._on_signal)
+        keeping: set[asyncio.Task[Any]] = set()
+        stop = loop.create_task(self._stop.wait())
+        try:
+            say(f"starting on {self._folder} …")
+            await self._start_server()
+            if self._restore is not None:
+                await self._make_ledger_of(self._restore)
+            self._make_children()
+            assert self._scheduler is not None
+            assert self._worker is not None
+            for child in (self._scheduler, self._worker):
+                keeping.add(loop.create_task(child.keep(self._write_up)))
+            keeping |= {loop.create_task(self._keep_server()), loop.create_task(self._say_ready())}
+            keeping.add(loop.create_task(watch_disk(self._folder, say, self._start_server_again)))
+            while not stop.done():
+                done, _ = await asyncio.wait({*keeping, stop}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                keeping -= done
+        finally:
+            stop.cancel()
+            await self._end(keeping)
+        return EXIT_INTERRUPTED if self._interrupts > 1 else 0
+
+    # -- what runs
+
+    async def _start_server(self) -> None:
+        from moorage.bus.embedded import HOST, EmbeddedServer
+        from moorage.bus.errors import ServerFailed
+        from moorage.worker.rendezvous import is_free_port
+
+        async def start(port: int) -> EmbeddedServer:
+            return await EmbeddedServer.start(self._folder / "nats", port=port, sync_always=True)
+
+        if self._port is not None:
+            try:
+                self._server = await start(self._port)
+            except ServerFailed:
+                if self._port and not is_free_port(self._port, HOST):
+                    raise ServerFailed(
+                        self._folder / "nats",
+                        f"port {self._port} of {HOST} is taken by another process",
+                        "",
+                        "leave out --port for a free one, or name another; ss -ltnp shows who has it",
+                    ) from None
+                raise
+        else:
+            try:
+                self._server = await start(PORT_DEFAULT if is_free_port(PORT_DEFAULT, HOST) else 0)
+            except ServerFailed:
+                if is_free_port(PORT_DEFAULT, HOST):
+                    raise
+                self._server = await start(0)  # another took the port between the look and the start
+        self._port = self._server.port
+        replace_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
+
+    async def _make_ledger_of(self, backup: Path) -> None:
+        """What `moorage admin restore --replace` does, at the only time at which no scheduler runs here."""
+        from moorage.scheduler.backup import restore
+        from moorage.schemas.subjects import PREFIX_DEFAULT
+
+        assert self._server is not None
+        server = self._server
+        state = await restore(server.ledger_url, server.url, PREFIX_DEFAULT, 1, backup, replace=True, say=say)
+        say(f"restored with {many(len(state.jobs), 'job')} from {backup}; nothing is placed for the length of a lease")
+
+    def _make_children(self) -> None:
+        from moorage.cli.local.children import Child
+        from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE
+
+        assert self._server is not None
+        url, folder = self._server.url, self._folder
+        self._scheduler = Child(
+            "scheduler",
+            [sys.executable, "-m", "moorage.scheduler", "--nats", url],
+            folder / "scheduler.log",
+            {**self._env, LEDGER_URL_FILE_VARIABLE: str(folder / LEDGER_URL_FILE), LEDGER_URL_VARIABLE: ""},
+            say,
+        )
+        argv = [sys.executable, "-m", "moorage.cli", "worker", "--nats", url, "--state", str(self._worker_state)]
+        if self._simulate:
+            argv += ["--simulate", self._simulate]
+        self._worker = Child("worker", argv, folder / "worker.log", self._env, say)
+
+    @property
+    def _worker_state(self) -> Path:
+        from moorage.bus.target import WORKERS_FOLDER
+
+        return self._folder / WORKERS_FOLDER / ("up-simulated" if self._simulate else "up")
+
+    async def _keep_server(self) -> None:
+        """Start the server again when it dies; its data is on disk, and everybody reconnects."""
+        from moorage.bus.embedded import EmbeddedServer
+        from moorage.cli.local.children import STARTS_MAX, STARTS_WINDOW_S, ChildFailed
+
+        loop = asyncio.get_running_loop()
+        deaths: list[float] = []
+        while True:
+            assert self._server is not None
+            await until_gone(self._server.pid)
+            if self._ending:
+                return
+            if self._server_ended_by_us:
+                self._server_ended_by_us = False
+            else:
+                deaths = [*(at for at in deaths if at > loop.time() - STARTS_WINDOW_S), loop.time()]
+                say(f"the nats-server (pid {self._server.pid}) ended; starting it again")
+            if len(deaths) >= STARTS_MAX:
+                raise ChildFailed("nats-server", self._folder / "nats" / "server.log", None)
+            await self._server.stop()
+            self._server = await EmbeddedServer.start(self._folder / "nats", port=self._port or 0, sync_always=True)
+            self._write_up()
+
+    def _start_server_again(self) -> None:
+        """A stream that could not be written stays closed until its server starts again (nats-server 2.15)."""
+        assert self._server is not None
+        self._server_ended_by_us = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._server.pid, signal.SIGTERM)
+
+    def _write_up(self) -> None:
+        """Tell the other commands of this folder; no secret in it."""
+        from moorage.bus.target import UP_FILE, Up, started_ticks
+        from moorage.schemas.codec import encode
+
+        assert self._server is not None
+        pids = {child.name: child.pid for child in (self._scheduler, self._worker) if child is not None}
+        pids["nats-server"] = self._server.pid
+        found = Up(self._server.url, os.getpid(), started_ticks(os.getpid()), self._simulate, pids)
+        replace_private(self._folder / UP_FILE, encode(found).decode() + "\n")
+        if self._ready and self._options.json:
+            emit(found)
+
+    # -- what is said
+
+    async def _say_ready(self) -> None:
+        from moorage.client.client import AsyncClient
+        from moorage.client.errors import timed_out
+
+        assert self._server is not None
+        async with AsyncClient(self._server.url, timeout=READY_S_MAX, name="moorage up") as client:
+            try:
+                async with asyncio.timeout(READY_S_MAX):
+                    fleet = await self._until_heard(client)
+            except TimeoutError:
+                raise timed_out(
+                    f"no worker has joined within {READY_S_MAX:g} s",
+                    next_step=f"see worker.log and scheduler.log in {self._folder}",
+                ) from None
+        self._ready = True
+        if self._options.json:
+            self._write_up()
+        else:
+            self._say_screen(fleet)
+
+    async def _until_heard(self, client: AsyncClient) -> dict[str, Any]:
+        from moorage.worker.run import simulated_of
+        from moorage.worker.settings import WorkerSettings
+
+        hosts = simulated_of(WorkerSettings(Path("unused"), simulate=self._simulate or None))
+        expected = len(hosts) if hosts is not None else 1
+        while True:
+            fleet = await client.fleet()
+            if sum(worker["state"] not in NOT_HERE for worker in fleet["workers"]) >= expected:
+                return fleet
+            await asyncio.sleep(READY_LOOK_S)
+
+    def _say_screen(self, fleet: dict[str, Any]) -> None:
+        assert self._server is not None
+        assert self._scheduler is not None
+        assert self._worker is not None
+        live = [worker for worker in fleet["workers"] if worker["state"] not in NOT_HERE]
+        gpus = sum(worker["gpus"] for worker in live)
+        tag = f"{paint('sim', 'yellow', sys.stderr)}  " if self._simulate else ""
+        kind = f"simulated by {self._simulate}" if self._simulate else ", ".join({m for w in live for m in w["models"]})
+        lines = [
+            f"{tag}{paint('moorage is up', 'bold', sys.stderr)}",
+            f"  server     {self._server.url}  pid {self._server.pid}",
+            f"  scheduler  epoch {fleet['epoch']}  pid {self._scheduler.pid}",
+            f"  worker     {many(len(live), 'host')}, {', '.join(filter(None, (many(gpus, 'GPU'), kind)))}"
+            f"  pid {self._worker.pid}",
+            f"  data       {self._folder}",
+            f"  open to    everybody on this machine, without a password: jobs run as {_own_user()}",
+            "",
+            "try, in another terminal" + (f" (in {Path.cwd()}):" if self._is_default_folder else ":"),
+        ]
+        if not self._is_default_folder:
+            lines.append(f"  export MOORAGE_HOME={shlex.quote(str(self._folder))}")
+        gpu = "--gpu 2xH100 " if "H100" in self._simulate else "--gpu " if gpus else ""
+        lines += [
+            f"  moorage run {gpu}-- " + ("sh -c 'echo on $CUDA_VISIBLE_DEVICES'" if gpus else "echo hello"),
+            f"  moorage submit {gpu}-- sleep 60",
+            "  moorage ls",
+            "  moorage fleet --watch",
+            *([] if gpus else ["no GPU here: jobs run without --gpu; moorage up --simulate 4x8xH100 makes some up"]),
+            "Ctrl-C ends all of it",
+        ]
+        for line in lines:
+            say(line)
+
+    @property
+    def _is_default_folder(self) -> bool:
+        from moorage.bus.target import home
+
+        return self._folder == home()
+
+    # -- the end
+
+    def _on_signal(self) -> None:
+        """The first ends in order, the second at once."""
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self._stop.set()
+            return
+        say("killed: what was not written yet is lost")
+        for child in (self._worker, self._scheduler):
+            if child is not None:
+                child.kill()
+        self._hard.set()
+
+    async def _end(self, keeping: set[asyncio.Task[Any]]) -> None:
+        """Worker, its jobs, scheduler, server: each when what needs it is gone."""
+        self._ending = True
+        say("ending …")
+        if self._worker is not None:
+            await self._worker.stop()
+            await end_jobs(self._worker_state, self._hard)
+        if self._scheduler is not None:
+            await self._scheduler.stop()
+        if self._server is not None:
+            await (self._server.kill() if self._hard.is_set() else self._server.stop())
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+        say("ended")
+
+
+def _own_user() -> str:
+    """This process's user by name, or by number where the system knows no name of it."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"user {os.geteuid()}"

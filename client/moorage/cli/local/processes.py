@@ -1,0 +1,132 @@
+"""`moorage scheduler` and `moorage worker`: the services in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import msgspec
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit
+from moorage.cli.framework.interrupts import ENDING
+from moorage.cli.framework.options import OF_LEDGER, LedgerOptions, guarded
+from moorage.cli.framework.settings import FILE_HELP, flags_of, the_file, unread_here
+from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE, SchedulerSettings
+from moorage.schemas.errors import Problem
+from moorage.schemas.settings import SettingsFile, unknown_variables
+from moorage.system.logged import begin_log
+from moorage.worker.settings import WorkerSettings
+
+LEDGER_URL_FILE: Final = "ledger-url"
+
+if TYPE_CHECKING:
+    SchedulerFlags: TypeAlias = Any
+    WorkerFlags: TypeAlias = Any
+    _NO_SCHEDULER_FLAGS: Any = None
+    _NO_WORKER_FLAGS: Any = None
+else:
+    SchedulerFlags = flags_of("scheduler", SchedulerSettings)
+    WorkerFlags = flags_of("worker", WorkerSettings)
+    _NO_SCHEDULER_FLAGS, _NO_WORKER_FLAGS = SchedulerFlags(), WorkerFlags()
+
+
+def scheduler(
+    *,
+    settings: Annotated[Path | None, Parameter(help=FILE_HELP)] = None,
+    flags: SchedulerFlags = _NO_SCHEDULER_FLAGS,
+    options: LedgerOptions = OF_LEDGER,
+) -> int:
+    """Run a scheduler in the foreground. Run several: one leads, the others stand by.
+
+    The ledger's URL holds a password, so it is read from MOORAGE_LEDGER_URL or from a file, and is never an argument.
+    In the folder of a `moorage up` that file is found.
+    """
+
+    def act() -> int:
+        from moorage.scheduler.main import log_settings, print_problem, run
+        from moorage.scheduler.settings import scheduler_settings
+
+        file = the_file(settings)
+        held, found = scheduler_settings({**dataclasses.asdict(flags), "nats": options.nats}, file=file)
+        held, target = find_ledger(held)
+        begin_log(held.log_level)
+        log_settings(found)
+        _warn_of_file_here(file)
+
+        def tell(told: Problem) -> None:
+            if options.json:
+                emit(told)
+            print_problem(told)
+
+        return run(held, target, tell)
+
+    gc.enable()
+    return guarded(options, act)
+
+
+def _warn_of_file_here(read: SettingsFile) -> None:
+    if unread := unread_here(read):
+        logging.getLogger("moorage.settings").warning("%s", unread)
+
+
+def find_ledger(held: SchedulerSettings) -> tuple[SchedulerSettings, str | None]:
+    """The settings, with the ledger's file where a `moorage up` is beside, and the users' target if known."""
+    from moorage.bus.target import find_context, home
+
+    context = find_context(held.nats)
+    ledger = home() / LEDGER_URL_FILE
+    is_beside_up = context.source.startswith(str(home()))
+    said = held.ledger_url_file or {LEDGER_URL_VARIABLE, LEDGER_URL_FILE_VARIABLE} & os.environ.keys()
+    if not said and is_beside_up and ledger.exists():
+        held = msgspec.structs.replace(held, ledger_url_file=ledger)
+    return held, None if held.nats or not is_beside_up else context.url
+
+
+def worker(
+    *,
+    settings: Annotated[Path | None, Parameter(help=FILE_HELP)] = None,
+    flags: WorkerFlags = _NO_WORKER_FLAGS,
+    options: LedgerOptions = OF_LEDGER,
+) -> int:
+    """Run a worker in the foreground: this machine's GPUs, or simulated ones.
+
+    SIGTERM (or the end of its terminal) ends the agent; jobs run on under its supervisor, and the next agent with the
+    same state folder takes them over. A supervisor without a job ends with its agent.
+    """
+
+    def act() -> int:
+        from moorage.bus.target import WORKERS_FOLDER, find_context, home
+        from moorage.schemas.settings import told
+        from moorage.system.loops import loop_factory
+        from moorage.worker.run import run
+        from moorage.worker.settings import SECTION, worker_settings
+
+        given = {**dataclasses.asdict(flags), "nats": options.nats}
+        file = the_file(settings)
+        held, found = worker_settings(given, home() / WORKERS_FOLDER, file=file)
+        context = find_context(held.nats)
+
+        async def serve() -> None:
+            stop, loop = asyncio.Event(), asyncio.get_running_loop()
+            for number in ENDING:
+                loop.add_signal_handler(number, stop.set)
+            await run(held, context, stop, file)
+
+        begin_log(held.log_level)
+        log = logging.getLogger("moorage.worker")
+        log.info("settings: %s", told(found) or "defaults")
+        for name in unknown_variables(SECTION, found):
+            log.warning("%s is no setting: it does nothing", name)
+        _warn_of_file_here(file)
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve())
+        return 0
+
+    gc.enable()
+    return guarded(options, act)

@@ -1,0 +1,194 @@
+"""`moorage up`: a server, a scheduler and a worker on this machine, in one command, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import gc
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
+from moorage.cli.framework.settings import UP, UP_FILE_HELP, UpSettings, flags_of, the_file
+from moorage.schemas.settings import made, settle
+from moorage.schemas.settings_file import FILE_VARIABLE, file_here
+from moorage.worker.settings import WorkerSettings
+
+LOCK_FILE: Final = "up.lock"
+#: what `moorage up` makes in its folder
+OUR_NAMES: Final = (LOCK_FILE, "up.json", "ledger-url", "nats", "scheduler.log", "worker.log", "workers")
+
+
+if TYPE_CHECKING:
+    from moorage.client.errors import Rejected
+
+    UpFlags: TypeAlias = Any
+    _NO_FLAGS: Any = None
+else:
+    UpFlags = flags_of(UP, UpSettings)
+    _NO_FLAGS = UpFlags()
+
+
+def up(
+    *,
+    settings: Annotated[Path | None, Parameter(help=UP_FILE_HELP)] = None,
+    restore: Annotated[
+        Path | None,
+        Parameter(help="Begin with the ledger of this backup, in place of the one that is there.", value="FILE"),
+    ] = None,
+    flags: UpFlags = _NO_FLAGS,
+    options: LocalOptions = LOCAL,
+) -> int:
+    """Server, scheduler and worker on this machine, in one command.
+
+    Other commands find it when they are run in the same folder. A moorage.toml there is read, and that is said. Ctrl-C
+    ends everything, running jobs included: SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the same folder
+    goes on from there: what waited waits, and what ran is tried again if retries are left, and is otherwise FAILED,
+    "its worker was stopped". A part that dies is started again; after six times within a minute, everything ends.
+    """
+    gc.enable()
+    return guarded(options, lambda: asyncio.run(_up(settings, flags, options, restore)))
+
+
+async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Path | None) -> int:
+    from moorage.bus.target import home
+    from moorage.cli.framework.files import cannot_read
+
+    given = given or _file_here()
+    file = the_file(given)
+    held = made(UpSettings, settle(UP, UpSettings, flags=dataclasses.asdict(flags), file=file))
+    simulate = held.simulate or settle("worker", WorkerSettings, file=file)["simulate"].value
+    _check_fleet(simulate)
+    folder = home(held.data)
+    from moorage.cli.local.local_node import Node
+
+    if restore is not None and not os.access(restore, os.R_OK):
+        reason = "Permission denied" if restore.exists() else "No such file"
+        raise cannot_read(restore, reason, "name a file of moorage admin backup")
+    node = Node(folder, simulate or "", held.port, options, restore, given)
+    with _only_one(folder):
+        return await node.run()
+
+
+def _file_here() -> Path | None:
+    """The `moorage.toml` of this folder, where the state of `up` is, too, unless the environment names another file.
+
+    One of another user is not read: it could name programs to run.
+    """
+    from moorage.cli.framework.console import say_if_heard
+
+    here = None if os.environ.get(FILE_VARIABLE) else file_here()
+    if here is None:
+        return None
+    if here.stat().st_uid not in (os.geteuid(), 0):
+        say_if_heard(f"settings: {here} belongs to another user and is not read; to read it: --settings {here.name}")
+        return None
+    say_if_heard(f"settings: {here}")
+    return here
+
+
+def _check_fleet(simulate: str | None) -> None:
+    """A fleet's word that cannot be is told before anything is started."""
+    if simulate is None:
+        return
+    from moorage.client.errors import rejected
+    from moorage.schemas.errors import Refused
+    from moorage.worker.run import simulated_of
+
+    try:
+        simulated_of(WorkerSettings(Path("unused"), simulate=simulate))
+    except Refused as refused:
+        raise rejected(
+            "invalid-argument",
+            refused.problem.message,
+            found=simulate,
+            next="for example --simulate 4x8xH100, or 2x4xL40S+8xH100",
+        ) from None
+
+
+def _check_owners(folder: Path) -> None:
+    """Follow no link and use no file that somebody else has put there. Raises `Rejected`.
+
+    Whoever owns a folder or a link on the way to a file chooses the file. So the links on the way, the folder, and what
+    stands in it under our names have to be this user's; for others than root root's will do, too, as for /tmp.
+    """
+    user = os.geteuid()
+    trusted = {user, 0}
+    for path in (*reversed(folder.parents), folder):
+        with contextlib.suppress(OSError):
+            if path.is_symlink() and (owner := path.lstat().st_uid) not in trusted:
+                raise _not_ours(path, owner)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if (owner := folder.stat().st_uid) not in trusted:
+            raise _not_ours(folder, owner)
+        for name in OUR_NAMES:
+            with contextlib.suppress(FileNotFoundError):
+                if (owner := (folder / name).lstat().st_uid) != user:
+                    raise _not_ours(folder / name, owner)
+
+
+def _not_ours(path: Path, owner: int) -> Rejected:
+    from moorage.client.errors import rejected
+
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = str(owner)
+    return rejected(
+        "failed-precondition",
+        f"{path} belongs to {name}: moorage up writes nowhere that another user chooses",
+        found=str(path),
+        next="name a folder of your own with --data, or MOORAGE_HOME",
+    )
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock. Raises `ClientError` with already-running."""
+    from moorage.bus.target import UP_FILE, read_up
+    from moorage.client.errors import ClientError, client_problem
+
+    _check_owners(folder)
+    try:
+        is_ours = not folder.exists() or (folder / LOCK_FILE).exists()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_ours:  # never narrow a folder that is somebody's, as --data /tmp
+            folder.chmod(0o700)
+        lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        from moorage.client.errors import rejected
+
+        raise rejected(
+            "failed-precondition",
+            f"the data folder {folder} cannot be used: {error.strerror}",
+            found=str(folder),
+            next="name another one with --data, or MOORAGE_HOME",
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        running = read_up(folder)
+        where = f"pid {running.pid}, {running.url}" if running is not None else "it is still starting"
+        raise ClientError(
+            client_problem("already-running", f"moorage up runs already on {folder} ({where})"),
+            (
+                "use it: moorage fleet",
+                f"end it: kill {running.pid}" if running is not None else "wait for it",
+                "run another: moorage up --data OTHER_FOLDER",
+            ),
+        ) from None
+    with contextlib.suppress(OSError):
+        (folder / UP_FILE).unlink(missing_ok=True)  # of one that was killed
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / UP_FILE).unlink(missing_ok=True)
+        os.close(lock)

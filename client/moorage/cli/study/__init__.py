@@ -1,0 +1,1 @@
+"""Looking things up without touching a job: codes, schemas, frames, traces, past decisions."""

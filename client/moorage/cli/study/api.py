@@ -1,0 +1,93 @@
+"""`moorage api`: one frame as it is, and the answer as it came, for who writes a client of the protocol."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
+from moorage.cli.framework.files import cannot_read, read_within
+from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
+from moorage.schemas.codec import FRAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+ADMIN: Final = "admin."
+_VERB: Final = re.compile(r"(admin\.)?[a-z]+(-[a-z]+)*", re.ASCII)
+#: first bytes of JSON; an answer in msgpack begins with none of them
+_JSON_FIRST: Final = (b"{", b"[")
+
+
+def api(
+    verb: Annotated[str, Parameter(help="show, submit, …; an operator's with admin. before it, as admin.fleet.")],
+    frame: Annotated[str, Parameter(help="What is sent, as it is; - is stdin.", value="JSON")] = "{}",
+    /,
+    *,
+    options: Options = DEFAULTS,
+) -> int:
+    """Send one frame of the protocol, and print its answer as it comes.
+
+    The frame goes to moorage.api.TENANT.VERB or moorage.admin.VERB, once: where nobody answers it is not sent again.
+    docs/protocol.md says which verbs there are and what each takes. An error exits with the code that other verbs have
+    for it.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        from moorage.bus.errors import BusError
+        from moorage.bus.inbox import Mux
+        from moorage.client.errors import unanswered
+
+        admin = verb.startswith(ADMIN)
+        subject = client.subjects.admin(verb.removeprefix(ADMIN)) if admin else client.subjects.api(client.tenant, verb)
+        mux = await Mux.open(client.link)
+        try:
+            answer = await mux.request(subject, payload, client.timeout_s)
+        except BusError as error:
+            raise unanswered(error, client.context.safe_url if client.context else "", client.timeout_s) from None
+        finally:
+            await mux.close()
+        return _show(answer)
+
+    payload = b""
+
+    def act() -> int:
+        nonlocal payload
+        if not _VERB.fullmatch(verb):
+            from moorage.client.errors import rejected
+
+            raise rejected("invalid-argument", f"{verb!r} is no verb", found=verb, next="show, submit, admin.fleet, …")
+        payload = _payload(frame)
+        return with_client(options, work)
+
+    return guarded(options, act)
+
+
+def _payload(frame: str) -> bytes:
+    """The words of the line, or what comes from stdin. Raises `Rejected`."""
+    if frame != "-":
+        return frame.encode()
+    try:
+        return read_within(frame, FRAME_BYTES_MAX)
+    except OSError as error:
+        raise cannot_read("stdin", error.strerror, "give the frame as an argument") from None
+
+
+def _show(answer: bytes) -> int:
+    """Print it. Returns the exit code: that of the first error in it."""
+    import msgspec
+
+    from moorage.client.errors import error_of
+    from moorage.schemas.errors import Problem
+
+    if not answer.startswith(_JSON_FIRST):
+        sys.stdout.buffer.write(answer)
+        return 0
+    sys.stdout.buffer.write(answer + b"\n")
+    found = msgspec.json.decode(answer)
+    for frame in found if isinstance(found, list) else [found]:
+        if frame.get("kind") == "error":
+            return exit_code_of(error_of(msgspec.convert(frame, Problem))) or EXIT_FAILED
+    return 0

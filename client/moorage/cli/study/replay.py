@@ -1,0 +1,253 @@
+"""`moorage replay`: what was decided: read again from the ledger or a backup, or decided again from a recording."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.fleet.ledger import SETTINGS, ledger_guarded, scheduler_of
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.exit_codes import EXIT_DRIFT
+from moorage.cli.framework.files import cannot_read
+from moorage.cli.framework.interrupts import run
+from moorage.cli.framework.options import OF_LEDGER, LedgerOptions
+from moorage.cli.framework.render import utc_ms
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.errors import NotFound
+    from moorage.scheduler.ledger_reader import LedgerReader
+
+#: columns of a line on a terminal, which comes before those after it are known: ledger, time, job, state, worker, GPUs
+_WIDTHS: Final = (8, 24, 26, 10, 12, 7)
+
+
+def replay(
+    file: Annotated[
+        Path | None, Parameter(help="What a scheduler wrote with --record; without it the ledger itself is read.")
+    ] = None,
+    /,
+    *,
+    at: Annotated[int | None, Parameter(help="What this record of the ledger decided.", value="RECORD")] = None,
+    job: Annotated[
+        str | None, Parameter(help="What concerns this job alone; tenant/job where it is not one.", value="JOB")
+    ] = None,
+    backup: Annotated[
+        Path | None, Parameter(help="A file of moorage admin backup: what stood then, and since which record.")
+    ] = None,
+    settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
+    options: LedgerOptions = OF_LEDGER,
+) -> int:
+    """Show what was decided, with the evidence that the ledger has of it; or decide it again, from a recording.
+
+    From the ledger, it prints a line for each transition or operator's act: ledger record, ledger time, job, state,
+    worker, GPUs, and why; on a terminal in columns, otherwise separated by tabs, with times in ms and GPUs by name. It
+    reads the ledger itself, also while a leader runs, and like a scheduler it needs the ledger's own account. If
+    records are gone because a snapshot has replaced them, it says so.
+
+    From a recording, it prints a line for each placement. The exit code is 0 if every record came out byte for byte as
+    it was, and 10 if one did not.
+    """
+
+    def act() -> int:
+        from moorage.client.errors import rejected
+
+        if file is not None and backup is not None:
+            raise rejected("invalid-argument", "a recording and a backup are two things", next="name one of them")
+        if file is not None:
+            return _decide_again(file, at, job, options)
+        if backup is not None:
+            return _replay_backup(backup, at, job, options)
+        held, target = scheduler_of(settings, options)
+        from moorage.scheduler.settings import ledger_url
+
+        where = ledger_url(held.ledger_url_file) or target or held.nats
+        return run(_replay_ledger(where, held.prefix, at, job, options))
+
+    return ledger_guarded(options, act)
+
+
+def _none_of(job: str, where: str) -> NotFound:
+    from moorage.client.errors import not_found
+
+    return not_found(
+        f"nothing about job {job} is in {where}",
+        found=job,
+        next="leave out --job to see which jobs do; one of another tenant's of that name is tenant/job",
+    )
+
+
+# --------------------------------------------------------------------------------------------- the ledger, a backup
+
+
+async def _replay_ledger(
+    where: str | None, prefix: str, at: int | None, job: str | None, options: LedgerOptions
+) -> int:
+    from moorage.bus.connection import connect
+    from moorage.bus.jetstream import JetStream
+    from moorage.scheduler import ledger_reader
+    from moorage.schemas.subjects import Subjects
+
+    async with await connect(where, "moorage-replay") as connection:
+        ledger = ledger_reader.LedgerReader(JetStream(connection), Subjects(prefix))
+        shown = records = 0
+        async for record in ledger.records(at, job):
+            if not records and at is None and ledger.base_seq:
+                shown += _cut_away(ledger, options)
+            records += 1
+            for row in ledger_reader.rows(record):
+                if job is None or ledger_reader.concerns(row, job):
+                    shown += 1
+                    show(row, options)
+    if job is not None and not shown:
+        raise _none_of(job, f"the {many(records, 'record')} read" if at is None else f"record {at}")
+    say(f"{many(records, 'record')} read, {many(shown, 'line')}")
+    return 0
+
+
+def _cut_away(ledger: LedgerReader, options: LedgerOptions) -> int:
+    """What the snapshot that the reading begins with knows of a job, and that no more is known."""
+    say(
+        f"records up to {ledger.base_seq} were cut away behind a snapshot: what they decided is known by its outcome"
+        " alone"
+    )
+    for row in ledger.before:
+        show(row, options)
+    return len(ledger.before)
+
+
+def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
+    from moorage.client.errors import rejected
+    from moorage.scheduler import ledger_reader
+    from moorage.scheduler.backup import read
+
+    try:
+        header, state = read(file)
+    except OSError as error:
+        raise cannot_read(file, error.strerror, "name a file of moorage admin backup") from None
+    if at is not None and at > header.seq:
+        raise rejected(
+            "failed-precondition",
+            f"the backup was taken at record {header.seq}: it does not know of {at}",
+            found=at,
+            next="ask the ledger, or a later backup",
+        )
+    shown = 0
+    found = (
+        ledger_reader.transitions_in(state)
+        if job is not None and at is None
+        else ledger_reader.placements_in(state, at)
+    )
+    for row in found:
+        if job is None or ledger_reader.concerns(row, job):
+            shown += 1
+            show(row, options)
+    if job is not None and not shown:
+        raise _none_of(job, f"this backup of record {header.seq}")
+    say(
+        f"{many(shown, 'line')}, as record {header.seq} of ledger {header.ledger_id} has them: a backup is a state, and"
+        " the evidence stands in the ledger's records"
+    )
+    return 0
+
+
+def show(row: dict[str, Any], options: LedgerOptions) -> None:
+    """A line of a decision or an act."""
+    if options.json:
+        emit(row)
+        return
+    ledger, time_ms = row["ledger"], row.get("time_ms")
+    if row["kind"] == "act":
+        rest = {name: value for name, value in row.items() if name not in ("kind", "ledger", "epoch", "time_ms", "act")}
+        told = ", ".join(f"{name} {_word(value)}" for name, value in rest.items())
+        _line(ledger, time_ms, [row["act"]], told)
+        return
+    name = f"{row['tenant']}/{row['job']}" + (f"/{row['replica']}" if row["replica"] >= 0 else "")
+    why = [row.get("why", ""), f"by {row['by']}" if row.get("by") else ""]
+    if "workers_known" in row:
+        why.append(f"{row['workers_known']} workers known, {row['free_left']} left free")
+        why.append(f"{row['placed_together']} placed by this decision" if row["placed_together"] > 1 else "")
+    why.append(f"waited {row['waited_ms'] / 1000:g} s" if "waited_ms" in row else "")
+    cells = [name, row["state"], row.get("worker", "-"), _gpus(row.get("gpus", ()))]
+    _line(ledger, time_ms, cells, "; ".join(filter(None, why)))
+
+
+def _gpus(names: Sequence[Any]) -> str:
+    """Their names, for a program; how many, for a person."""
+    if sys.stdout.isatty():
+        return many(len(names), "GPU") if names else "-"
+    return ",".join(map(str, names)) or "-"
+
+
+def _line(ledger: int, time_ms: int | None, cells: list[str], told: str) -> None:
+    """In columns on a terminal; else as it is cut apart by a script."""
+    if not sys.stdout.isatty():
+        when = "-" if time_ms is None else str(time_ms)
+        tell("\t".join([str(ledger or "-"), when, *cells, told]).rstrip())
+        return
+    when = "-" if time_ms is None else utc_ms(time_ms)
+    padded = [cell.ljust(width) for cell, width in zip([str(ledger or "-"), when, *cells], _WIDTHS, strict=False)]
+    tell(" ".join([*padded, told]).rstrip())
+
+
+def _word(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# ------------------------------------------------------------------------------------------------------ a recording
+
+
+def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
+    from moorage.client.errors import rejected
+    from moorage.scheduler.recording import CannotReplay, placements
+    from moorage.scheduler.recording import replay as decide_again
+
+    records = differ = placed = 0
+    try:
+        for one in decide_again(file):
+            records += 1
+            if not one.same:
+                differ += 1
+                say(f"record {one.seq} came out otherwise than it was: another release, or a defect")
+                continue
+            for row in placements(one) if at in (None, one.seq) else ():
+                if job in (None, row["job"], f"{row['tenant']}/{row['job']}"):
+                    placed += 1
+                    _show_placement(row, options)
+    except BrokenPipeError:
+        raise  # of our output, and not of the file
+    except (CannotReplay, OSError) as error:
+        said = f"{file.name} cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        meant = f"moorage replay --backup {shlex.quote(str(file))}" if _is_backup(file) else "name a file of --record"
+        raise rejected("invalid-argument", said, found=str(file), next=meant) from None
+    say(
+        f"{many(records, 'record')} decided again, {records - differ:,} of them byte for byte;"
+        f" {many(placed, 'placement')}"
+    )
+    return EXIT_DRIFT if differ else 0
+
+
+def _is_backup(file: Path) -> bool:
+    from moorage.scheduler.backup import MAGIC
+
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def _show_placement(row: dict[str, Any], options: LedgerOptions) -> None:
+    if options.json:
+        emit(row)
+        return
+    known = f"{row['workers_known']} workers known, {row['free_left']} left free" if "workers_known" in row else ""
+    name = f"{row['tenant']}/{row['job']}/{row['replica']}"
+    if sys.stdout.isatty():
+        _line(row["ledger"], row["time_ms"], [name, "PLACED", row["worker"], _gpus(row["slots"])], known)
+    else:
+        _line(row["ledger"], row["time_ms"], [name, row["worker"], _gpus(row["slots"])], known)

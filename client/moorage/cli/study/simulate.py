@@ -1,0 +1,345 @@
+"""`moorage simulate`: the production core on a trace, under a virtual clock; nobody is asked."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit, is_live, say, tell
+from moorage.cli.framework.exit_codes import EXIT_INTERRUPTED
+from moorage.cli.framework.files import cannot_read, cannot_write
+from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
+from moorage.cli.framework.render import table
+
+if TYPE_CHECKING:
+    from moorage.scheduler.core.events import Order
+    from moorage.scheduler.simulate.run import Simulated
+    from moorage.scheduler.simulate.trace import SimHost, TraceJob
+
+PROGRESS_S: Final = 0.5
+ERASED: Final = "\r\x1b[K"
+#: combinations of rankers and settings in one call: as many as the picture has colours
+RUNS_MAX: Final = 7
+
+Format = Literal["own", "csv", "philly", "openb"]
+#: the first columns that tell a format, in the order in which they are looked for
+_HEADS: Final[tuple[tuple[str, Format], ...]] = (
+    ("vc,job,arrival_s", "philly"),
+    ("name,cpu_milli,memory_mib", "openb"),
+    ("at_s", "csv"),
+    ("{", "own"),
+)
+
+
+def simulate(
+    trace: Annotated[Path, Parameter(help="The jobs: JSON lines, CSV, or a published trace.")],
+    /,
+    *,
+    fleet: Annotated[
+        str | None,
+        Parameter(help="The hosts: 4x8xH100+2x4xL40S, a fleet's file, or an openb node list.", value="HOSTS"),
+    ] = None,
+    format: Annotated[Format | None, Parameter(help="What the trace is; else its first line tells.")] = None,
+    cluster: Annotated[str | None, Parameter(help="Which virtual cluster of a philly trace.", value="NAME")] = None,
+    ranker: Annotated[list[str] | None, Parameter(help="How hosts are ranked.", value="NAME")] = None,
+    set: Annotated[
+        list[str] | None,
+        Parameter(help="A setting of the scheduler: key=value, or key=a,b for a run each.", value="KEY=VALUE"),
+    ] = None,
+    quota: Annotated[
+        list[str] | None, Parameter(help="A tenant's limit of GPUs: acme=16.", value="TENANT=GPUS")
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        Parameter(help="A tenant's weight, and after a colon GPUs guaranteed: acme=3:16.", value="TENANT=WEIGHT"),
+    ] = None,
+    until: Annotated[str | None, Parameter(help="Stop the virtual clock there.", value="DURATION")] = None,
+    jobs_csv: Annotated[
+        Path | None, Parameter(help="Write a line a job; of several runs, FILE-1 and so on.", value="FILE")
+    ] = None,
+    timeline_csv: Annotated[Path | None, Parameter(help="Write the fleet over time; likewise.", value="FILE")] = None,
+    plot: Annotated[Path | None, Parameter(help="Draw all runs as SVG.", value="FILE")] = None,
+    options: LocalOptions = LOCAL,
+) -> int:
+    """Show what the scheduler would have done with a trace: the production core under a virtual clock.
+
+    Prints allocation, waits, completion times and fairness, by class of request and by tenant. Several rankers or
+    settings are run one after the other on the same jobs. Ctrl-C ends the current run and reports what there is. It
+    needs no server, and sends nothing.
+    """
+
+    def act() -> int:
+        from moorage.client.durations import seconds
+
+        hosts = _hosts(fleet)
+        jobs = _jobs(trace, format, cluster)
+        until_ms = None if until is None else int(seconds(until) * 1000)
+        runs = _runs(ranker or [], set or [])
+        rights = _rights(quota or [], share or [])
+        files = (jobs_csv, timeline_csv, plot)
+        _check_writable([file for file in files if file is not None])
+        title = trace.name if cluster is None else f"{trace.name}, cluster {cluster}"
+        return _simulate(trace.name, title, hosts, jobs, runs, rights, until_ms, files, options)
+
+    return guarded(options, act)
+
+
+def _check_writable(files: list[Path]) -> None:
+    """That what takes long to find out can be written in the end. Raises `Rejected`."""
+    for file in files:
+        reason = "Is a directory" if file.is_dir() else None if file.parent.is_dir() else "No such folder"
+        if reason is None and not os.access(file if file.exists() else file.parent, os.W_OK):
+            reason = "Permission denied"
+        if reason is not None:
+            raise cannot_write(file, reason, "name a file in a folder that is there", "invalid-argument")
+
+
+def _hosts(fleet: str | None) -> list[SimHost]:
+    from moorage.client.errors import rejected
+    from moorage.scheduler.simulate.openb_jobs import openb_hosts
+    from moorage.scheduler.simulate.trace import SimHost
+    from moorage.worker.inventory.simulated_hosts import load_hosts, simulated_hosts
+
+    if fleet is None:
+        raise rejected("invalid-argument", "no hosts to simulate", next="say which: --fleet 24x8xT4")
+    if fleet.endswith((".csv", ".toml", ".json")) and not os.path.isfile(fleet):
+        raise rejected(
+            "invalid-argument",
+            f"{fleet} cannot be read: there is no such file",
+            found=fleet,
+            next="name a fleet's file, or write the hosts as 4x8xH100+2x4xL40S",
+        )
+    try:
+        if fleet.endswith(".csv"):
+            return openb_hosts(Path(fleet))
+        found = load_hosts(Path(fleet)) if os.path.isfile(fleet) else simulated_hosts(fleet, "n")
+    except ValueError as error:
+        raise rejected("invalid-argument", str(error), found=fleet, next="write it as 4x8xH100+2x4xL40S") from None
+    return [SimHost(host.name, host.devices, host.cpu_milli, host.memory_mib) for host in found]
+
+
+def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJob]:
+    from moorage.client.errors import rejected
+    from moorage.scheduler.simulate import openb_jobs, philly, trace
+
+    try:
+        with path.open("rb") as file:
+            head = file.readline(256).decode("utf-8-sig", errors="replace").lstrip()
+        found = format or next((name for start, name in _HEADS if head.startswith(start)), None)
+        if found is None:
+            allowed = "JSON lines, or a first line as at_s,runs_s,tenant,job,gpu or vc,job,arrival_s,duration_s,num_gpu"
+            raise rejected(
+                "invalid-argument",
+                f"{path} is no trace that moorage knows",
+                found=head[:60],
+                allowed=allowed,
+                next="say which with --format",
+            )
+        if found == "philly":
+            return trace.in_order(path, philly.read_philly(path, cluster or ""))
+        if cluster is not None:
+            raise rejected(
+                "invalid-argument",
+                f"{path} is no philly trace: --cluster chooses nothing in it",
+                found=cluster,
+                next="leave out --cluster",
+            )
+        readers = {"own": trace.read_own, "csv": trace.read_csv, "openb": openb_jobs.openb_jobs}
+        return trace.in_order(path, readers[found](path))
+    except OSError as error:
+        raise cannot_read(path, error.strerror, "name a trace") from None
+
+
+class _Rights(NamedTuple):
+    """What operators have set of the tenants: as orders, and as the report says it."""
+
+    orders: list[Order]
+    said: dict[str, str]
+
+
+def _rights(quota: list[str], share: list[str]) -> _Rights:
+    """What operators have set of the tenants when the trace begins. Raises `Rejected`, or Refused for a bad number."""
+    from moorage.cli.jobs.plan import quotas_of, shares_of
+    from moorage.client.errors import rejected
+    from moorage.scheduler.whatif.plan import orders_of
+
+    quotas = quotas_of(quota) or {}
+    if isinstance(quotas, int):
+        raise rejected(
+            "invalid-argument",
+            f"--quota {quotas} names no tenant",
+            found=quotas,
+            next="write --quota acme=16, once for each tenant of the trace",
+        )
+    rows = {
+        name: {"weight": row} if isinstance(row, int) else dict(zip(("weight", "gpus"), row, strict=True))
+        for name, row in shares_of(share).items()
+    }
+    said = {name: " ".join(words) for name, words in (("quota", quota), ("share", share)) if words}
+    return _Rights(orders_of(quotas, rows, "simulate"), said)
+
+
+def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
+    """The settings of each run: every combination of what was given in several."""
+    from moorage.client.errors import rejected
+    from moorage.scheduler.core.config import Config
+    from moorage.schemas.settings import declared
+
+    known = declared("scheduler", Config)
+    axes: dict[str, list[str]] = {}
+    for key, equals, value in (text.partition("=") for text in said):
+        if not equals or not key:
+            raise rejected("invalid-argument", "--set needs key=value", found=key, next="--set ranker=pack")
+        key = key.replace("-", "_")
+        if key not in known:
+            raise rejected(
+                "invalid-argument",
+                f"the scheduler has no setting {key!r}",
+                found=key,
+                allowed=", ".join(known),
+                next="moorage doctor --settings shows what each is",
+            )
+        axes.setdefault(key, []).extend(value.split(","))
+    if rankers:
+        axes["ranker"] = [*axes.get("ranker", []), *(name for text in rankers for name in text.split(","))]
+    runs = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    if len(runs) > RUNS_MAX:
+        raise rejected("invalid-argument", f"{len(runs)} runs in one call", allowed=f"at most {RUNS_MAX}", next="fewer")
+    return runs
+
+
+def _simulate(
+    name: str,
+    title: str,
+    hosts: list[SimHost],
+    jobs: list[TraceJob],
+    runs: list[dict[str, str]],
+    rights: _Rights,
+    until_ms: int | None,
+    files: tuple[Path | None, Path | None, Path | None],
+    options: LocalOptions,
+) -> int:
+    from moorage.cli.framework.interrupts import raise_once
+    from moorage.scheduler.settings import scheduler_settings
+    from moorage.scheduler.simulate.chart import Series, chart
+    from moorage.scheduler.simulate.measures import write_jobs, write_timeline
+    from moorage.scheduler.simulate.run import simulate as run_one
+
+    configs = [scheduler_settings(run, env={})[0] for run in runs]  # all are checked before the first is run
+    series: list[Series] = []
+    raise_once()
+    for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
+        label = " ".join(run.values()) or config.ranker
+        progress = _progress(label)
+        done = run_one(
+            name,
+            hosts,
+            jobs,
+            config,
+            {**run, **rights.said},
+            orders=rights.orders,
+            until_ms=until_ms,
+            progress=progress,
+        )
+        if progress is not None:
+            sys.stderr.write(ERASED)
+        series.append(Series(label, done.report, done.points))
+        suffix = f"-{number + 1}" if len(runs) > 1 else ""
+        if options.json:
+            emit(done.report)
+        else:
+            _tell(label, done)
+        if files[0] is not None:
+            with whole(_numbered(files[0], suffix)) as file:
+                write_jobs(file, done.runs)
+        if files[1] is not None:
+            with whole(_numbered(files[1], suffix)) as file:
+                write_timeline(file, done.points)
+        if done.report.cut_at_h is not None and until_ms is None:
+            break
+    if files[2] is not None:
+        with whole(files[2]) as file:
+            file.write_text(chart(title, series), encoding="utf-8")
+    return EXIT_INTERRUPTED if until_ms is None and series[-1].report.cut_at_h is not None else 0
+
+
+@contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """Where to write a file, so that it is there whole or not at all; a pipe or a device is written as it is.
+
+    What cannot be written after all, as on a full disk, is an error of its own.
+    """
+    part = file if file.exists() and not file.is_file() else file.with_name(f".{file.name}.part")
+    try:
+        yield part
+        if part != file:
+            part.replace(file)
+    except OSError as error:
+        raise cannot_write(file, error.strerror, "make room there") from None
+    finally:
+        if part != file:
+            part.unlink(missing_ok=True)
+
+
+def _numbered(path: Path, suffix: str) -> Path:
+    return path.with_stem(path.stem + suffix)
+
+
+def _progress(label: str) -> Any:
+    """On a terminal one line that is rewritten, at most twice a second."""
+    if not is_live(sys.stderr):
+        return None
+    said = 0.0
+
+    def progress(part: float) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= PROGRESS_S:
+            said = now
+            sys.stderr.write(f"{ERASED}{label}: {100 * part:.0f} % of the jobs are over")
+            sys.stderr.flush()
+
+    return progress
+
+
+def _tell(label: str, done: Simulated) -> None:
+    report = done.report
+    cut = "" if report.cut_at_h is None else f", cut at {report.cut_at_h:.1f} h"
+    not_so_far = "never started" if report.cut_at_h is None else "not started by then"
+    never = f", {report.never_started:,} {not_so_far}" if report.never_started else ""
+    say(
+        f"{label}: {report.ended:,} of {report.jobs:,} jobs over in {report.makespan_h:.1f} h on {report.gpus:,} GPUs"
+        f"{cut}{never}; allocated {report.allocated_percent:.1f} % while jobs came, {report.whole_percent:.1f} % in all"
+        f"; fairness {report.fairness:.2f}"
+    )
+    for job, why in report.never.items():
+        say(f"  {job} never started: {why}")
+    if len(report.never) < report.never_started and report.never:
+        say(f"  and {report.never_started - len(report.never):,} more; --jobs-csv FILE has them all")
+    header = ["JOBS OF", "JOBS", "STARTED", "WAIT MEAN H", "P50", "P90", "MAX", "JCT MEAN H", "SLOWDOWN", "GPU HOURS"]
+    groups = [("all", report.all), *report.classes.items()]
+    if len(report.tenants) > 1:
+        groups += [(f"tenant {name}", waits) for name, waits in report.tenants.items()]
+    rows = [
+        [
+            name,
+            waits.jobs,
+            waits.started,
+            f"{waits.wait_mean_h:.2f}",
+            f"{waits.wait_p50_h:.2f}",
+            f"{waits.wait_p90_h:.2f}",
+            f"{waits.wait_max_h:.2f}",
+            f"{waits.jct_mean_h:.2f}",
+            f"{waits.slowdown_mean:.2f}",
+            f"{waits.gpu_hours:.1f}",
+        ]
+        for name, waits in groups
+    ]
+    tell(table(header, rows, numbers=header[1:]))

@@ -1,0 +1,268 @@
+"""The Python reference: every public name of the SDK with its fields, types, defaults and docstrings, as Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+import moorage.client
+from moorage.client.fields import RUN_FIELDS, Fields
+from moorage.schemas.described import notes
+from moorage.schemas.job import Request, Run
+
+#: names of the worker's side that a user of the library meets, by module
+WORKER_API: Final[dict[str, tuple[str, ...]]] = {
+    "moorage.worker.embed": ("EmbeddedWorker",),
+    "moorage.worker.handler_context": ("HandlerContext", "HandlerCancelled"),
+    "moorage.worker.leases.client": ("borrow", "BorrowedLease", "LeaseRefused"),
+    "moorage.worker.settings": ("WorkerSettings",),
+    "moorage.worker.drivers.base": ("Driver", "Assignment"),
+    "moorage.worker.drivers.kit": ("Kit",),
+    "moorage.schemas.capabilities": ("Capabilities",),
+    "moorage.scheduler.core.rank.ranker": ("Ranker", "Choice"),
+}
+#: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
+CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
+    "The client": ("moorage.client.client", "moorage.client.sync"),
+    "A job": (
+        "moorage.client.job",
+        "moorage.client.follow.result",
+        "moorage.client.follow.watch",
+        "moorage.client.follow.output",
+        "moorage.schemas.frames.told",
+    ),
+    "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
+    "Steps of a job": ("moorage.client.steps",),
+    "What it raises": ("moorage.client.errors",),
+    "For your tests": (
+        "moorage.client.sim_fleet",
+        "moorage.client.sim_driver",
+        "moorage.bus.simulated.clock",
+    ),
+}
+REST: Final = "Leases, handlers, GPUs"
+#: their methods are those of another class, without `await`
+TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch"}
+#: classes that a user makes objects of, whose fields are no table
+CONSTRUCTED: Final = frozenset({"AsyncClient", "EmbeddedWorker", "SimFleet", "SimulatedClock"})
+#: what other parts of moorage call, and no user does
+INTERNAL: Final[dict[str, frozenset[str]]] = {
+    "AsyncClient": frozenset({"again", "link", "subscribe", "subscribe_ahead", "act"}),
+}
+HEAD: Final = """# Python
+
+Names of the SDK are imported from `moorage.client`. Start with [`AsyncClient`](#asyncclient), or with
+[`Client`](#client) where there is no event loop. What a job asks for is said by name:
+[what `submit` takes](#what-submit-takes-by-name).
+"""
+SUBMIT_TAKES: Final = "What submit takes by name"
+
+_BLANK_LINES: Final = re.compile(r"\n{3,}")
+_STARS: Final[dict[Any, str]] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
+def python_api() -> str:
+    """The page."""
+    parts = [HEAD]
+    for title, public in client_groups().items():
+        parts.append(f"## {title}\n")
+        if title == "A request":
+            parts.append(_what_submit_takes())
+        parts += [_described(name, getattr(moorage.client, name)) for name in public]
+    parts.append("## The worker's and the scheduler's side\n")
+    for module, names in WORKER_API.items():
+        for name in names:
+            parts.append(_described(name, getattr(import_module(module), name), module))
+    return _BLANK_LINES.sub("\n\n", "\n".join(parts)).rstrip() + "\n"
+
+
+def client_groups() -> dict[str, list[str]]:
+    """The SDK's public names below the titles of `CLIENT_API`, by the module that defines them."""
+    groups: dict[str, list[str]] = {title: [] for title in CLIENT_API}
+    title_of = {module: title for title, modules in CLIENT_API.items() for module in modules}
+    for name in moorage.client.__all__:
+        module = getattr(getattr(moorage.client, name), "__module__", "")
+        groups.setdefault(title_of.get(module, REST), []).append(name)
+    return groups
+
+
+def _what_submit_takes() -> str:
+    """The table of the names that `submit`, `run`, `plan` and their like take beside the command and `gpu`."""
+    said, said_of_run = notes(Request), notes(Run)
+    hints = get_type_hints(Fields)
+    rows = []
+    for name in hints:
+        struct = Run if name in RUN_FIELDS else Request
+        default = next(_default(field) for field in msgspec.structs.fields(struct) if field.name == name)
+        rows.append((f"`{name}`", python_type(hints[name]), default, (said_of_run if struct is Run else said)[name]))
+    return (
+        f"### {SUBMIT_TAKES}\n\n`submit`, `run`, `submit_many`, `submit_handler` and `plan` take these by name,"
+        " beside the command (a list of words, a mapping as on the wire, or a `Request`), `gpu` (a token such as"
+        " `2xH100:80G`, a count, or a `GpuSpec`) and `key` (the job's id). Durations are in seconds.\n\n"
+        f"{_table(rows)}\n"
+    )
+
+
+def _described(name: str, public: Any, module: str = "") -> str:
+    parts = [f"### {name}\n"]
+    if module:
+        parts.append(f"`from {module} import {name}`\n")
+    if name in TWINS:
+        twin = TWINS[name]
+        parts.append(f"The methods of [`{twin}`](#{twin.lower()}), without `await`.\n")
+        return "\n".join(parts)
+    if not inspect.isclass(public):
+        if inspect.isfunction(public):
+            parts.append(_signature(name, public))
+            parts.append(_doc(public))
+        else:
+            parts.append(f"One of {python_type(public)}.\n")
+        return "\n".join(parts)
+    rows = list(_fields(public))
+    if name in CONSTRUCTED:
+        parts.append(_signature(name, vars(public).get("__init__", public.__init__), drop_self=True))
+    parts.append(_doc(public))
+    if rows:
+        parts.append(_table(rows) + "\n")
+    parts += _members(name, public)
+    return "\n".join(parts)
+
+
+def _members(name: str, public: type) -> Iterator[str]:
+    """Its public properties and methods, those of its bases in moorage as well, in the order of the sources."""
+    seen = set(INTERNAL.get(name, ()))
+    for base in public.__mro__:
+        if not base.__module__.startswith("moorage.") or (base is not public and issubclass(base, msgspec.Struct)):
+            continue
+        for member, value in vars(base).items():
+            if member.startswith("_") or member in seen:
+                continue
+            seen.add(member)
+            found = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+            if isinstance(found, property) and inspect.getdoc(found):
+                hint = found.fget.__annotations__.get("return", "") if found.fget is not None else ""
+                yield f"#### {name}.{member}\n\nProperty: `{hint}`.\n\n{_doc(found)}"
+            elif inspect.isfunction(found) and inspect.getdoc(found):
+                is_method = not isinstance(value, staticmethod)
+                yield f"#### {name}.{member}\n\n{_signature(member, found, drop_self=is_method)}\n{_doc(found)}"
+
+
+def _doc(of: Any) -> str:
+    """The docstring as Markdown: code that is only indented there goes into a block."""
+    return (inspect.getdoc(of) or "") + "\n"
+
+
+def _signature(name: str, function: Any, *, drop_self: bool = False) -> str:
+    """As Python code: one line where it fits, else a line for each argument."""
+    found = inspect.signature(function)
+    words: list[str] = []
+    for at, parameter in enumerate(found.parameters.values()):
+        if at == 0 and drop_self:
+            continue
+        stars = _STARS.get(parameter.kind, "")
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not {"*"} & {word[:1] for word in words}:
+            words.append("*")
+        noted = parameter.annotation is not inspect.Parameter.empty
+        word = f"{stars}{parameter.name}" + (f": {parameter.annotation}" if noted else "")
+        if parameter.default is not inspect.Parameter.empty:
+            default = getattr(parameter.default, "__name__", None) or repr(parameter.default)
+            word += f" = {default}" if noted else f"={default}"
+        words.append(word)
+    returned = "" if found.return_annotation in (inspect.Signature.empty, "None") else f" -> {found.return_annotation}"
+    awaited = "async def " if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) else "def "
+    begin = "" if function.__name__ == "__init__" else awaited
+    line = f"{begin}{name}({', '.join(words)}){returned}"
+    if len(line) > 100:
+        line = f"{begin}{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){returned}"
+    return f'```python title="signature"\n{line}\n```\n'
+
+
+def _fields(public: type) -> Iterator[tuple[str, str, str, str]]:
+    """Name, type, default and what the code says of each field of a struct or of a dataclass."""
+    if issubclass(public, msgspec.Struct):
+        said = {name: text for base in reversed(public.__mro__) for name, text in _notes_of(base).items() if text}
+        for field in msgspec.structs.fields(public):
+            yield f"`{field.name}`", python_type(field.type), _default(field), said.get(field.name, "")
+    elif dataclasses.is_dataclass(public):
+        hints = get_type_hints(public, include_extras=True)
+        for each in dataclasses.fields(public):
+            default = "required"
+            if each.default is not dataclasses.MISSING:
+                default = f"`{each.default!r}`"
+            elif each.default_factory is not dataclasses.MISSING:
+                default = f"`{each.default_factory()!r}`"
+            yield f"`{each.name}`", python_type(hints[each.name]), default, _meta_of(hints[each.name])
+    elif issubclass(public, tuple) and hasattr(public, "_fields"):
+        hints = get_type_hints(public)
+        for name in public._fields:
+            default = f"`{public._field_defaults[name]!r}`" if name in public._field_defaults else "required"  # type: ignore[attr-defined]
+            yield f"`{name}`", python_type(hints[name]), default, ""
+
+
+def _notes_of(base: type) -> dict[str, str]:
+    return notes(base) if issubclass(base, msgspec.Struct) and base is not msgspec.Struct else {}
+
+
+def _meta_of(kind: Any) -> str:
+    """What a setting's own declaration says of it."""
+    for note in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
+        if isinstance(note, msgspec.Meta) and note.description:
+            return note.description
+    return ""
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.default is msgspec.UNSET:
+        return "left out"
+    if field.default is not msgspec.NODEFAULT:
+        return f"`{field.default!r}`"
+    if field.default_factory is not msgspec.NODEFAULT:
+        return f"`{field.default_factory()!r}`"
+    return "required"
+
+
+def python_type(kind: Any) -> str:
+    """A type as one writes it in Python; names that have a heading on the page are links."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return python_type(inner[0]) + _bounds(inner[1:])
+    if kind in (NoneType, None):
+        return "`None`"
+    if origin is Literal:
+        return " or ".join(f"`{json.dumps(value)}`" for value in inner)
+    if origin in (Union, UnionType):
+        return " or ".join(python_type(each) for each in inner if each is not msgspec.UnsetType)
+    if origin is not None and inner:
+        each = ", ".join(python_type(one) for one in inner if one is not Ellipsis)
+        return f"`{getattr(origin, '__name__', origin)}` of {each}"
+    name = getattr(kind, "__name__", str(kind))
+    return f"[`{name}`](#{name.lower()})" if name in moorage.client.__all__ else f"`{name}`"
+
+
+def _bounds(extra: tuple[Any, ...]) -> str:
+    """`, 1 to 64`, where the type says so."""
+    for meta in extra:
+        if isinstance(meta, msgspec.Meta):
+            low = meta.ge if meta.ge is not None else meta.gt
+            high = meta.le if meta.le is not None else meta.lt
+            if low is not None and high is not None:
+                return f", {low} to {high}"
+            if low is not None:
+                return f", at least {low}" if meta.ge is not None else f", above {low}"
+    return ""
+
+
+def _table(rows: list[tuple[str, str, str, str]]) -> str:
+    wide = 4 if any(row[3] for row in rows) else 3
+    lines = [("name", "type", "default", "what")[:wide], ("---",) * wide, *(row[:wide] for row in rows)]
+    return "\n".join(
+        "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

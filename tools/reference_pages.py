@@ -1,0 +1,158 @@
+"""The reference pages that are lists of what the code has: verbs, codes, states, settings and permissions."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from typing import Final
+
+from moorage.cli.framework.codes import ends, error_codes, fix_of, reasons
+from moorage.cli.framework.exit_codes import EXIT_CODES
+from moorage.cli.framework.settings import sections
+from moorage.cli.main import main
+from moorage.cli.verbs import VERBS
+from moorage.scheduler.core.config import CLUSTER_DEFAULTS
+from moorage.schemas.job import TRANSITIONS
+from moorage.schemas.roles import OPERATOR_READS, ROLES, names
+from moorage.schemas.settings import Setting, declared, shown
+from moorage.schemas.subjects import Subjects
+
+PAGES: Final = Path(__file__).resolve().parents[1] / "docs"
+#: what a replica in this state is doing, for who reads the story of a job
+STATES: Final[dict[str, str]] = {
+    "QUEUED": "waits for a place; `explain` says for what",
+    "PLACED": "GPUs of a worker are proposed to it; its pool has not answered yet",
+    "CLAIMED": "the worker's pool holds the GPUs; in a gang, it waits for the others",
+    "RUNNING": "the worker has started it",
+    "EXITED": "a rank of a gang has ended well and waits for the others",
+    "ENDING": "it is being ended, because its gang failed or its time is over",
+    "CANCELLING": "it is being ended because somebody cancelled it",
+    "LOST_KEPT": "its worker is lost and `on_partition` is keep: nobody else may run it before it is heard of again",
+    "SUCCEEDED": "over, with code 0",
+    "FAILED": "over, with an error, and no retry is left",
+    "TIMED_OUT": "over: it ran longer than `timeout_s` or `deadline_s`",
+    "CANCELLED": "over, because somebody cancelled it",
+    "EXPIRED": "over: it could not start within `start_within_s`, or before its deadline",
+    "REJECTED": "over: no worker could ever run it, and `on_no_match` is reject",
+}
+_WIDTH: Final = "110"
+
+
+def help_of(*words: str) -> str:
+    """What the command prints for `--help`, at a fixed width and without colour."""
+    before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR")}
+    os.environ.update(COLUMNS=_WIDTH, NO_COLOR="1")
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            main([*words, "--help"])
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return "\n".join(line.rstrip() for line in out.getvalue().strip().splitlines())
+
+
+def command() -> str:
+    """Every verb with its whole help, examples included."""
+    parts = ["# The command\n\n", f"```help\n{help_of()}\n```\n"]
+    for title, verbs in VERBS.items():
+        parts.append(f"\n## {title}\n")
+        for verb in verbs:
+            parts.append(f"\n### moorage {verb.name}\n\n```help\n{help_of(*verb.name.split())}\n```\n")
+    parts.append("\n## Exit codes\n\n| code | what it says |\n| --- | --- |\n")
+    parts += [f"| {code} | {text} |\n" for code, text in EXIT_CODES.items()]
+    parts.append("\n`run`, `wait` and `logs` exit with the code of the job, if it has one.\n")
+    return "".join(parts)
+
+
+def errors() -> str:
+    """Every code with whose fault it is and its exit code, every reason for waiting or ending with its fix."""
+    parts = [
+        "# Errors\n\nEach code means one fault, and is the same in answers, log lines and the command's output.\n\n",
+        "| code | whose fault | exit code | what it means |\n| --- | --- | ---: | --- |\n",
+    ]
+    for name, code in sorted(error_codes().items()):
+        parts.append(f"| `{name}` | {code.fault} | {code.exit_code} | {code.means} |\n")
+    parts.append("\n# Reasons for waiting\n\n")
+    parts.append("What `explain` names: the first filter after which no worker was left.\n\n")
+    parts.append("| reason | what it means | what helps |\n| --- | --- | --- |\n")
+    for name, code in reasons().items():
+        fix = fix_of(name).format(job="JOB", asks="the request")
+        parts.append(f"| `{name}` | {code.means} | {fix} |\n")
+    parts.append("\n# Reasons for ending\n\n")
+    parts.append("The first word of `why` where an attempt did not end by itself: in `show`, `explain` and events.\n\n")
+    parts.append("| reason | what it means | what helps |\n| --- | --- | --- |\n")
+    for name, code in ends().items():
+        parts.append(f"| `{name}` | {code.means} | {fix_of(name).format(job='JOB')} |\n")
+    return "".join(parts)
+
+
+def states() -> str:
+    """What each state means and which may follow, as a table and as a diagram."""
+    parts = ["# States of a replica\n\nThese are all legal steps; the ledger itself refuses any other.\n\n"]
+    parts.append("| state | what it means | may become |\n| --- | --- | --- |\n")
+    for state, targets in TRANSITIONS.items():
+        following = ", ".join(f"`{target}`" for target in sorted(targets)) or "nothing: it is final"
+        parts.append(f"| `{state}` | {STATES[state]} | {following} |\n")
+    parts.append(
+        "\nA job's state is derived from its replicas': live while any is live, `SUCCEEDED` only when all are.\n"
+    )
+    parts.append("\n```mermaid\nstateDiagram-v2\n    [*] --> QUEUED\n")
+    for state, targets in TRANSITIONS.items():
+        parts += [f"    {state} --> {target}\n" for target in sorted(targets) or ["[*]"]]
+    parts.append("```\n")
+    return "".join(parts)
+
+
+def permissions() -> str:
+    """What each role publishes and hears, out of the table of subjects."""
+    rows = Subjects().table()
+    parts = [
+        "# Permissions by role\n\n",
+        "A role is a NATS user that may publish to and subscribe to these subjects, with its tenant or worker id in "
+        "place of the words in angle brackets. `moorage admin nats-config` writes them as nats-server's configuration "
+        "([how](../how-to/give-everybody-a-key.md)). Besides:\n\n"
+        "- Everybody subscribes to an inbox of their own, `_INBOX.<role>.<name>.>`, and to nobody else's.\n"
+        "- A scheduler may answer in every inbox (`_INBOX.>`, and `_R_.>` for accounts that import it), may use "
+        "JetStream's API on its own streams only, and can be found by `$SRV`.\n"
+        "- A worker may answer each question that it hears once (`allow_responses`).\n"
+        f"- An operator may also ask {', '.join(f'`{verb}`' for verb in OPERATOR_READS)} of any tenant.\n"
+        "- A submitter may use `moorage.request` only on a single server, and only in an account of its own.\n\n"
+        "[The security model](../explanation/security.md) says why, and why the ledger has an account of its own.\n",
+    ]
+    for role, (who, words) in ROLES.items():
+        writes = [row for row in rows if names(row.writes) & set(words)]
+        reads = [row for row in rows if names(row.reads) & set(words)]
+        parts.append(
+            f"\n## {role}\n\n{who[0].upper()}{who[1:]}.\n\n| | subject | kind | what |\n| --- | --- | --- | --- |\n"
+        )
+        for verb, which in (("publishes", writes), ("hears", reads)):
+            parts += [f"| {verb} | `{row.subject}` | {row.kind} | {row.what} |\n" for row in which]
+    return "".join(parts)
+
+
+def settings() -> str:
+    """Every setting with its default and what is allowed, by section."""
+    lines = [(PAGES / "settings.head.md").read_text()]
+    for name, struct in sections().items():
+        lines.append(f"\n## `[{name}]`\n\n| key | what it is | default | allowed |\n| --- | --- | --- | --- |\n")
+        for one in declared(name, struct).values():
+            default = shown(one, one.default)
+            if name == "scheduler" and one.key in CLUSTER_DEFAULTS:
+                default += f" ({shown(one, CLUSTER_DEFAULTS[one.key])} with replicas)"
+            row = (f"`{one.key}`", " ".join([one.help, *_named_otherwise(name, one)]), default, one.allowed)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n")
+    return "".join(lines)
+
+
+def _named_otherwise(section: str, one: Setting) -> list[str]:
+    """The variable and the flag where they are not as the head of the page says."""
+    variable, flag = f"MOORAGE_{section}_{one.key}".upper(), f"--{one.key.replace('_', '-')}"
+    return [
+        *([f"Variable `{one.env}`."] if one.env and one.env != variable else []),
+        *(["No variable."] if not one.env else []),
+        *([f"Flag `{one.flag}`."] if one.flag and one.flag != flag else []),
+        *(["No flag."] if not one.flag else []),
+    ]

@@ -1,0 +1,280 @@
+"""Make `Client` and its handles, which need no event loop, from the asynchronous classes.
+
+A member keeps its name and signature. A coroutine runs in the client's private thread, an asynchronous iterator is
+iterated over there, and the rest is called at once. BODIES has the few members that are more than a call.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+CLIENT: Final = Path(__file__).resolve().parents[1] / "client" / "moorage" / "client"
+TARGET: Final = CLIENT / "sync.py"
+WIDTH: Final = 120
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+HEAD: Final = '''"""The names of `AsyncClient` without `await`, for scripts and services that have no event loop.
+
+Made by tools/sync_twin.py from the asynchronous classes: edit those, then `make docs`. A private thread runs a loop
+with an `AsyncClient` in it; every call here hands its coroutine over and waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from moorage.client.durations import Duration
+from moorage.client.errors import BatchRejected
+from moorage.client.fields import Fields, Paths
+from moorage.client.follow.gather import handles
+from moorage.client.follow.output import Piece
+from moorage.client.follow.result import Result
+from moorage.client.follow.watch import Watch
+from moorage.client.job import Job
+from moorage.client.loop_thread import called
+from moorage.client.request_builder import What
+from moorage.client.steps import Step
+from moorage.client.sync_base import ClientBase, Handle
+from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
+from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.job import Request
+from moorage.schemas.operate import Act, Done, TenantRow
+
+if TYPE_CHECKING:
+    from moorage.client.admin import Admin  # noqa: F401  below in quotes
+    from moorage.client.handlers import OnProgress
+    from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
+    from moorage.client.planning import Quota, Share
+    from moorage.schemas.frames import Device
+    from moorage.schemas.gpu import Sharing
+    from moorage.worker.leases.client import AskedBack
+'''
+
+
+class Twin(NamedTuple):
+    """A class to make: its first lines, the class it is made of, and where this is defined, its base class first."""
+
+    head: str
+    of: str
+    defined_in: tuple[tuple[str, str], ...]
+    attributes: dict[str, str]  # set in the constructor: name and type
+    left_out: frozenset[str] = frozenset()
+
+
+TWINS: Final = (
+    Twin(
+        'class SyncJob(Handle[Job]):\n    """The twin of `Job`: a handle on one job, from its id alone."""\n',
+        "Job",
+        (("follow/seen.py", "Seen"), ("job.py", "Job")),
+        {"id": "str", "state": "str", "worker": "str", "accepted": "Accepted | None"},
+    ),
+    Twin(
+        '''class SyncWatch(Handle[Watch]):
+    """The twin of `Watch`: open it before the job is submitted to miss nothing of its output."""
+
+    def __enter__(self) -> SyncWatch:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Event | Piece]:
+        return self.follow()
+''',
+        "Watch",
+        (("follow/watch.py", "Watch"),),
+        {"lost": "int"},
+    ),
+    Twin(
+        'class SyncLease(Handle["Lease"]):\n    """The twin of `Lease`."""\n',
+        "Lease",
+        (("lease.py", "Lease"),),
+        {
+            "worker": "str",
+            "devices": "tuple[Device, ...]",
+            "uuids": "tuple[str, ...]",
+            "mode": "Sharing",
+            "simulated": "bool",
+            "environment": "Mapping[str, str]",
+        },
+    ),
+    Twin(
+        'class SyncAdmin(Handle["Admin"]):\n    """The acts on jobs and tenants, as `Admin` has them."""\n',
+        "Admin",
+        (("admin.py", "Admin"),),
+        {},
+    ),
+    Twin(
+        '''class Client(ClientBase):
+    """`with Client() as moorage: …`, from any thread that runs no event loop; several threads may share one.
+
+    Arguments, names and errors are those of `AsyncClient`, but for `subscribe`, whose handlers belong into a loop.
+    `on_wait` is called in the private thread. Raises RuntimeError inside a running event loop.
+    """
+
+    @contextmanager
+    def _lent(self, lending: Lending) -> Iterator[SyncLease]:
+        with self._held(lending) as lease:
+            yield SyncLease(self._thread, lease)
+''',
+        "AsyncClient",
+        (("connected.py", "Connected"), ("client.py", "AsyncClient")),
+        {"tenant": "str"},
+        frozenset({"open", "close", "again", "link", "subscribe", "subscribe_ahead"}),
+    ),
+)
+#: the handle that is made of what a member returns
+HANDLES: Final = {"Job": "SyncJob", "Admin": "SyncAdmin"}
+#: by class and member, what is more than a call
+BODIES: Final[dict[str, str]] = {
+    "AsyncClient.submit_many": """
+        try:
+            accepted = self._thread.call(CALL)
+        except BatchRejected as refused:
+            jobs = [job and SyncJob(self._thread, job) for job in refused.jobs]
+            raise BatchRejected(jobs, refused.problems) from None
+        return [SyncJob(self._thread, job) for job in accepted]
+        """,
+    "AsyncClient.watch": """
+        watch = called(lambda: CALL)
+        return SyncWatch(self._thread, self._thread.call(watch))
+        """,
+    "AsyncClient.as_completed": """
+        given = {job.id: job for job in handles(jobs, SyncJob)}
+        for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], timeout)):
+            yield given[over.id]
+        """,
+    "AsyncClient.gather": """
+        twins = [job._twin for job in handles(jobs, SyncJob)]
+        return self._thread.call(self._twin.gather(*twins, timeout=timeout))
+        """,
+    "AsyncClient.wait": """
+        return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], timeout))
+        """,
+    "AsyncClient.lease": """
+        lending = CALL
+        return self._lent(lending)
+        """,
+}
+#: by class and member, what its docstring says beside the name of the asynchronous one
+NOTES: Final[dict[str, str]] = {
+    "AsyncClient.as_completed": "; yields the handles that were given",
+    "AsyncClient.lease": ", of an open client; `on_asked_back` is called in the private thread",
+    "AsyncClient.submit_many": "; the `jobs` of a `BatchRejected` are `SyncJob`s, too",
+    "Job.result": "; `on_progress` is called in the private thread",
+}
+
+
+def sync_twin() -> str:
+    """Return the text of the module."""
+    return "\n\n".join([HEAD, *("\n".join(_class(twin)) for twin in TWINS)])
+
+
+def _class(twin: Twin) -> Iterator[str]:
+    yield twin.head
+    for name, kind in twin.attributes.items():
+        yield _property(twin.of, name, kind)
+    for file, name in twin.defined_in:
+        source = (CLIENT / file).read_text()
+        defined = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+        for node in defined.body:
+            if isinstance(node, Function) and not node.name.startswith("_") and node.name not in twin.left_out:
+                is_property = any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
+                returned = _synced(_text(source, node.returns))
+                yield _property(twin.of, node.name, returned) if is_property else _method(twin.of, node, source)
+
+
+def _property(of: str, name: str, kind: str) -> str:
+    value, returned = f"self._twin.{name}", kind
+    if kind in HANDLES:
+        returned = HANDLES[kind]
+        value = f"{returned}(self._thread, {value})"
+    head = f"    @property\n    def {name}(self) -> {returned}:\n"
+    return f'{head}        """As `{of}.{name}`."""\n        return {value}\n'
+
+
+def _method(of: str, node: Function, source: str) -> str:
+    returned, member = _text(source, node.returns), f"{of}.{node.name}"
+    call = f"self._twin.{node.name}({', '.join(_passed(node.args))})"
+    if returned.startswith("AsyncIterator["):
+        body = f"return self._thread.iterate({call})"
+    else:
+        value = f"self._thread.call({call})" if isinstance(node, ast.AsyncFunctionDef) else call
+        body = value if returned == "None" else f"return {_handled(returned, value)}"
+    if len(body) > WIDTH - 8:
+        body = f"{body.removesuffix(f'{call})')}\n    {call}\n)"
+    body = textwrap.dedent(BODIES.get(member, body)).strip().replace("CALL", call)
+    doc = f'"""As `{member}`{NOTES.get(member, "")}."""'
+    signature = _signature(node.name, list(_parameters(node.args, source)), _synced(returned))
+    return signature + "\n" + textwrap.indent(f"{doc}\n{body}\n", " " * 8)
+
+
+def _handled(returned: str, value: str) -> str:
+    return f"{HANDLES[returned]}(self._thread, {value})" if returned in HANDLES else value
+
+
+def _parameters(args: ast.arguments, source: str) -> Iterator[str]:
+    """Yield each parameter as it stands in the source, `self` without its type."""
+    plain = args.args
+    defaults = [None] * (len(plain) - len(args.defaults)) + list(args.defaults)
+    for arg, default in zip(plain, defaults, strict=True):
+        yield _parameter(arg, default, source)
+    if args.vararg is not None:
+        yield "*" + _parameter(args.vararg, None, source)
+    elif args.kwonlyargs:
+        yield "*"
+    for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        yield _parameter(arg, default, source)
+    if args.kwarg is not None:
+        yield "**" + _parameter(args.kwarg, None, source)
+
+
+def _parameter(arg: ast.arg, default: ast.expr | None, source: str) -> str:
+    typed = arg.arg if arg.annotation is None else f"{arg.arg}: {_synced(_text(source, arg.annotation))}"
+    return typed if default is None else f"{typed} = {_text(source, default)}"
+
+
+def _passed(args: ast.arguments) -> Iterator[str]:
+    """Yield the arguments of the call."""
+    yield from (arg.arg for arg in args.args[1:])
+    if args.vararg is not None:
+        yield f"*{args.vararg.arg}"
+    yield from (f"{arg.arg}={arg.arg}" for arg in args.kwonlyargs)
+    if args.kwarg is not None:
+        yield f"**{args.kwarg.arg}"
+
+
+def _signature(name: str, parameters: list[str], returned: str) -> str:
+    """Return the line of a `def`, cut into lines as ruff does."""
+    line = f"    def {name}({', '.join(parameters)}) -> {returned}:"
+    if len(line) <= WIDTH:
+        return line
+    inner = f"        {', '.join(parameters)}"
+    if len(inner) > WIDTH:
+        inner = "\n".join(f"        {each}," for each in parameters)
+    return f"    def {name}(\n{inner}\n    ) -> {returned}:"
+
+
+def _synced(annotation: str) -> str:
+    """Return the type that the member without `await` has."""
+    text = annotation.replace("AsyncIterator", "Iterator").replace("Lending", "AbstractContextManager[Lease]")
+    return re.sub(r"\b(Job|Watch|Lease)\b", r"Sync\1", text)
+
+
+def _text(source: str, node: ast.expr | None) -> str:
+    return (node and ast.get_source_segment(source, node)) or "None"
+
+
+if __name__ == "__main__":  # for a module that cannot be imported any more, as all pages need it
+    TARGET.write_text(sync_twin())
