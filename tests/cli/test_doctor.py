@@ -81,7 +81,7 @@ def test_the_doctor_finds_a_gpu_that_two_workers_lend() -> None:
     row = {"uuid": "GPU-1", "worker": "w0", "other": "w1"}
     one = checks_fleet.lent_twice([row, {**row, "uuid": "GPU-2"}])
     assert (one.verdict, one.found) == ("warn", "w0 and w1 lend one GPU (GPU-1): both get jobs for it")
-    assert "restart the agent that is not to have it, say w1" in one.fix
+    assert "restart the agent that should not have it, for example w1" in one.fix
     assert "and so do 1 more pair of workers" in checks_fleet.lent_twice([row, {**row, "other": "w2"}]).found
 
 

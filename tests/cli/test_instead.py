@@ -115,7 +115,7 @@ async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: st
             assert pasted.code == 0, pasted.err
             assert (await client.job(pasted.out.strip()).result("30s")).state == "SUCCEEDED"
             gone = await job.show()
-            assert (gone["state"], gone["why"]) == ("CANCELLED", f"{pasted.out.strip()} is handed in instead")
+            assert (gone["state"], gone["why"]) == ("CANCELLED", f"{pasted.out.strip()} is submitted instead")
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) 
         waits = await client.submit(["true"], gpu="1xT4")
         await client.admin.limit(gpus=2, tenant=unique)
         for words, code, found in (
-            ((runs.id, "--gpu", "1xL40S"), 1, "only what waits is changed"),
+            ((runs.id, "--gpu", "1xL40S"), 1, "only a waiting job can be changed"),
             ((waits.id,), 2, "nothing to change"),
             ((waits.id, "--gpu", "4xH100"), 1, "error[failed-precondition]"),
             ((waits.id, "--but", "[]"), 2, "an object with fields of the request"),

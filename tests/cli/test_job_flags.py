@@ -46,8 +46,8 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
     ("flags", "says", "fix"),
     [
         ({"time_limit": "soon"}, "--time-limit: not a duration: 'soon'", "write it as 90s"),
-        ({"time_limit": "0"}, "--time-limit 0 leaves no time to run in", "--time-limit 10m, or leave it out"),
-        ({"deadline": "0s"}, "--deadline 0s leaves no time to run in", "--deadline 10m, or leave it out"),
+        ({"time_limit": "0"}, "--time-limit 0 leaves no time to run", "--time-limit 10m, or leave it out"),
+        ({"deadline": "0s"}, "--deadline 0s leaves no time to run", "--deadline 10m, or leave it out"),
         ({"memory": "16"}, "a size without a unit: '16'", "write 16G, or 16Mi"),
         ({"memory": "1.5"}, "a size without a unit: '1.5'", "write 1.5G, or 1.5Mi"),
         ({"memory": "lots"}, "not a size: 'lots'", "write it as 16G"),

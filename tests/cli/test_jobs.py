@@ -118,8 +118,8 @@ async def test_cancel_says_what_it_met(node: Node, unique: str) -> None:
     ran = await node.run("cancel", "over", "unheard-of", tenant=unique)
     assert ran.code == 0
     assert ran.rows == [
-        ["over", "was over already: SUCCEEDED"],
-        ["unheard-of", "no such job: remembered for 1d"],
+        ["over", "had ended already: SUCCEEDED"],
+        ["unheard-of", "no such job: the cancel is kept for 1d"],
     ]
     assert "warning[unknown-job]: no job unheard-of is known; the next one submitted under this id is" in ran.err
     late = await node.run("submit", "--job", "unheard-of", "--driver", "noop", tenant=unique)

@@ -198,7 +198,7 @@ def test_bytes_that_are_no_text_are_refused_before_anything_is_sent(command: Com
     ran = command(verb, "caf\udce9", *NOWHERE, "--json")
     assert ran.code == 2
     assert json.loads(ran.out)["code"] == "invalid-argument"
-    assert "not UTF-8" in ran.err
+    assert "not valid UTF-8" in ran.err
 
 
 def test_a_fix_that_quotes_the_line_rules_no_terminal(command: Command) -> None:

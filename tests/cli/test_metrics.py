@@ -119,7 +119,7 @@ async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> No
         port = taken.getsockname()[1]
         ran = await node.run("metrics", "--listen", str(port))
     assert ran.code == 1
-    assert f"nobody may listen at 127.0.0.1, port {port}: Address already in use" in ran.err
+    assert f"cannot listen at 127.0.0.1, port {port}: Address already in use" in ran.err
     wrong = await node.run("metrics", "--listen", "here")
     assert "--listen here names no port" in wrong.err
 

@@ -191,7 +191,7 @@ def encoded(job: str, **fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("settings", "who", "verdict", "says"),
     [
-        ({}, "submitter.acme", "ok", "takes requests while no scheduler lives"),
+        ({}, "submitter.acme", "ok", "takes requests while no scheduler runs"),
         ({"shared": True}, "submitter.acme", "ok", "who has an account of their own"),
         ({"servers": 3, "shared": True}, "submitter.acme", "ok", "as it should be in a cluster"),
         (
@@ -364,7 +364,7 @@ async def test_each_key_hears_what_it_may_do_in_place_of_what_it_may_not(tmp_pat
             if code == 0:  # nobody is told to give it a right that its role does not have
                 assert "moorage.events" not in told.out
             if key == "operator.ana":
-                assert "it may ask; jobs are for who has a tenant's key" in told.out
+                assert "it may ask; only a user with a tenant's key can have jobs" in told.out
         assert "name one with --tenant" in told.out
         told = await moorage("doctor", "--nats", "submitter.acme", "--tenant", "acme", env=env)
         assert "tenant acme may ask and submit" in told.out

@@ -94,7 +94,7 @@ def use(port: int, prefix: str, folder: Path) -> None:
 
 
 def queue(port: int, prefix: str) -> str:
-    """The durable door, open while no scheduler lives; returns the name of the request that had none."""
+    """The durable door, open while no scheduler runs; returns the name of the request that had none."""
     plain = Plain("127.0.0.1", port, prefix)
     body: dict[str, Any] = {"gpu": {}, "run": {"argv": ["true"]}}
     first = plain.ask("request.vision.submit", {**body, "job": "q-named"})

@@ -107,20 +107,20 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
         foresight._forecast = found
         return foresight.explained("t", "behind").get("starts_unknown")
 
-    assert told(look_ahead(drive)) == "how long 1 of what starts before it will take is not known"
+    assert told(look_ahead(drive)) == "1 job that starts before it has no time limit and no history to estimate from"
     plan = planned(drive, {"gpu": {}})
     assert plan.waiting is not None
     assert (plan.starts, plan.waiting["starts_unknown"]) == (
         "unknown",
-        "how long 1 of what starts before it will take is not known",
+        "1 job that starts before it has no time limit and no history to estimate from",
     )
     monkeypatch.setattr(forecasts, "JOBS_MAX", 0)
-    assert told(look_ahead(drive)) == "more waits before it than can be looked ahead"
+    assert told(look_ahead(drive)) == "more jobs wait before it than a look ahead covers"
     drive.run_out("w0")
     assert drive.states("new", "u") == ["RUNNING"]
     found = look_ahead(drive)
     assert (found.unknown_runs, found.unknown_starts) == (1, 0)
-    assert told(found) == "how long 1 of what runs will take is not known"
+    assert told(found) == "1 running job has no time limit and no history to estimate from"
 
 
 def nothing(*_: object) -> None:

@@ -30,7 +30,7 @@ FOLDED_SHOWN_MAX: Final = 6
 
 
 def help(
-    word: Annotated[str | None, Parameter(help="A verb, or a topic; without one every verb and every topic.")] = None,
+    word: Annotated[str | None, Parameter(help="A verb, or a topic; without it, all verbs and topics.")] = None,
     of: Annotated[str | None, Parameter(help="The second word of a verb that has two.")] = None,
     /,
 ) -> int:

@@ -57,9 +57,9 @@ def run(words: Sequence[str]) -> int:
     if not all(map(_is_text, words)):
         return _refuse(
             "invalid-argument",
-            "a word of the line is not UTF-8: what is sent is JSON, and holds text alone",
+            "an argument is not valid UTF-8; requests are JSON and can carry text only",
             words,
-            ("put it into a script on the worker, and hand in the script",),
+            ("put it into a script on the worker's host, and submit the script",),
         )
     verb, rest = find(words)
     if verb is None:
@@ -125,7 +125,9 @@ def _refuse_options_first(words: Sequence[str]) -> int:
 
     at = next((at for at in range(len(words)) if find(words[at:])[0] is not None), 0)
     fix = shlex.join(["moorage", *words[at:], *words[:at]]) if at else "moorage --help"
-    return _refuse("unknown-verb", f"{words[0]} stands where a verb does; options come behind it", words, (fix,))
+    return _refuse(
+        "unknown-verb", f"{words[0]} stands where a verb is expected; options come after the verb", words, (fix,)
+    )
 
 
 def _refuse(code: str, why: str, words: Sequence[str], fixes: tuple[str, ...]) -> int:

@@ -44,15 +44,15 @@ def _gpu() -> str:
 def _environment() -> str:
     return facts(
         [
-            ("NATS_CONTEXT", "the nats context to use; --nats is stronger (a URL, or a context's name)"),
+            ("NATS_CONTEXT", "the nats context to use; --nats overrides it (a URL, or a context's name)"),
             ("NATS_URL", "the server, where no context is selected"),
             ("MOORAGE_HOME", "the folder of moorage up; else ./.moorage, where the other verbs find it"),
-            ("MOORAGE_TENANT", "whose jobs; --tenant is stronger"),
+            ("MOORAGE_TENANT", "the tenant; --tenant overrides it"),
             ("MOORAGE_LEDGER_URL_FILE", "a file with the ledger's URL, for moorage scheduler"),
-            ("NO_COLOR", "no colour; --color is stronger"),
+            ("NO_COLOR", "no colour; --color overrides it"),
             ("CLICOLOR_FORCE", "colour in a pipe, too"),
             ("TERM=dumb", "no colour, and no line is rewritten"),
-            ("COLUMNS", "the terminal's width, where it is not to be asked"),
+            ("COLUMNS", "the width to use instead of the terminal's"),
         ]
     )
 

@@ -35,10 +35,10 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     JOBS: (
         Verb("run", "moorage.cli.jobs.run:run", "Run a command on GPUs, follow it, return its exit code."),
         Verb("submit", "moorage.cli.jobs.submit:submit", "Submit a job and go on; returns once it is in the ledger."),
-        Verb("wait", "moorage.cli.jobs.wait:wait", "Wait until jobs are over; exits with their code."),
-        Verb("show", "moorage.cli.jobs.show_ls_cancel:show", "All about jobs: request, state, transitions."),
+        Verb("wait", "moorage.cli.jobs.wait:wait", "Wait until jobs have ended; exits with their code."),
+        Verb("show", "moorage.cli.jobs.show_ls_cancel:show", "Show jobs: request, state, transitions."),
         Verb("ls", "moorage.cli.jobs.show_ls_cancel:ls", "Your jobs, newest first."),
-        Verb("logs", "moorage.cli.jobs.run:logs", "Follow a job's output until it is over."),
+        Verb("logs", "moorage.cli.jobs.run:logs", "Follow a job's output until it has ended."),
         Verb("events", "moorage.cli.jobs.wait:events", "Transitions as they happen, of a job or of the tenant."),
         Verb("explain", "moorage.cli.jobs.explain:explain", "Why a job waits, or what an error code means."),
         Verb("plan", "moorage.cli.jobs.plan:plan", "Whether, when and where a job would start; submits nothing."),
@@ -58,13 +58,13 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             "moorage.cli.fleet.admin:release",
             "Undo hold; or put a worker's quarantined GPUs back to use.",
         ),
-        Verb("admin requeue", "moorage.cli.fleet.admin:requeue", "End running jobs, and have them wait again."),
-        Verb("admin priority", "moorage.cli.fleet.admin:priority", "Give jobs another priority."),
-        Verb("admin limit", "moorage.cli.fleet.admin:limit", "Bound a tenant's GPUs and jobs."),
+        Verb("admin requeue", "moorage.cli.fleet.admin:requeue", "End running jobs and queue them again."),
+        Verb("admin priority", "moorage.cli.fleet.admin:priority", "Change the priority of jobs."),
+        Verb("admin limit", "moorage.cli.fleet.admin:limit", "Limit a tenant's GPUs and jobs."),
         Verb(
             "admin feature-level",
             "moorage.cli.fleet.ledger:feature_level",
-            "Show who leads and stands by; raise the level.",
+            "Show the leader and the standbys; raise the feature level.",
         ),
         Verb("admin backup", "moorage.cli.fleet.ledger:backup", "Write the ledger as it is now to one file."),
         Verb(
@@ -90,10 +90,8 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("doctor", "moorage.cli.doctor.verb:doctor", "Check server, permissions, leader and this host."),
     ),
     LOOKUP: (
-        Verb(
-            "metrics", "moorage.cli.fleet.metrics:metrics", "What a monitor watches, for Prometheus: once, or served."
-        ),
-        Verb("usage", "moorage.cli.fleet.usage:usage", "What GPUs gave to a tenant, or to all, by model and hour."),
+        Verb("metrics", "moorage.cli.fleet.metrics:metrics", "Metrics for Prometheus: printed once, or served."),
+        Verb("usage", "moorage.cli.fleet.usage:usage", "GPU time of a tenant or of all, by model and hour."),
         Verb("dlq list", "moorage.cli.fleet.dlq:list_letters", "Queued requests that were refused, and why."),
         Verb("dlq show", "moorage.cli.fleet.dlq:show", "One of these requests, as it came."),
         Verb("dlq resend", "moorage.cli.fleet.dlq:resend", "Submit refused requests again, under their ids."),

@@ -42,7 +42,8 @@ class Copies:
         self.lacking = lacking
         if lacking:
             log.warning(
-                "copies of the ledger that are not kept up: %d of %d; see to nats-server %s (one whose disk was full is"
+                "copies of the ledger that are not up to date: %d of %d; see to "
+                "nats-server %s (one whose disk was full is"
                 " to be started again): without more than half of them nothing is accepted",
                 len(lacking),
                 self._replicas,

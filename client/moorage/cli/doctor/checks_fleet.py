@@ -40,7 +40,9 @@ async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]
                     raise
                 if heard.verdict == "ok":  # of a key that is for no tenant's jobs nothing is missing
                     yield heard
-                yield Check("submitter", "ok", f"{error.problem.message}: jobs are for who has a tenant's key")
+                yield Check(
+                    "submitter", "ok", f"{error.problem.message}: only a user with a tenant's key can have jobs"
+                )
                 for check in others:
                     yield check
                 return
@@ -73,7 +75,7 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
     except (MoorageError, TimeoutError):
         return
     yield Check("leader", "ok", f"epoch {frame.epoch}, ledger record {frame.ledger}")
-    yield Check("observer", "ok", "this user hears of the fleet: moorage fleet --watch")
+    yield Check("observer", "ok", "this user receives the fleet's frames: moorage fleet --watch")
     yield _workers(frame.workers)
 
 
@@ -82,7 +84,7 @@ async def _may_hear(client: AsyncClient) -> Check:
         await (await client.subscribe(client.subjects.events(client.tenant), lambda _: None)).unsubscribe()
     except MoorageError as error:
         return failed("events", error, "warn", "let this user subscribe to its tenant's events: waits need them")
-    return Check("events", "ok", f"tenant {client.tenant}'s may be heard")
+    return Check("events", "ok", f"tenant {client.tenant}'s events can be received")
 
 
 async def _submitter(client: AsyncClient) -> Check:
@@ -92,7 +94,9 @@ async def _submitter(client: AsyncClient) -> Check:
     try:
         await client.link.request(client.subjects.api(client.tenant, "submit"), b"", ANSWER_S_MAX)
     except PermissionRefused:
-        return Check("submitter", "ok", f"of tenant {client.tenant} it may ask; jobs are for who has a tenant's key")
+        return Check(
+            "submitter", "ok", f"of tenant {client.tenant} it may ask; only a user with a tenant's key can have jobs"
+        )
     return Check("submitter", "ok", f"tenant {client.tenant} may ask and submit")
 
 
@@ -110,13 +114,13 @@ async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
     except PermissionRefused:
         if is_cluster:
             return Check("queue", "ok", f"the endpoint alone, as it should be in a cluster: {_WEDGE}")
-        return Check("queue", "ok", "the endpoint alone: the durable queue is for who has an account of their own")
+        return Check("queue", "ok", "the endpoint alone: the durable queue needs an account for each tenant")
     except MoorageError as error:
         return Check("queue", "warn", f"the durable queue does not answer: {error}", "a scheduler makes it: start one")
     if is_cluster:
         fix = "in a cluster let submitters use the endpoint alone: moorage admin nats-config writes it so"
         return Check("queue", "warn", f"this user may publish to the durable queue: {_WEDGE}", fix)
-    return Check("queue", "ok", "the durable queue takes requests while no scheduler lives")
+    return Check("queue", "ok", "the durable queue takes requests while no scheduler runs")
 
 
 async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check]:
@@ -151,8 +155,8 @@ def _copies(wanted: int, lacking: list[str]) -> Check:
     """Of a ledger in a cluster: one copy less is noticed by nobody, and the next one stops everything."""
     if not lacking:
         return Check("copies", "ok", f"the ledger has all of its {wanted} copies")
-    found = f"copies of the ledger that are not kept up: {len(lacking)} of {wanted}: {', '.join(lacking)}"
-    fix = f"see that these nats-servers run and reach the others; start one again whose disk was full: {SERVERS_NEEDED}"
+    found = f"copies of the ledger that are not up to date: {len(lacking)} of {wanted}: {', '.join(lacking)}"
+    fix = f"see that these nats-servers run and reach the others; restart one whose disk was full: {SERVERS_NEEDED}"
     return Check("copies", "warn", found, fix)
 
 
@@ -163,7 +167,10 @@ def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
     found = f"{many(messages, 'message')} wait in the durable queue{of}, {percent} % of its {size_max >> 20} MiB"
     if percent < FULL_PERCENT:
         return Check("queue-room", "ok", found)
-    fix = "moorage admin tenants shows who waits for a limit of jobs; raise it, or have that tenant send less"
+    fix = (
+        "moorage admin tenants shows which tenants wait for their limit of "
+        "jobs; raise it, or have that tenant send less"
+    )
     refused = "what is published there" if tenant else "what any tenant publishes"
     return Check("queue-room", "warn", f"{found}: once it is full it refuses {refused}", fix)
 
@@ -190,16 +197,16 @@ def contained_failures(contained: dict[str, Any]) -> Check:
     """What the leader has failed on since it leads, and what it does without."""
     counts: dict[str, int] = contained["counts"]
     told = [
-        ("takes one event at a time, as schedulers before it have died", contained["safe_mode"]),
-        ("ranks hosts by the plain ranker", contained["plain_ranker"] and not contained["safe_mode"]),
+        ("takes one event at a time, because schedulers before it died", contained["safe_mode"]),
+        ("ranks hosts with the plain ranker", contained["plain_ranker"] and not contained["safe_mode"]),
         (f"lets requests of {', '.join(contained['tenants'][:NAMES_MAX])} wait", contained["tenants"]),
         (f"refuses frames of {', '.join(contained['workers'][:NAMES_MAX])}", contained["workers"]),
     ]
     doing = [text for text, is_so in told if is_so]
     if not counts and not doing:
-        return Check("failures", "ok", "the leader has failed on nothing that it was given")
+        return Check("failures", "ok", "the leader has failed on no input")
     failed_on = ", ".join(f"{count} {what}" for what, count in counts.items())
-    found = "; ".join([f"the leader failed on what it was given ({failed_on})" if counts else "the leader", *doing])
+    found = "; ".join([f"the leader failed on some input ({failed_on})" if counts else "the leader", *doing])
     if "last" in contained:
         found += f"; last: {contained['last']}"
     return Check("failures", "warn", found, "the scheduler's log has the tracebacks: report them; moorage dlq list")
@@ -211,7 +218,7 @@ def lent_twice(rows: list[dict[str, str]]) -> Check:
     first = rows[0]
     more = f", and so do {many(len(pairs) - 1, 'more pair')} of workers" if len(pairs) > 1 else ""
     found = f"{first['worker']} and {first['other']} lend one GPU ({first['uuid']}){more}: both get jobs for it"
-    fix = f"restart the agent that is not to have it, say {first['other']}: it is then refused and says why"
+    fix = f"restart the agent that should not have it, for example {first['other']}: it is then refused and says why"
     return Check("lent-twice", "warn", found, fix)
 
 

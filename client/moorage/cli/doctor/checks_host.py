@@ -27,7 +27,7 @@ def settings() -> Check:
     else:
         found = f"{file.path}: {', '.join(f'[{name}]' for name in file.tables) or 'empty'}"
     if unread := unread_here(file):
-        return Check("settings", "warn", found, f"of all commands only moorage up reads one here: {unread}")
+        return Check("settings", "warn", found, f"only moorage up reads this one: {unread}")
     return Check("settings", "ok", found)
 
 
@@ -51,7 +51,9 @@ def secrets() -> Check | None:
         fix = f"as the worker's user: mkdir -p -m 700 {folder}; chmod 700 {folder}; chmod 600 {folder}/*"
         return Check("secrets", "warn", trouble, fix)
     if is_open:
-        fix = "say in secrets_for which secrets are whose: moorage doctor --example has a line of it"
+        fix = (
+            "set secrets_for, which says which tenant may use which secret: moorage doctor --example has a line for it"
+        )
         return Check("secrets", "warn", f"{folder}: every tenant may name every secret there", fix)
     return Check("secrets", "ok", f"{folder}, for this user alone")
 

@@ -78,7 +78,12 @@ async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
 def _round_trip(connection: Connection, milliseconds: float) -> Check:
     found = f"nats-server {connection.server_version}, round trip {milliseconds:.1f} ms"
     if milliseconds > ROUND_TRIP_MS_MAX:
-        return Check("nats", "warn", found, f"come nearer: leases and appends count on under {ROUND_TRIP_MS_MAX:g} ms")
+        return Check(
+            "nats",
+            "warn",
+            found,
+            f"run this closer to the server: leases and ledger appends need round trips below {ROUND_TRIP_MS_MAX:g} ms",
+        )
     return Check("nats", "ok", found)
 
 
@@ -90,7 +95,7 @@ async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
         answer = (await connection.request(subject, b"", ANSWER_S_MAX)).data
         data: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
     except NoResponders:
-        return {"error": {"description": "nobody answers for it: it is off on this server, or in this account"}}
+        return {"error": {"description": "there is no answer: it is off on this server, or in this account"}}
     except (MoorageError, msgspec.MsgspecError):
         return {}
     return data
@@ -99,7 +104,7 @@ async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
 def _user(info: dict[str, Any]) -> Check:
     data = info.get("data", {})
     if not data:
-        return Check("user", "ok", "the server does not say who we are: this user may not ask")
+        return Check("user", "ok", "unknown: this user may not ask the server for its own name")
     bounds = "with permissions of its own" if data.get("permissions") else "without limits in its account"
     return Check("user", "ok", f"{data.get('user', '?')} of account {data.get('account', '?')}, {bounds}")
 
@@ -108,15 +113,15 @@ def _clock(info: dict[str, Any]) -> Check:
     from moorage.bus.jetstream import wall_seconds
 
     if not info:
-        return Check("clock", "ok", "not compared: this user may not ask for the server's, and a scheduler does")
+        return Check("clock", "ok", "not compared: this user may not ask for the server's time; a scheduler may")
     try:
         off_s = time.time() - wall_seconds(info["server"]["time"])
     except (KeyError, ValueError):
         fix = "run chrony or ntpd on both: a scheduler's log tells of a clock that is off"
-        return Check("clock", "warn", "cannot be compared with the server's, which does not say its time", fix)
+        return Check("clock", "warn", "cannot be compared with the server's, which does not report its time", fix)
     found = f"{age(abs(off_s) * 1000)} {'ahead of' if off_s > 0 else 'behind'} the server's"
     if abs(off_s) > CLOCK_OFF_S_MAX:
-        fix = "run chrony or ntpd: deadlines are told in wall time at a takeover"
+        fix = "run chrony or ntpd: deadlines are handed over in wall time at a takeover"
         return Check("clock", "warn", f"{found}, more than {CLOCK_OFF_S_MAX:g} s", fix)
     return Check("clock", "ok", found)
 
@@ -131,7 +136,7 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
         info = await _asked(connection, f"{api}.STREAM.INFO.{stream}")
     if not info:
         if role_of(context) in (*_CLIENTS, "operator"):
-            return Check("jetstream", "ok", "this user needs none: schedulers alone do")
+            return Check("jetstream", "ok", "this user needs none; only schedulers do")
         return Check("jetstream", "warn", "this user may not ask for it", "submitters need none; schedulers do")
     if error := info.get("error"):
         found = str(error.get("description", error))
@@ -154,7 +159,7 @@ def _sync(context: Context) -> Check:
         always = "sync_interval: always" in _head(conf)
         found = f"sync_interval {'always' if always else 'is not always'}, in {conf}"
         return Check("sync", "ok", found) if always else Check("sync", "warn", found, hint)
-    return Check("sync", "warn", "a client cannot see whether the server writes through", hint)
+    return Check("sync", "warn", "a client cannot see whether the server syncs each write", hint)
 
 
 def _conf_of_ours(context: Context) -> Path | None:
@@ -171,7 +176,7 @@ def _disk(conf: Path) -> Check:
     found = disk.text(conf.parent)
     if disk.free >= DISK_FREE_MIN:
         return Check("disk", "ok", found)
-    return Check("disk", "fail", found, "make room there: moorage up then goes on by itself, and nothing is lost")
+    return Check("disk", "fail", found, "free space there: moorage up then goes on by itself, and nothing is lost")
 
 
 def _head(path: Path) -> str:

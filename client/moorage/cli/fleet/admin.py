@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from moorage.client.errors import Rejected
     from moorage.schemas.operate import Done, Hold, Limit, Share
 
-WHY: Final = "For the job's story, explain and the ledger."
-QUEUE: Final = "The tenant's whole queue, jobs to come too, in place of single jobs."
+WHY: Final = "The reason; show, explain and the ledger have it."
+QUEUE: Final = "The tenant's whole queue, future jobs included, instead of single jobs."
 
 
 def hold(
@@ -57,9 +57,11 @@ def _held(done: Done) -> str:
 def release(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     queue: Annotated[bool, Parameter(help=QUEUE)] = False,
-    worker: Annotated[str | None, Parameter(help="In place of jobs: a worker's GPUs that are unwell are well.")] = None,
+    worker: Annotated[
+        str | None, Parameter(help="Instead of jobs: put this worker's unhealthy GPUs back to use.")
+    ] = None,
     gpu: Annotated[
-        list[int] | None, Parameter(help="Of that worker only this one, by its place in CELLS from 0.")
+        list[int] | None, Parameter(help="Only this GPU of the worker, by its place in CELLS, from 0.")
     ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
@@ -140,8 +142,10 @@ def _prioritized(done: Done) -> str:
 
 def limit(
     *,
-    gpus: Annotated[str | None, Parameter(help="GPUs leased at once; none is no limit.", value="NUMBER")] = None,
-    jobs: Annotated[str | None, Parameter(help="Jobs that are not over; none is no limit.", value="NUMBER")] = None,
+    gpus: Annotated[str | None, Parameter(help="GPUs leased at once; none removes the limit.", value="NUMBER")] = None,
+    jobs: Annotated[
+        str | None, Parameter(help="Jobs that have not ended; none removes the limit.", value="NUMBER")
+    ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
@@ -166,8 +170,10 @@ def limit(
 
 def share(
     *,
-    weight: Annotated[int | None, Parameter(help="In the fair share; 1 where none is set.", value="NUMBER")] = None,
-    gpus: Annotated[int | None, Parameter(help="GPUs guaranteed, lent while idle; 0 is none.", value="NUMBER")] = None,
+    weight: Annotated[int | None, Parameter(help="Weight in the fair share; 1 by default.", value="NUMBER")] = None,
+    gpus: Annotated[
+        int | None, Parameter(help="Guaranteed GPUs, lent to other tenants while idle; 0 removes them.", value="NUMBER")
+    ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
@@ -254,7 +260,7 @@ def _of_a_tenant(options: RowOptions, verb: str) -> RowOptions:
 
         raise rejected(
             "invalid-argument",
-            f"{verb} takes --tenant: whose it is",
+            f"{verb} needs --tenant",
             field="$.tenant",
             next=f"moorage admin {verb} --tenant NAME …, or set {TENANT_VARIABLE}; moorage admin tenants lists them",
         )

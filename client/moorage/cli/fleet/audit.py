@@ -24,9 +24,9 @@ APART_S: Final = 4.5
 KINDS: Final[dict[str, str]] = {
     "ledger-only": "the ledger says it runs there, the worker does not hold it",
     "worker-only": "the worker holds it, the ledger does not know it",
-    "silent": "the worker has not renewed since this scheduler leads",
-    "nvml-foreign": "a process is on a device that nobody leases",
-    "nvml-memory": "memory is in use on a device that nobody leases, and no process of it is seen",
+    "silent": "the worker has not renewed since this scheduler became leader",
+    "nvml-foreign": "a process uses a device that is not leased",
+    "nvml-memory": "memory is in use on a device that is not leased, and no process is seen there",
     "nvml-missing": "a leased device does not answer its driver",
 }
 SILENT_SHOWN_MAX: Final = 5
@@ -36,8 +36,8 @@ _Key = tuple[str, str, str]
 
 def audit(
     *,
-    quick: Annotated[bool, Parameter(help="Ask once: a difference may be gone a moment later.")] = False,
-    watch: Annotated[bool, Parameter(help="Look again and again: a line when a difference comes or goes.")] = False,
+    quick: Annotated[bool, Parameter(help="Ask once; a difference that is found may be gone a moment later.")] = False,
+    watch: Annotated[bool, Parameter(help="Repeat, and print a line when a difference appears or disappears.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Compare the ledger with what each worker says that it holds, and its devices with its leases.
@@ -124,13 +124,18 @@ def _summary(data: dict[str, Any]) -> str:
 
 
 def _fix_after_once() -> str:
-    return "fix: moorage audit, which asks twice: what it shows again is drift, and it says what to do"
+    return (
+        "fix: run moorage audit without --quick, which asks twice; a difference that "
+        "is there both times is drift, and it says what to do"
+    )
 
 
 def _fix(standing: Iterable[_Key]) -> str:
     worker, kind, member = next(iter(standing))
     if kind == "nvml-foreign":
-        return f"fix: end it, or let it take its GPU as a lease; moorage cordon {worker} keeps new jobs away until then"
+        return (
+            f"fix: end it, or let it borrow its GPU by a lease; moorage cordon {worker} keeps new jobs away until then"
+        )
     if kind in ("nvml-memory", "nvml-missing"):
         return f"fix: moorage cordon {worker} keeps new jobs away; see what nvidia-smi says there of {member}"
     return f"fix: moorage cordon {worker} keeps new jobs away; look into the worker's log, then restart its agent"

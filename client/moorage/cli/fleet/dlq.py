@@ -69,7 +69,7 @@ def show(letter: Annotated[int, Parameter(help="Its number in dlq list.")], /, *
             ("message", data["body"] + ("  (no text; --json has its bytes)" if "data" in data else "")),
         ]
         tell(facts(told))
-        say(f"mended? moorage dlq resend {data['sequence']} -f FILE; not wanted: moorage dlq drop {data['sequence']}")
+        say(f"fixed? moorage dlq resend {data['sequence']} -f FILE; not wanted: moorage dlq drop {data['sequence']}")
         return None
 
     return with_client(options, work)
@@ -78,7 +78,7 @@ def show(letter: Annotated[int, Parameter(help="Its number in dlq list.")], /, *
 def resend(
     *letters: Annotated[str, Parameter(help=WHICH)],
     file: Annotated[
-        Path | None, Parameter(names=("-f", "--file"), help="A request in place of one letter's; - is stdin.")
+        Path | None, Parameter(names=("-f", "--file"), help="A request to send instead of the refused one; - is stdin.")
     ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
@@ -97,7 +97,7 @@ def resend(
     async def work(client: AsyncClient) -> int | None:
         chosen = await _chosen(client, letters, options)
         if body is not None and len(chosen) != 1:
-            raise _rejected(f"a file takes the place of one letter, and {len(chosen)} are meant", "name one letter")
+            raise _rejected(f"a file replaces one request, and {len(chosen)} are meant", "name one letter")
         return await _each(chosen, lambda each: client.admin.resend(each, body=body, why=why), options, _resent)
 
     return with_client(options, work)
@@ -126,12 +126,14 @@ async def _chosen(client: AsyncClient, words: Sequence[str], options: RowOptions
     """The numbers that are meant. Raises `Rejected`."""
     parts = [part for word in words for part in word.split(",") if part]
     if not parts:
-        raise _rejected("no letter is named", "moorage dlq list has their numbers; all means each")
+        raise _rejected("no refused request is named", "moorage dlq list has their numbers; all means each")
     if parts == [ALL]:
         return [row["sequence"] async for row in client.admin.dead_letters(tenant=options.tenant)]
     for part in parts:
         if not (part.isascii() and part.isdigit() and int(part)):
-            raise _rejected(f"{part!r} is no letter's number", "moorage dlq list has their numbers; all means each")
+            raise _rejected(
+                f"{part!r} is not the number of a refused request", "moorage dlq list has their numbers; all means each"
+            )
     return list(dict.fromkeys(map(int, parts)))
 
 
@@ -164,7 +166,7 @@ async def _each(
 def _resent(done: dict[str, Any]) -> str:
     answer = done["answer"]
     if done["verb"] == "cancel":
-        return f"cancel handed in again for tenant {done['tenant']}"
+        return f"cancel sent again for tenant {done['tenant']}"
     return f"{answer['job']} of tenant {done['tenant']} is {answer['state']}"
 
 

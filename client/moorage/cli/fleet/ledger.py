@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moorage.scheduler.settings import SchedulerSettings
 
 SETTINGS: Final = f"The schedulers'. {FILE_HELP}"
-REHASH: Final = "Compute the ledger's digests anew: for a backup whose interpreter computed other ones."
+REHASH: Final = "Compute the ledger's digests again, for a backup of an interpreter with another hash."
 REPLICAS: Final = "Copies of the ledger, as the schedulers' setting says; else as many as there were."
 
 
@@ -106,8 +106,10 @@ def restore(
 
 def feature_level(
     *,
-    to: Annotated[int | None, Parameter(help="Raise it to this one; without, show it.", value="NUMBER")] = None,
-    schedulers: Annotated[int, Parameter(help="So many schedulers must be heard that know it.", value="NUMBER")] = 1,
+    to: Annotated[
+        int | None, Parameter(help="The level to raise it to; without it, show the level.", value="NUMBER")
+    ] = None,
+    schedulers: Annotated[int, Parameter(help="How many schedulers that know it must answer.", value="NUMBER")] = 1,
     why: Annotated[str, Parameter(help="For the ledger.")] = "",
     options: RowOptions = ROWS,
 ) -> int:

@@ -43,7 +43,9 @@ def metrics(
     *,
     listen: Annotated[
         str | None,
-        Parameter(help="Serve them at /metrics there until Ctrl-C; on 127.0.0.1 by default.", value="[ADDRESS:]PORT"),
+        Parameter(
+            help="Serve them at /metrics on this port until Ctrl-C; on 127.0.0.1 by default.", value="[ADDRESS:]PORT"
+        ),
     ] = None,
     options: Options = DEFAULTS,
 ) -> int:
@@ -81,7 +83,7 @@ def _address(listen: str) -> tuple[str, int]:
         f"--listen {listen} names no port",
         found=listen,
         allowed="9470, 0.0.0.0:9470, [::1]:9470",
-        next="name one; 0 takes any that is free",
+        next="name a port; 0 takes any free one",
     )
 
 
@@ -275,7 +277,7 @@ async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> Non
     except OSError as error:
         told = problem(
             "failed-precondition",
-            f"nobody may listen at {host}, port {port}: {error.strerror}",
+            f"cannot listen at {host}, port {port}: {error.strerror}",
             next="name another port with --listen, or 0 for any that is free",
         )
         raise MoorageError(told) from None

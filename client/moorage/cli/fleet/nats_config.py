@@ -33,25 +33,26 @@ GONE_MAX: Final = 8
 
 def nats_config(
     *,
-    out: Annotated[Path, Parameter(help="Folder to write to; made where it is not there.")],
-    tenant: Annotated[list[str], Parameter(help="A tenant; again for each.", value="NAME")],
-    worker: Annotated[list[str] | None, Parameter(help="A worker's id; again for each.", value="ID")] = None,
-    operator: Annotated[list[str] | None, Parameter(help="Who runs the fleet; again for each.", value="NAME")] = None,
-    observer: Annotated[list[str] | None, Parameter(help="A dashboard; again for each.", value="NAME")] = None,
+    out: Annotated[Path, Parameter(help="Folder to write to; created if missing.")],
+    tenant: Annotated[list[str], Parameter(help="A tenant; may be repeated.", value="NAME")],
+    worker: Annotated[list[str] | None, Parameter(help="A worker's id; may be repeated.", value="ID")] = None,
+    operator: Annotated[list[str] | None, Parameter(help="An operator; may be repeated.", value="NAME")] = None,
+    observer: Annotated[list[str] | None, Parameter(help="A dashboard; may be repeated.", value="NAME")] = None,
     scheduler: Annotated[
-        list[str] | None, Parameter(help="A scheduler; again for each. Else one, main.", value="NAME")
+        list[str] | None, Parameter(help="A scheduler; may be repeated. By default one, main.", value="NAME")
     ] = None,
     server: Annotated[
         list[str] | None,
-        Parameter(help="Where a nats-server is; 3 or 5 of them are a cluster. Else 127.0.0.1:4222.", value="HOST:PORT"),
+        Parameter(
+            help="Address of a nats-server; 3 or 5 of them make a cluster. By default 127.0.0.1:4222.",
+            value="HOST:PORT",
+        ),
     ] = None,
     auth: Annotated[
         Literal["nkey", "mtls", "env"],
-        Parameter(help="How users prove who they are: NKeys, certificates, or passwords in the server's environment."),
+        Parameter(help="How users authenticate: NKeys, certificates, or passwords in the server's environment."),
     ] = "nkey",
-    shared: Annotated[
-        bool, Parameter(help="Tenants in the users' account, not in one each: no durable queue for them.")
-    ] = False,
+    shared: Annotated[bool, Parameter(help="All tenants share one account, and have no durable queue.")] = False,
     results: Annotated[
         bool, Parameter(help="Results of functions and files of jobs pass between workers and tenants.")
     ] = False,
@@ -206,6 +207,6 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
     say(f"next: nats-server -c {first}")
     if not is_first:
         again = " && ".join(["nats-server --signal reload"] * RELOADS)
-        say(f"      or where it runs: {again} (both: a new tenant is heard from the second on)")
+        say(f"      or where it runs: {again} (both: the scheduler sees a new tenant after the second)")
     if site.auth != "env":
         say(f"      XDG_CONFIG_HOME={out} moorage ls --nats submitter.{site.tenants[0]} --tenant {site.tenants[0]}")

@@ -24,8 +24,8 @@ _MIB: Final = 1024
 
 def usage(
     *,
-    since: Annotated[str, Parameter(help="From the hour on that was so long ago.", value="DURATION")] = SINCE_DEFAULT,
-    by: Annotated[str, Parameter(help="Sum up by some of tenant, model, hour.", value="WORDS")] = BY_DEFAULT,
+    since: Annotated[str, Parameter(help="How far back to begin, in whole hours.", value="DURATION")] = SINCE_DEFAULT,
+    by: Annotated[str, Parameter(help="What to sum by: some of tenant, model, hour.", value="WORDS")] = BY_DEFAULT,
     all: Annotated[bool, Parameter(help="All tenants; it needs an operator's key.")] = False,
     csv: Annotated[bool, Parameter(help="Rows with a header, in seconds and MiB, for a spreadsheet.")] = False,
     options: RowOptions = ROWS,

@@ -25,15 +25,14 @@ def drain(
     *,
     within: Annotated[
         str | None,
-        Parameter(help="What runs there leaves so long after the drain began, and starts elsewhere.", value="30m"),
+        Parameter(help="After this time the jobs that still run there are ended and start elsewhere.", value="30m"),
     ] = None,
     begin: Annotated[
-        str | None, Parameter(names=("--from",), help="Not now: it is to be empty at 22:00, or in 2h.", value="WHEN")
+        str | None,
+        Parameter(names=("--from",), help="Begin later: the worker is to be empty at 22:00, or in 2h.", value="WHEN"),
     ] = None,
-    last: Annotated[
-        str | None, Parameter(names=("--for",), help="Open again by itself so long after.", value="2h")
-    ] = None,
-    why: Annotated[str, Parameter(help="For explain, the jobs' stories and the ledger.")] = "",
+    last: Annotated[str | None, Parameter(names=("--for",), help="Undo the drain after this time.", value="2h")] = None,
+    why: Annotated[str, Parameter(help="The reason; explain, show and the ledger have it.")] = "",
     options: Options = DEFAULTS,
 ) -> int:
     """Place nothing new on a worker; jobs that run there go on to their end, or leave by a deadline.

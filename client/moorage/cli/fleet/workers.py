@@ -33,10 +33,10 @@ LEGEND: Final = (
 
 
 def fleet(
-    worker: Annotated[str | None, Parameter(help="This worker alone, and each of its devices with its ids.")] = None,
+    worker: Annotated[str | None, Parameter(help="Only this worker, with the ids of each of its devices.")] = None,
     /,
     *,
-    watch: Annotated[bool, Parameter(help="Again with each frame of the leader, twice a second.")] = False,
+    watch: Annotated[bool, Parameter(help="Repeat with each frame of the leader, twice a second.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Workers, what is free, what fits now."""
@@ -54,7 +54,9 @@ def fleet(
         return None
 
     if watch and worker is not None:
-        raise rejected("invalid-argument", "--watch shows the whole fleet", found=worker, next="leave one of them out")
+        raise rejected(
+            "invalid-argument", "--watch shows the whole fleet", found=worker, next="leave one of the two out"
+        )
 
     return with_client(options, work)
 
@@ -68,7 +70,7 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
             "not-found", "no worker of this fleet has that id", found=worker, next="moorage fleet lists them"
         )
     if "devices" not in row:
-        raise rejected("failed-precondition", "the scheduler is of a release that does not tell devices")
+        raise rejected("failed-precondition", "the scheduler's release does not report devices")
     if not options.shown(answer, row["devices"]):
         cells = row["cells"]
         rows = [

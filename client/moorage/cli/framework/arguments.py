@@ -228,7 +228,7 @@ def _first_unknown(words: Sequence[str], arguments: Sequence[Argument]) -> str |
 def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Argument]) -> CannotRead:
     option, equals, value = word.partition("=")
     if not option.startswith("-"):
-        return CannotRead(f"{word!r} is one word too many", f"moorage {verb} --help")
+        return CannotRead(f"{word!r} is an unexpected argument", f"moorage {verb} --help")
     import shlex
 
     known = [name for one in arguments for name in one.names]

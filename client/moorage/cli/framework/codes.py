@@ -11,7 +11,7 @@ from moorage.schemas.reasons import REASONS
 FIXES: Final[dict[str, str]] = {
     "invalid-argument": "correct what the error names; moorage schema request has every field of a request",
     "unknown-verb": "moorage help",
-    "too-large": "put large data into a store and hand its address to the job",
+    "too-large": "put large data into a store and pass its address to the job",
     "not-found": "moorage ls, or moorage fleet",
     "over-memory": "ask for a larger share, with room for the CUDA context, or for a GPU of its own",
     "conflict": "choose another job id; or send the same content, which is the same job",
@@ -22,7 +22,7 @@ FIXES: Final[dict[str, str]] = {
     "no-scheduler": "moorage scheduler starts one; moorage doctor looks for what is wrong",
     "cannot-connect": "moorage up starts a server; --nats, NATS_CONTEXT or NATS_URL name another",
     "not-authorized": "moorage doctor shows which context is used, and from which file",
-    "permission-refused": "ask who runs the server for the permissions of your role; moorage doctor tries each",
+    "permission-refused": "ask the server's operator for the permissions of your role; moorage doctor tries each",
     "bad-context": "nats context ls; nats context edit",
     "timed-out": "moorage explain JOB; wait longer with --at-most",
     "job-expired": "moorage explain JOB while it waits; give it longer, or ask for what moorage fleet shows as free",
@@ -38,14 +38,14 @@ NOTES: Final[dict[str, str]] = {
     "job-expired": "start_within_s bounds the wait: what by all estimates cannot make it is refused at once with "
     "cannot-start-in-time; anything else is accepted, waits, and is EXPIRED by event when the time is over",
     "cannot-start-in-time": "the bound is optimistic: it counts on the shortest run ever seen of all that runs, and on "
-    "nobody before it in the queue; nothing was recorded",
+    "no job before it in the queue; nothing was recorded",
     "queue-full": "nothing of the request was recorded; the durable queue takes it and waits: "
     "nats req moorage.request.TENANT.submit",
     "no-scheduler": "a request without an answer may still be recorded: send it again with the same job id",
     "disconnected": "it may have been recorded: send it again with the same job id",
-    "too-large": "a request has at most 64 KiB, a frame 900 KiB; the SDK and the command split what is many",
-    "conflict": "the first request stands and is not touched",
-    "permission-refused": "NATS says no, not moorage: over plain NATS it is a -ERR line and no answer",
+    "too-large": "a request has at most 64 KiB, a frame 900 KiB; the SDK and the command split long lists",
+    "conflict": "the first request is unchanged",
+    "permission-refused": "NATS refuses it, not moorage: over plain NATS it is a -ERR line and no answer",
     "no-match": "only when on_no_match says reject: else it is a warning, and the job waits",
 }
 

@@ -15,7 +15,7 @@ ROOM_AGAIN: Final = 2 * DISK_FREE_MIN
 #: statvfs(3) tells nobody when its answer changes, so it is asked
 LOOK_S: Final = 2.0
 #: what helps, for whoever asks meanwhile
-ROOM: Final = "make room there: moorage up then goes on by itself, and nothing that was accepted is lost"
+ROOM: Final = "free space there: moorage up then goes on by itself, and no accepted job is lost"
 
 
 class Disk(NamedTuple):
@@ -60,7 +60,7 @@ async def watch_disk(folder: Path, say: Callable[[str], None], room_again: Calla
         if not is_full and disk.free < DISK_FREE_MIN:
             is_full = True
             say(f"the disk is full: {disk.text(folder)}")
-            say("no job is accepted, what was accepted is kept; make room there, and it goes on by itself")
+            say("no job is accepted, accepted jobs are kept; free space there, and it goes on by itself")
         elif is_full and disk.free >= ROOM_AGAIN:
             is_full = False
             say(f"the disk has room again: {disk.text(folder)}")

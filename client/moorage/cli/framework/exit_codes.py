@@ -25,7 +25,7 @@ EXIT_PIPE_CLOSED: Final = 141
 EXIT_CODES: Final[Mapping[int, str]] = {
     0: "done; of run, logs and wait: the job SUCCEEDED",
     EXIT_FAILED: "failed or refused; of run, logs and wait: the job ended without a code of its own",
-    EXIT_USAGE: "the line or the request is malformed",
+    EXIT_USAGE: "the command line or the request is malformed",
     EXIT_NOT_FOUND: "no such job, worker, code or page",
     EXIT_DENIED: "NATS refused the credentials, or this user may not do that",
     EXIT_UNREACHABLE: "no NATS server, or no scheduler that answers",
@@ -34,7 +34,7 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     EXIT_NEVER: "plan says: never on this fleet",
     EXIT_DRIFT: "audit found a difference between the ledger and the workers",
     EXIT_INTERRUPTED: "Ctrl-C; of run, logs and wait: the job goes on; of run after a second Ctrl-C: it is cancelled",
-    EXIT_PIPE_CLOSED: "whoever read the output has gone",
+    EXIT_PIPE_CLOSED: "the reader of the output is gone",
 }
 #: error code -> exit code; every other code is EXIT_FAILED
 EXIT_OF_CODE: Final[Mapping[str, int]] = {

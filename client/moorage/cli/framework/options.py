@@ -28,7 +28,7 @@ Json = Annotated[bool, Parameter(help="Frames as JSON, one object per line.")]
 Format = Annotated[
     str | None, Parameter(help="One line per row; fields of --json in braces: '{job} {state}'.", value="TEXT")
 ]
-Color = Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. Else auto.")]
+Color = Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. By default auto.")]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Options(_Settled):
     """What every verb understands that talks to a scheduler."""
 
     nats: Nats = None
-    tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else default.", value="NAME")] = (
+    tenant: Annotated[str | None, Parameter(help="The tenant; else $MOORAGE_TENANT, else default.", value="NAME")] = (
         None
     )
     timeout: Annotated[

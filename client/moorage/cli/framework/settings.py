@@ -37,10 +37,10 @@ UP_FILE_HELP: Final = (
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the command takes for granted where nobody says otherwise. Services that use the SDK are not concerned."""
 
-    nats: Annotated[str | None, setting("URL or nats context of the server; NATS_CONTEXT and NATS_URL go first.")] = (
-        None
-    )
-    tenant: Annotated[str | None, setting("Whose jobs; `default` by default.", env="MOORAGE_TENANT")] = None
+    nats: Annotated[
+        str | None, setting("URL or nats context of the server; NATS_CONTEXT and NATS_URL override it.")
+    ] = None
+    tenant: Annotated[str | None, setting("The tenant; `default` by default.", env="MOORAGE_TENANT")] = None
     timeout: Annotated[float, setting("How long to wait for an answer.", unit="s", ge=0, le=366 * 86400)] = 10.0
     color: Annotated[Literal["auto", "always", "never"], setting("Colour on a terminal.")] = "auto"
 
@@ -139,8 +139,8 @@ def example_file() -> str:
     """A settings file with every key in it, each commented out at its default."""
     lines = [
         "# Every key of moorage.toml, commented out at its default. Durations and sizes are numbers, or text with a",
-        "# unit. A flag goes before an environment variable (MOORAGE_<SECTION>_<KEY>), which goes before this file.",
-        "# No password or token stands here: name a file that holds it.",
+        "# unit. A flag overrides an environment variable (MOORAGE_<SECTION>_<KEY>), which overrides this file.",
+        "# Put no password or token here: name a file that holds it.",
     ]
     for name, struct in sections().items():
         lines += ["", f"[{name}]"]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOOK: Final = {
     "FAILED": "moorage logs {job}",
     "TIMED_OUT": FIXES["timeout"],
-    "EXPIRED": "give it longer than it waited: moorage show {job}; moorage fleet shows what is free",
+    "EXPIRED": "give it more time than it waited: moorage show {job}; moorage fleet shows what is free",
     "REJECTED": "ask for what moorage fleet shows, or leave out --on-no-match",
 }
 #: with fewer runs seen no start is said to hold nine times in ten
@@ -43,7 +43,7 @@ def explain(
     *what: Annotated[
         str, Parameter(help="Jobs (moorage help jobs), or the code of an error or of a reason.", lists=LISTED)
     ],
-    watch: Annotated[bool, Parameter(help="Again whenever the answer changes, until the job is over.")] = False,
+    watch: Annotated[bool, Parameter(help="Repeat whenever the answer changes, until the job has ended.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Why a job waits, or what a code means."""

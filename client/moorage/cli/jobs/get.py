@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 def get(
     job: Annotated[str, Parameter(help=HELP_ONE, lists=LISTED)],
-    path: Annotated[str, Parameter(help="A file or folder of the job's folder. Else all that it kept.")] = "",
+    path: Annotated[str, Parameter(help="A file or folder of the job's folder. By default all that it kept.")] = "",
     /,
     *,
-    out: Annotated[Path | None, Parameter(help="A new folder to write to. Else the job's id, here.")] = None,
+    out: Annotated[
+        Path | None, Parameter(help="A new folder to write to. By default named like the job, here.")
+    ] = None,
     replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
     options: Options = DEFAULTS,
 ) -> int:

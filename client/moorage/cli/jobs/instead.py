@@ -53,7 +53,7 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
         if states != {QUEUED}:
             raise rejected(
                 "failed-precondition",
-                f"job {name} is {shown['state']}: only what waits is changed",
+                f"job {name} is {shown['state']}: only a waiting job can be changed",
                 found=name,
                 next="submit another one, or cancel it first",
             )
@@ -61,7 +61,7 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
         planned = (await client.plan(request)).data
         if planned["starts"] == "refused":
             raise Rejected(msgspec.convert(planned["problem"], Problem))
-        await client.read("cancel", {"job": name, "reason": f"{request.job} is handed in instead", "by": ""})
+        await client.read("cancel", {"job": name, "reason": f"{request.job} is submitted instead", "by": ""})
         return name, request
 
     return change

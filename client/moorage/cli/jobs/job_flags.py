@@ -98,7 +98,8 @@ class JobFlags:
     label: Annotated[list[str] | None, Parameter(help="A label of the job: team=vision.", value="LABEL")] = None
     env: Annotated[list[str] | None, Parameter(help="A variable for the command.", value="NAME=VALUE")] = None
     secret: Annotated[
-        list[str] | None, Parameter(help="A variable whose value the worker looks up.", value="NAME=SECRET")
+        list[str] | None,
+        Parameter(help="A variable whose value the worker reads from its secrets.", value="NAME=SECRET"),
     ] = None
     cwd: Annotated[
         str | None,
@@ -118,12 +119,13 @@ class JobFlags:
     driver: Annotated[
         str | None,
         Parameter(
-            help="How a worker runs it: process, or noop on simulated ones; of NAME,NAME the first that is offered.",
+            help="How a worker runs it: process, docker, …; noop on simulated workers; "
+            "of NAME,NAME the first that is offered.",
             value="NAME",
         ),
     ] = None
     driver_config: Annotated[
-        str | None, Parameter(help='What drivers read: {"docker": {…}}, one object each.', value="JSON")
+        str | None, Parameter(help='Settings for drivers: {"docker": {…}}, one object each.', value="JSON")
     ] = None
     image: Annotated[str | None, Parameter(help="Image of a container or a virtual machine.", value="IMAGE")] = None
     time_limit: Annotated[str | None, Parameter(help="Longest time that one attempt may run.", value="DURATION")] = None
@@ -132,7 +134,8 @@ class JobFlags:
     grace: Annotated[str | None, Parameter(help="Time between SIGTERM and SIGKILL.", value="DURATION")] = None
     retries: Annotated[int | None, Parameter(help="Further attempts after a failure.")] = None
     if_seq: Annotated[
-        int | None, Parameter(help="Only if nothing was decided since this record, which plan shows.", value="LEDGER")
+        int | None,
+        Parameter(help="Accept only if nothing was decided since this ledger record; plan shows it.", value="LEDGER"),
     ] = None
     on_no_match: Annotated[
         Literal["wait", "reject"] | None, Parameter(help="When no known worker could ever run it.")
@@ -316,7 +319,7 @@ def _durations(flags: JobFlags) -> Iterator[tuple[str, float]]:
         if name in _ABOVE_ZERO and not value:
             raise rejected(
                 "invalid-argument",
-                f"{option} {duration} leaves no time to run in",
+                f"{option} {duration} leaves no time to run",
                 found=duration,
                 allowed="above 0s",
                 next=f"{option} 10m, or leave it out: no bound",

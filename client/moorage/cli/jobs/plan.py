@@ -35,14 +35,15 @@ def plan(
     quota: Annotated[
         list[str] | None,
         Parameter(
-            help="As if a tenant were limited to so many GPUs; none: not at all; a number alone: yours.",
+            help="As if a tenant were limited to this many GPUs; none lifts the "
+            "limit; a number alone is for your tenant.",
             value="TENANT=GPUS",
         ),
     ] = None,
     share: Annotated[
         list[str] | None,
         Parameter(
-            help="As if a tenant had this weight, and after a colon GPUs of its own: acme=3:16.", value="TENANT=WEIGHT"
+            help="As if a tenant had this weight and, after a colon, guaranteed GPUs: acme=3:16.", value="TENANT=WEIGHT"
         ),
     ] = None,
     flags: JobFlags = NO_FLAGS,
@@ -170,7 +171,7 @@ def _starts(data: dict[str, Any]) -> str:
         return f"{starts({'starts': data['in_ms']})}, on {data['on']}"
     if data["starts"] == "unknown" and (why := (data.get("waiting") or {}).get("starts_unknown")):
         return f"not now; unknown when: {why}"
-    words = {"now": "now", "unknown": "not now, and nobody knows when", "never": "never on this fleet"}
+    words = {"now": "now", "unknown": "not now; unknown when", "never": "never on this fleet"}
     return words.get(data["starts"], str(data["starts"]))
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moorage.client.follow.watch import Watch
     from moorage.schemas.job import Request
 
-NoPrefix = Annotated[bool, Parameter(help="Output of several replicas as it comes, without [replica].")]
+NoPrefix = Annotated[bool, Parameter(help="Print output as it comes, without [replica] before each line.")]
 
 #: a job that waits longer than this is asked why, and then again so often
 WHY_AFTER_S: Final = 1.0
@@ -92,10 +92,12 @@ def logs(
     job: Annotated[str, Parameter(help=HELP_ONE, lists=LISTED)],
     /,
     *,
-    tail: Annotated[int | None, Parameter(help="Of earlier output, only this many last lines of each stream.")] = None,
+    tail: Annotated[
+        int | None, Parameter(help="Of earlier output, only the last lines of each stream, this many.")
+    ] = None,
     replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
-    attempt: Annotated[int | None, Parameter(help="Only this attempt, as far as it is kept now.")] = None,
-    no_follow: Annotated[bool, Parameter(help="End with what is kept now, and with code 0.")] = False,
+    attempt: Annotated[int | None, Parameter(help="Only this attempt, as far as its output is still kept.")] = None,
+    no_follow: Annotated[bool, Parameter(help="Print what is kept now, and end with code 0.")] = False,
     no_prefix: NoPrefix = False,
     options: Options = DEFAULTS,
 ) -> int:

@@ -25,10 +25,10 @@ LIMIT_MAX: Final = 1000
 
 def show(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
-    watch: Annotated[bool, Parameter(help="Follow it: a line a transition, until it is over.")] = False,
+    watch: Annotated[bool, Parameter(help="Follow it: one line for each transition, until it has ended.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
-    """All about jobs: request, state, transitions."""
+    """Show jobs: request, state, transitions."""
 
     async def work(client: AsyncClient) -> int | None:
         if watch:
@@ -115,7 +115,11 @@ def _kept(data: dict[str, Any]) -> str:
     """What of a job that left memory can be shown."""
     if not data.get("compacted"):
         return ""
-    return "in the history" if "kept_until_ms" in data else "as a row: id, state and end; its history is kept no longer"
+    return (
+        "in the history"
+        if "kept_until_ms" in data
+        else "only as a row of id, state and end; its history is no longer kept"
+    )
 
 
 def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
@@ -156,8 +160,10 @@ def ls(
     state: Annotated[
         list[str] | None, Parameter(help="Only these, as RUNNING or queued,running.", value="STATE")
     ] = None,
-    limit: Annotated[int, Parameter(help="How many at most, 1..1000.")] = 100,
-    watch: Annotated[bool, Parameter(help="Again whenever something changes; in a pipe a row a change.")] = False,
+    limit: Annotated[int, Parameter(help="At most this many, 1..1000.")] = 100,
+    watch: Annotated[
+        bool, Parameter(help="Repeat whenever something changes; in a pipe one row for each change.")
+    ] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Your jobs, newest first."""
@@ -181,7 +187,11 @@ def ls(
         counts = answer.data["counts"]
         there = matching(counts, states)
         if len(rows) < there:
-            more = f"more: --limit {min(there, LIMIT_MAX)}" if limit < LIMIT_MAX else "others: --state, or an id"
+            more = (
+                f"more: --limit {min(there, LIMIT_MAX)}"
+                if limit < LIMIT_MAX
+                else "to see the others: --state STATE, or give a job id"
+            )
             say(f"the newest {len(rows)} of {there:,}; {more}")
         if sys.stdout.isatty():
             say(paint(counts_line(counts), "dim", sys.stderr))
@@ -192,7 +202,7 @@ def ls(
 
 _TYPED: Final = (
     "warning[unknown-job]: no job {name} is known; the next one submitted under this id is CANCELLED at once, and"
-    " nothing takes that back: moorage ls shows which there are"
+    " this cannot be undone: moorage ls shows the jobs that exist"
 )
 
 
@@ -220,10 +230,10 @@ def cancel(
                 continue
             was = answer.data["was"]
             if was == "UNKNOWN":
-                tell(f"{name}\tno such job: remembered{_for(answer.data)}")
+                tell(f"{name}\tno such job: the cancel is kept{_for(answer.data)}")
                 say(_TYPED.format(name=name))
             elif was in TERMINAL:
-                tell(f"{name}\twas over already: {was}")
+                tell(f"{name}\thad ended already: {was}")
             else:
                 tell(f"{name}\t{'cancelling' if answer.data['cancelled'] else 'unchanged'}, was {was}")
         if len(names) != 1 and not (options.json or options.format):

@@ -27,12 +27,16 @@ def submit(
     file: Annotated[
         str | None,
         Parameter(
-            help="Requests as JSON: one, an array, or one a line; - is stdin.", names=("--file", "-f"), value="FILE"
+            help="Requests as JSON: one, an array, or one on each line; - is stdin.",
+            names=("--file", "-f"),
+            value="FILE",
         ),
     ] = None,
     instead_of: Annotated[
         str | None,
-        Parameter(help="Cancel this waiting job, and submit it again with what the flags change.", value="JOB"),
+        Parameter(
+            help="Cancel this waiting job, and submit it again with the changes that the flags make.", value="JOB"
+        ),
     ] = None,
     but: Annotated[
         str | None, Parameter(help="With --instead-of: fields of the request, as JSON.", value="JSON")
@@ -69,7 +73,7 @@ def submit(
             return with_client(options, one)
         if command or flags != NO_FLAGS:
             raise rejected(
-                "invalid-argument", "a file says the whole request", next="leave out the flags, or leave out -f"
+                "invalid-argument", "a file holds the whole request", next="leave out the flags, or leave out -f"
             )
         content = _read(file)
         if not isinstance(content, list):
@@ -96,7 +100,7 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
     except MoorageError:
         import msgspec
 
-        say(f"{gone} was cancelled, and this is not handed in: {msgspec.json.encode(request).decode()}")
+        say(f"{gone} was cancelled, and this is not submitted: {msgspec.json.encode(request).decode()}")
         raise
 
 

@@ -46,7 +46,7 @@ ASK_AGAIN_TICKS: Final = 5
 def wait(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     at_most: Annotated[
-        str, Parameter(help="Give up after so long, with exit code 6; the jobs go on.", value="DURATION")
+        str, Parameter(help="Give up after this time, with exit code 6; the jobs go on.", value="DURATION")
     ] = FOR_DEFAULT,
     options: RowOptions = ROWS,
 ) -> int:

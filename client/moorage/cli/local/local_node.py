@@ -251,7 +251,7 @@ class Node:
             f"  worker     {many(len(live), 'host')}, {', '.join(filter(None, (many(gpus, 'GPU'), kind)))}"
             f"  pid {self._worker.pid}",
             f"  data       {self._folder}",
-            f"  open to    everybody on this machine, without a password: jobs run as {_own_user()}",
+            f"  open to    everyone on this machine, without a password: jobs run as {_own_user()}",
             "",
             "try, in another terminal" + (f" (in {Path.cwd()}):" if self._is_default_folder else ":"),
         ]

@@ -40,7 +40,7 @@ def up(
     settings: Annotated[Path | None, Parameter(help=UP_FILE_HELP)] = None,
     restore: Annotated[
         Path | None,
-        Parameter(help="Begin with the ledger of this backup, in place of the one that is there.", value="FILE"),
+        Parameter(help="Begin with the ledger of this backup instead of the one that is there.", value="FILE"),
     ] = None,
     flags: UpFlags = _NO_FLAGS,
     options: LocalOptions = LOCAL,
@@ -142,7 +142,7 @@ def _not_ours(path: Path, owner: int) -> Rejected:
         name = str(owner)
     return rejected(
         "failed-precondition",
-        f"{path} belongs to {name}: moorage up writes nowhere that another user chooses",
+        f"{path} belongs to {name}: moorage up does not write into another user's folder",
         found=str(path),
         next="name a folder of your own with --data, or MOORAGE_HOME",
     )

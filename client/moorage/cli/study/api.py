@@ -23,7 +23,7 @@ _JSON_FIRST: Final = (b"{", b"[")
 
 def api(
     verb: Annotated[str, Parameter(help="show, submit, …; an operator's with admin. before it, as admin.fleet.")],
-    frame: Annotated[str, Parameter(help="What is sent, as it is; - is stdin.", value="JSON")] = "{}",
+    frame: Annotated[str, Parameter(help="The frame to send, unchanged; - is stdin.", value="JSON")] = "{}",
     /,
     *,
     options: Options = DEFAULTS,

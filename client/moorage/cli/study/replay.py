@@ -28,16 +28,16 @@ _WIDTHS: Final = (8, 24, 26, 10, 12, 7)
 
 def replay(
     file: Annotated[
-        Path | None, Parameter(help="What a scheduler wrote with --record; without it the ledger itself is read.")
+        Path | None, Parameter(help="A file that a scheduler wrote with --record; without it the ledger is read.")
     ] = None,
     /,
     *,
-    at: Annotated[int | None, Parameter(help="What this record of the ledger decided.", value="RECORD")] = None,
+    at: Annotated[int | None, Parameter(help="Show what this record of the ledger decided.", value="RECORD")] = None,
     job: Annotated[
-        str | None, Parameter(help="What concerns this job alone; tenant/job where it is not one.", value="JOB")
+        str | None, Parameter(help="Only what concerns this job; tenant/job if several tenants have it.", value="JOB")
     ] = None,
     backup: Annotated[
-        Path | None, Parameter(help="A file of moorage admin backup: what stood then, and since which record.")
+        Path | None, Parameter(help="A file of moorage admin backup: the state then, and since which record.")
     ] = None,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
     options: LedgerOptions = OF_LEDGER,
@@ -57,7 +57,7 @@ def replay(
         from moorage.client.errors import rejected
 
         if file is not None and backup is not None:
-            raise rejected("invalid-argument", "a recording and a backup are two things", next="name one of them")
+            raise rejected("invalid-argument", "a recording and a backup exclude each other", next="name one of them")
         if file is not None:
             return _decide_again(file, at, job, options)
         if backup is not None:
@@ -212,7 +212,7 @@ def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOp
             records += 1
             if not one.same:
                 differ += 1
-                say(f"record {one.seq} came out otherwise than it was: another release, or a defect")
+                say(f"record {one.seq} was decided differently now: another release, or a defect")
                 continue
             for row in placements(one) if at in (None, one.seq) else ():
                 if job in (None, row["job"], f"{row['tenant']}/{row['job']}"):

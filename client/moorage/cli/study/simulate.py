@@ -46,23 +46,25 @@ def simulate(
         str | None,
         Parameter(help="The hosts: 4x8xH100+2x4xL40S, a fleet's file, or an openb node list.", value="HOSTS"),
     ] = None,
-    format: Annotated[Format | None, Parameter(help="What the trace is; else its first line tells.")] = None,
+    format: Annotated[
+        Format | None, Parameter(help="Format of the trace; by default read from its first line.")
+    ] = None,
     cluster: Annotated[str | None, Parameter(help="Which virtual cluster of a philly trace.", value="NAME")] = None,
     ranker: Annotated[list[str] | None, Parameter(help="How hosts are ranked.", value="NAME")] = None,
     set: Annotated[
         list[str] | None,
-        Parameter(help="A setting of the scheduler: key=value, or key=a,b for a run each.", value="KEY=VALUE"),
+        Parameter(help="A setting of the scheduler: key=value, or key=a,b for one run each.", value="KEY=VALUE"),
     ] = None,
     quota: Annotated[
         list[str] | None, Parameter(help="A tenant's limit of GPUs: acme=16.", value="TENANT=GPUS")
     ] = None,
     share: Annotated[
         list[str] | None,
-        Parameter(help="A tenant's weight, and after a colon GPUs guaranteed: acme=3:16.", value="TENANT=WEIGHT"),
+        Parameter(help="A tenant's weight and, after a colon, guaranteed GPUs: acme=3:16.", value="TENANT=WEIGHT"),
     ] = None,
     until: Annotated[str | None, Parameter(help="Stop the virtual clock there.", value="DURATION")] = None,
     jobs_csv: Annotated[
-        Path | None, Parameter(help="Write a line a job; of several runs, FILE-1 and so on.", value="FILE")
+        Path | None, Parameter(help="Write one line for each job; with several runs FILE-1 and so on.", value="FILE")
     ] = None,
     timeline_csv: Annotated[Path | None, Parameter(help="Write the fleet over time; likewise.", value="FILE")] = None,
     plot: Annotated[Path | None, Parameter(help="Draw all runs as SVG.", value="FILE")] = None,

@@ -169,12 +169,14 @@ class Future(Play):
 
 
 def why_unknown(runs: int, starts: int, *, cut: bool) -> str:
-    """Why a look ahead found no start: by what nobody knows of what runs, or of what starts, or by its own bound."""
+    """Return why a look ahead found no start: unknown run times of running or starting jobs, or its own bound."""
     if runs:
-        return f"how long {runs} of what runs will take is not known"
+        jobs = "running job has" if runs == 1 else "running jobs have"
+        return f"{runs} {jobs} no time limit and no history to estimate from"
     if starts:
-        return f"how long {starts} of what starts before it will take is not known"
-    return "more waits before it than can be looked ahead" if cut else ""
+        jobs = "job that starts before it has" if starts == 1 else "jobs that start before it have"
+        return f"{starts} {jobs} no time limit and no history to estimate from"
+    return "more jobs wait before it than a look ahead covers" if cut else ""
 
 
 def waits(job: Job) -> bool:
