@@ -18,7 +18,7 @@ class NeverHappened(AssertionError):
 
 
 async def until(
-    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], deadline_s: float = 30, what: str = ""
+    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], deadline_s: float = 60, what: str = ""
 ) -> Any:
     """Poll `condition` (plain or async) until it is truthy and return its value.
 
@@ -37,7 +37,7 @@ async def until(
         await asyncio.sleep(_POLL_S)
 
 
-async def until_state(job: Job, state: str, deadline_s: float = 30) -> None:
+async def until_state(job: Job, state: str, deadline_s: float = 60) -> None:
     """Until the scheduler shows the job in this state."""
 
     async def is_there() -> bool:

@@ -34,19 +34,21 @@ from tests.servers import Server, delete_streams
 from tests.waiting import until
 
 #: every answer of these tests is due long before; only a defect makes one wait so long
-ANSWER_S: Final = 60.0
+ANSWER_S: Final = 90.0
 #: one try: a leader that was killed never answers what it had taken
-TRY_S: Final = 2.0
-#: small numbers that keep the rule between them, for tests that wait for a loss or a takeover
+TRY_S: Final = 5.0
+#: small numbers that keep the rule between them, for tests that wait for a takeover; no busy machine loses a worker
 QUICK: Final[dict[str, float]] = {
     "renew_s": 0.3,
-    "takeover_s": 1.5,
+    "takeover_s": 3.0,
     "heartbeat_s": 0.1,
     "renewal_append_s": 0.05,
     "margin_s": 0.3,
     "grace_s": 0.5,
-    "lease_s": 3.2,
+    "lease_s": 20.0,
 }
+#: with a lease that is soon over, for tests that wait for the loss of a worker
+BRIEF: Final[dict[str, float]] = QUICK | {"lease_s": 5.0}
 _ROOTS: Final = os.pathsep.join(str(Path(path).parent) for path in moorage.__path__)
 
 _QUICK_SCHEDULER: Final = """
