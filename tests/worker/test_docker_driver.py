@@ -10,6 +10,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -336,7 +337,8 @@ async def test_it_starts_in_a_folder_of_its_own_that_is_bounded(
         assert (await rig.reported(StartFailed, missing))[1] == 126
         full = rig.start("full", "sh", "-c", "head -c 4194304 /dev/zero > big; sleep 600")
         _, code, why = await rig.reported(Ended, full)
-        assert (code < 0, why) == (True, "disk: its folder takes 4 MiB, folder_bytes is 1 MiB")
+        assert code < 0
+        assert re.fullmatch("disk: its folder takes [1-4] MiB, folder_bytes is 1 MiB", why), "as far as it was filled"
 
 
 @pytest.mark.slow

@@ -54,11 +54,10 @@ needs_compiled = pytest.mark.skipif(bool(open_compiled()[1]), reason="the launch
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-# each test has a folder of its own: one process may run what is proven by cgroup, and another one the rest
 PROOFS: Final = [
-    pytest.param("cgroup", marks=pytest.mark.xdist_group("cgroup")),
+    "cgroup",
     pytest.param("walk", marks=pytest.mark.slow),  # the launcher of the first, the proof of the last
-    pytest.param("forked", marks=pytest.mark.xdist_group("forked")),
+    "forked",
 ]
 
 
