@@ -203,7 +203,8 @@ async def test_snapshots_that_were_deleted_under_a_leader_are_written_again_by_i
 ) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         settings = {**QUICK, "snapshot_records": 100.0}
-        first = await made.set_scheduler("first", settings, made.url, made.ledger_url)
+        hasty = {"moorage.scheduler.reign.SNAPSHOT_LOOK_S": 0.5}
+        first = await made.set_scheduler("first", settings, made.url, made.ledger_url, hasty)
         await acme.leader()
         await acme.submit("before")
         counts = "counts; the ledger begins behind"
