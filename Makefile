@@ -29,12 +29,12 @@ $(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launc
 	@touch $@
 
 test: $(STAMP)  ## the tests, in some four minutes on two cores (real nats-server from the wheel; no GPU needed)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not slow"
 
 test-all: test test-slow  ## those, and the slow ones
 
 test-slow: $(STAMP)  ## what `make test` leaves out: more seeds, the pages of the docs, containers, whatever takes seconds
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m slow
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m slow
 
 test-pythons:  ## the tests but the slow ones on each of PYTHONS="python3.12 python3.13" that is found; or on debian13
 	tests/other_pythons $(PYTHONS) -- -m "not slow" $(TESTS)

@@ -24,7 +24,7 @@ from tests.waiting import until
 
 SERVERS: Final = 3
 #: the first election of the cluster's meta leader, on a machine that does other things
-READY_S: Final = 60.0
+READY_S: Final = 90.0
 
 _CONFIG: Final = """\
 server_name: "{name}"

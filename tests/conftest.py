@@ -26,6 +26,7 @@ import pytest
 
 from moorage.bus.embedded import EmbeddedServer
 from tests.containers import ContainerServer, built_image, why_no_docker
+from tests.groups import GroupScheduling, put_longest_first
 from tests.leftover import end_processes
 from tests.servers import KINDS, MortalServer, Server, WheelServer, delete_streams
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
@@ -48,11 +49,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tests of a file run in one process, as they share its fixtures; a file that says otherwise is spread."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    put_longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -28,8 +28,8 @@ os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 from moorage.bus.embedded import HOST, USER, USER_LEDGER
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-ENGINE_S: Final = 30.0
-READY_S: Final = 30.0
+ENGINE_S: Final = 60.0
+READY_S: Final = 90.0
 #: below the ports that the kernel gives to clients, so that none of those takes it while the server is down
 _PORTS: Final = range(20_000, 32_000)
 

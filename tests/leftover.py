@@ -8,7 +8,7 @@ from asyncio.subprocess import Process
 from typing import Final
 
 #: that a process which is asked to end may take for it; a node has children to end
-ENDED_S_MAX: Final = 20.0
+ENDED_S_MAX: Final = 60.0
 
 _begun: list[Process] = []
 

@@ -158,7 +158,7 @@ def passing(tree: Path, mutants: list[Mutant], jobs: int) -> bool:
     if not tests:
         return True
     began = time.monotonic()
-    done = pytest(tree, tests, "-n", str(jobs), "--dist", "loadgroup", timeout_s=None)
+    done = pytest(tree, tests, "-n", str(jobs), "--dist", "loadscope", timeout_s=None)
     print(f"without mutants: {done.stdout.strip().splitlines()[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
     if done.returncode:
         print(done.stdout[-4000:])

@@ -28,7 +28,7 @@ from moorage.cli.fleet.nats_config import CONTEXTS, write
 from moorage.schemas.roles import inbox
 from tests.waiting import until
 
-READY_S: Final = 30.0
+READY_S: Final = 90.0
 HOST: Final = "127.0.0.1"
 RELOADED: Final = "Reloaded server configuration"
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from moorage.client import Job
 
+#: a condition is looked at so soon again at first, and as a wait lasts ever later: a look may ask three processes
 _POLL_S: Final = 0.005
+_POLL_S_MAX: Final = 0.05
 
 
 class NeverHappened(AssertionError):
@@ -18,26 +20,27 @@ class NeverHappened(AssertionError):
 
 
 async def until(
-    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], deadline_s: float = 30, what: str = ""
+    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], deadline_s: float = 60, what: str = ""
 ) -> Any:
     """Poll `condition` (plain or async) until it is truthy and return its value.
 
     Raises `NeverHappened` after `deadline_s` seconds, naming `what` and the last value seen.
     """
-    ends = time.monotonic() + deadline_s
+    began = time.monotonic()
     while True:
         value = condition()
         if isinstance(value, Awaitable):
             value = await value
         if value:
             return value
-        if time.monotonic() > ends:
+        waited_s = time.monotonic() - began
+        if waited_s > deadline_s:
             name = what or getattr(condition, "__name__", "condition")
             raise NeverHappened(f"{name}: not within {deadline_s:g} s (last value {value!r})")
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(min(max(_POLL_S, waited_s / 20), _POLL_S_MAX))
 
 
-async def until_state(job: Job, state: str, deadline_s: float = 30) -> None:
+async def until_state(job: Job, state: str, deadline_s: float = 60) -> None:
     """Until the scheduler shows the job in this state."""
 
     async def is_there() -> bool:

@@ -23,9 +23,10 @@ from tests.cluster import Cluster
 from tests.live.stack import ANSWER_S, caller, is_alive, stack
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
-TAKEOVER_S_MAX: Final = 25.0
+#: some 15 s on a quiet machine
+TAKEOVER_S_MAX: Final = 60.0
 #: releases of nats-server on which the reproduction ends a stream; seen, not read
 WEDGED_BY: Final = ("2.14.", "2.15.")
 
@@ -56,29 +57,29 @@ async def test_two_leaders_die_together_and_no_running_job_ends_of_it(unique: st
         pid_file = made.folder / "pid"
         await acme.submit("runs", "/bin/sh", "-c", f"echo $$ > {pid_file}; exec sleep 600")
         await acme.reaches("runs", "RUNNING")
-        pid = int(pid_file.read_text())
+        pid = int(await until(lambda: pid_file.exists() and pid_file.read_text().strip(), what="the job's pid"))
         await until(
             lambda: all("folded" in each.words() for name, each in schedulers.items() if name != leader),
-            60, "both others standing by",
+            90, "both others standing by",
         )  # fmt: skip
 
         node = await cluster.leader_of(made.subjects.ledger_stream)
         assert node is not None
         began_s = time.monotonic()
         await asyncio.gather(schedulers[leader].kill(), asyncio.to_thread(node.kill))
-        answer = await acme.ask(made.subjects.api("acme", "submit"), {"job": "after", "run": {"argv": ["true"]}}, 60)
+        answer = await acme.ask(made.subjects.api("acme", "submit"), {"job": "after", "run": {"argv": ["true"]}}, 120)
         took_s = time.monotonic() - began_s
         assert answer["kind"] == "accepted"
         assert took_s < TAKEOVER_S_MAX, f"the takeover took {took_s:.1f} s"
         print(f"takeover in {took_s:.1f} s")
         assert (await acme.fleet())["leader"] != leader
-        await acme.reaches("after", "SUCCEEDED", deadline_s=60)
+        await acme.reaches("after", "SUCCEEDED", deadline_s=120)
         assert is_alive(pid)
         shown = await acme.show("runs")
         assert (shown["state"], shown["attempt"]) == ("RUNNING", 1)
         node.start()
         await acme.api("cancel", {"job": "runs"})
-        await acme.reaches("runs", "CANCELLED", deadline_s=60)
+        await acme.reaches("runs", "CANCELLED", deadline_s=120)
 
 
 async def test_a_scheduler_that_starts_before_the_last_of_its_servers_waits_for_it(unique: str, tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ async def test_a_scheduler_that_starts_before_the_last_of_its_servers_waits_for_
         for node in two:
             node.start()
         scheduler = await made.set_scheduler("s1", {"replicas": 3}, cluster.url, cluster.ledger_url)
-        await until(lambda: "trying on: see which nats-servers of the cluster" in scheduler.words(), 100, "told")
+        await until(lambda: "trying on: see which nats-servers of the cluster" in scheduler.words(), 150, "told")
         last.start()
         await acme.leader()
 
@@ -105,7 +106,7 @@ async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Pa
         await acme.submit("before", gpu={"model": "none"})
         await alone.terminate()
         refused = await made.set_scheduler("early", {"replicas": 3}, cluster.url, cluster.ledger_url)
-        await until(lambda: "num_replicas is 1, must be 3" in refused.words(), 60, "refused")
+        await until(lambda: "num_replicas is 1, must be 3" in refused.words(), 120, "refused")
         assert "moorage admin restore FILE --replace --replicas N" in refused.words()
         file, header = await backup(cluster.ledger_url, unique, tmp_path)
         assert header.replicas == 1
@@ -125,7 +126,8 @@ async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Pa
 async def test_a_lost_copy_is_told_and_so_is_what_is_missing_when_too_few_are_left(unique: str, tmp_path: Path) -> None:
     """The first server that is lost was noticed by nobody, and after the second one a full disk was blamed."""
     async with three_servers(tmp_path) as cluster, stack(cluster, unique) as made, caller(made) as acme:
-        scheduler = await made.set_scheduler("s1", {"replicas": 3}, cluster.url, cluster.ledger_url)
+        hasty = {"moorage.scheduler.copies.LOOK_S": 2.0}
+        scheduler = await made.set_scheduler("s1", {"replicas": 3}, cluster.url, cluster.ledger_url, hasty)
         await acme.leader()
         assert (await acme.fleet())["ledger_copies"] == {"wanted": 3, "lacking": []}
 
@@ -150,10 +152,10 @@ async def test_a_lost_copy_is_told_and_so_is_what_is_missing_when_too_few_are_le
         await asyncio.to_thread(first.kill)
         await asyncio.to_thread(second.kill)
         what = "see which of the nats-servers that hold the ledger's copies do not run"
-        await until(lambda: what in scheduler.words(), 60, "told")
+        await until(lambda: what in scheduler.words(), 120, "told")
         assert "disk and log" not in scheduler.words()
         first.start()
-        answer = await acme.ask(made.subjects.api("acme", "submit"), {"job": "after", "run": {"argv": ["true"]}}, 60)
+        answer = await acme.ask(made.subjects.api("acme", "submit"), {"job": "after", "run": {"argv": ["true"]}}, 120)
         assert answer["kind"] == "accepted"
         await until(lambda: "the ledger takes records again after" in scheduler.words(), ANSWER_S, "told")
 

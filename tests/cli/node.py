@@ -20,8 +20,8 @@ from tests.leftover import ends_with_the_test
 from tests.waiting import until
 
 COMMAND: Final = (sys.executable, "-m", "moorage.cli")
-COMMAND_S_MAX: Final = 60.0
-UP_S_MAX: Final = 60.0
+COMMAND_S_MAX: Final = 120.0
+UP_S_MAX: Final = 120.0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import nats
@@ -45,6 +46,9 @@ class ScriptedWorker:
         self._n = 0
         self._no = 0
         self._nc: Client | None = None
+        self._held: tuple[Held, ...] = ()
+        self._turn = asyncio.Lock()
+        self._renewing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> ScriptedWorker:
         self._nc = await nats.connect(self._url)
@@ -63,26 +67,43 @@ class ScriptedWorker:
         assert isinstance(joined, Joined), joined
         self.session = joined.session
         await self.renew()
+        self._renewing = asyncio.create_task(self._renew_on())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._nc is not None
+        if self._renewing is not None:
+            self._renewing.cancel()
         await self._ask("join", Goodbye(self.session))
         await self._nc.close()
 
     async def renew(self, *held: Held) -> None:
-        self._n += 1
-        renewed = _decode_renewed(await self._ask("renew", Renew(self.session, self._n, self._no, held=list(held))))
+        """Say that it holds these from now on."""
+        self._held = held
+        await self._renew()
+
+    async def _renew(self) -> None:
+        async with self._turn:
+            self._n += 1
+            frame = Renew(self.session, self._n, self._no, held=list(self._held))
+            renewed = _decode_renewed(await self._ask("renew", frame))
         assert isinstance(renewed, Renewed), renewed
 
+    async def _renew_on(self) -> None:
+        """A test may last longer than a lease."""
+        while True:
+            await asyncio.sleep(2)
+            await self._renew()
+
     async def tell(self, *facts: Fact) -> None:
-        self._no += 1
-        acknowledged = _decode_ack(await self._ask("fact", FactFrame(self.session, self._no, list(facts))))
+        async with self._turn:
+            self._no += 1
+            acknowledged = _decode_ack(await self._ask("fact", FactFrame(self.session, self._no, list(facts))))
         assert isinstance(acknowledged, FactAck), acknowledged
 
     async def _ask(self, verb: str, frame: Any) -> bytes:
         assert self._nc is not None
-        answer = await self._nc.request(self._subjects.worker(self.worker, verb), encode(frame, json=False), timeout=30)
+        answer = await self._nc.request(self._subjects.worker(self.worker, verb), encode(frame, json=False), timeout=60)
         return answer.data
 
     async def _on_wanted(self, msg: Msg) -> None:

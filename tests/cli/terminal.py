@@ -22,7 +22,7 @@ from tests.waiting import until
 
 COLUMNS: Final = 80
 ROWS: Final = 24
-SCREEN_S_MAX: Final = 60.0
+SCREEN_S_MAX: Final = 120.0
 PROMPT: Final = "$"
 _ROOTS: Final = os.pathsep.join(str(Path(path).parent) for path in moorage.__path__)
 _SHELL: Final = """\

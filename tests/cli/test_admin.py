@@ -17,7 +17,7 @@ async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: 
         return ran.out.strip()
 
     assert await admin("hold", "--queue", "--why", "month end") != ""
-    submitted = await node.run("submit", "--gpu", "1xH100", "--job", "j", "--", "sleep", "60", tenant=unique)
+    submitted = await node.run("submit", "--gpu", "1xH100", "--job", "j", "--", "sleep", "600", tenant=unique)
     assert (submitted.code, "tenant-held" in submitted.err) == (0, True), submitted.err
     explained = await node.run("explain", "j", tenant=unique)
     facts = dict(row[:2] for row in explained.rows)
@@ -58,7 +58,7 @@ async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> N
     try:
         for name in ("a", "b"):
             flags = ("--gpu", "1xH100", "--job", name)
-            assert (await node.run("submit", *flags, "--", "sleep", "60", tenant=unique)).code == 0
+            assert (await node.run("submit", *flags, "--", "sleep", "600", tenant=unique)).code == 0
         refused = await node.run("submit", "--gpu", "1xH100", "--job", "c", "--", "true", tenant=unique)
         assert (refused.code, refused.err.startswith("error[failed-precondition]: ")) == (1, True)
         huge = await node.run("submit", "--gpu", "2xH100", "--job", "d", "--", "true", tenant=unique)

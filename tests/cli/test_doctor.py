@@ -122,7 +122,7 @@ def test_the_doctor_finds_schedulers_with_other_settings() -> None:
 
 @pytest.mark.slow
 async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:
-    nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "nobody-here")
+    nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "3s", "--tenant", "nobody-here")
     rows = {row[1]: row for row in nobody.rows}
     assert (nobody.code, rows["leader"][0]) == (1, "fail")
     assert "moorage scheduler" in rows["leader"][3]
@@ -143,7 +143,7 @@ async def test_the_doctor_says_what_has_the_port() -> None:
     for greeting in (b"", b"SSH-2.0-OpenSSH_9.6\r\n"):
         async with await asyncio.start_server(speaking_first(greeting), "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            told = await moorage("doctor", "--nats", f"nats://127.0.0.1:{port}", "--timeout", "300ms")
+            told = await moorage("doctor", "--nats", f"nats://127.0.0.1:{port}", "--timeout", "2s")
             rows = {row[1]: row for row in told.rows}
             assert (told.code, rows["nats"][0]) == (1, "fail")
             assert "did not greet as a NATS server" in rows["nats"][2]

@@ -85,7 +85,11 @@ async def test_a_worker_that_was_stopped_idle_is_shown_as_left(node: Node, uniqu
     assert await state() == "up"
     worker.send_signal(signal.SIGINT)
     assert await worker.wait() == 0
-    assert await state() == "left"
+
+    async def has_left() -> bool:
+        return await state() == "left"
+
+    await until(has_left, what="its goodbye is read")
 
 
 async def test_the_fleet_is_watched_by_the_leaders_frames(node: Node, unique: str) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from moorage.client import AsyncClient
-from tests.cli.node import Node
+from tests.cli.node import Lines, Node, start
 
-RUNS_S = 8
+#: longer than what is asked meanwhile takes on a busy machine
+RUNS_S = 20
 GPUS = 8  # of the node, which nobody else uses while these run
 
 
 async def learn(client: AsyncClient) -> None:
     """Three runs of a workload, so that the leader knows how long such runs take."""
     jobs = [await client.submit(["sleep", str(RUNS_S)], gpu="1xH100") for _ in range(3)]
-    results = await client.wait(jobs, "60s")
+    results = await client.wait(jobs, "120s")
     assert [result.state for result in results] == ["SUCCEEDED"] * 3
 
 
@@ -42,38 +44,40 @@ async def test_when_it_starts_is_told_everywhere(node: Node, unique: str) -> Non
         assert told is not None
         assert (told["reason"], told["position"]) == ("busy", 1)
         explained = await waits.explain()
-        assert 0 <= explained["starts"]["p50_ms"] <= explained["starts"]["p90_ms"] <= (RUNS_S + 2) * 1000
+        assert 0 <= explained["starts"]["p50_ms"] <= explained["starts"]["p90_ms"] <= (RUNS_S + 30) * 1000
         shown = await node.run("explain", waits.id, tenant=unique)
         assert explained["starts"]["runs"] == 3
         assert "(the median, by 3 runs seen)" in shown.out
         assert "nine times in ten" not in shown.out, "three runs do not tell that"
-        ran = await node.run("run", "--gpu", "1xH100", "--", "sleep", "0", tenant=unique)
-        assert ran.code == 0
-        assert "2nd of 2" in ran.err or "1st of 1" in ran.err, ran.err
-        await client.wait([waits, *running], "30s")
+        one_more = await start("run", "--gpu", "1xH100", "--", "sleep", "0", env=node.env(unique))
+        await Lines(one_more.stderr).until("2nd of 2")
+        for job in running:
+            await job.cancel()
+        await one_more.communicate()
+        assert one_more.returncode == 0
+        await client.wait([waits, *running], "90s")
 
 
 @pytest.mark.slow
 async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
-        running = await fill(client, 60)
+        running = await fill(client, 600)
         first = await client.submit(["sleep", "0"], gpu="1xH100")
         second = await client.submit(["sleep", "0"], gpu="1xH100")
-        heard = asyncio.create_task(_first_waiting(second))
+        heard = asyncio.create_task(_waiting(second, lambda told: told["position"] == 1))
         assert (await second.explain())["position"] == 2  # what differs from this is news
         await first.cancel()
-        told = await asyncio.wait_for(heard, 30)
-        assert told["position"] == 1
+        await asyncio.wait_for(heard, 90)
         for job in (second, *running):
             await job.cancel()
-        await client.wait([second, *running], "30s")  # whoever comes next has the fleet for itself
+        await client.wait([second, *running], "90s")  # whoever comes next has the fleet for itself
 
 
 @pytest.mark.slow
 async def test_explain_and_event_name_the_same_fix(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
         await client.admin.limit(gpus=2, tenant=unique)
-        runs = [await client.submit(["sleep", "60"], gpu="1xH100") for _ in range(2)]
+        runs = [await client.submit(["sleep", "600"], gpu="1xH100") for _ in range(2)]
         waits = await client.submit(["sleep", "0"], gpu="1xH100")
         assert waits.accepted is not None
         assert waits.accepted.waiting is not None
@@ -82,10 +86,11 @@ async def test_explain_and_event_name_the_same_fix(node: Node, unique: str) -> N
         assert (await waits.explain())["fixes"][0]["command"] == f"{command} 3"
         shown = await node.run("explain", waits.id, tenant=unique)
         assert f"fix: ask your operator for 3 GPUs: {command} 3" in shown.err
-        heard = asyncio.create_task(_first_waiting(waits))
+        # a slow leader says first that it waits behind another, then what would help
+        heard = asyncio.create_task(_waiting(waits, lambda told: told["position"] == 2 and "fixes" in told))
         assert (await waits.explain())["position"] == 1  # what differs from this is news
         before = await client.submit(["sleep", "0"], gpu="1xH100", priority=90)
-        told = await asyncio.wait_for(heard, 30)
+        told = await asyncio.wait_for(heard, 90)
         fix = told["fixes"][0]
         assert fix["command"] == f"{command} 4"
         assert fix["say"] == "ask your operator for 4 GPUs, 1 of them for jobs of yours before it"
@@ -95,9 +100,10 @@ async def test_explain_and_event_name_the_same_fix(node: Node, unique: str) -> N
         await client.admin.limit(gpus=0, tenant=unique)
 
 
-async def _first_waiting(job: Any) -> dict[str, Any]:
+async def _waiting(job: Any, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Why it waits, by the first event of which this holds."""
     async for event in job.events():
-        if event.waiting is not None:
+        if event.waiting is not None and holds(event.waiting):
             found: dict[str, Any] = event.waiting
             return found
     raise AssertionError("it never heard why it waits")

@@ -113,7 +113,7 @@ async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: st
             words = shlex.split(lines[0][lines[0].index("moorage submit") :])
             pasted = await node.run(*words[1:], tenant=unique)
             assert pasted.code == 0, pasted.err
-            assert (await client.job(pasted.out.strip()).result("30s")).state == "SUCCEEDED"
+            assert (await client.job(pasted.out.strip()).result("90s")).state == "SUCCEEDED"
             gone = await job.show()
             assert (gone["state"], gone["why"]) == ("CANCELLED", f"{pasted.out.strip()} is submitted instead")
 

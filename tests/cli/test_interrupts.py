@@ -143,4 +143,4 @@ async def test_up_ends_in_order_where_nobody_reads_what_it_says(tmp_path: Path) 
         assert await node.stop(signal.SIGHUP) == 0
     finally:
         await node.stop(signal.SIGKILL)
-    assert processes_of(str(folder)) == []
+    await until(lambda: not processes_of(str(folder)), what="the last of it has gone")

@@ -64,7 +64,7 @@ async def test_once_it_is_what_the_fleet_says(node: Node, unique: str) -> None:
 @pytest.mark.slow
 async def test_served_it_says_whether_a_leader_answers(tmp_path: Path) -> None:
     async with node_on(tmp_path / "node", simulate="2x4xH100") as node:
-        serving = await start("metrics", "--listen", "0", "--timeout", "2s", env=node.env())
+        serving = await start("metrics", "--listen", "0", "--timeout", "5s", env=node.env())
         said = Lines(serving.stderr)
         await said.until("until Ctrl-C")
         (address,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", said.text)
@@ -74,7 +74,7 @@ async def test_served_it_says_whether_a_leader_answers(tmp_path: Path) -> None:
         async def is_down() -> bool:
             return total(await scrape(address), "moorage_up") == 0
 
-        await until(is_down)  # an answer of a moment ago serves the next scrape, too
+        await until(is_down, 90)  # an answer of a moment ago serves the next scrape, too
         assert total(await scrape(address), "moorage_gpus") == 0
         await said.until("no leader answers")
         serving.send_signal(signal.SIGINT)

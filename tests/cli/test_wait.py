@@ -10,8 +10,10 @@ import signal
 import msgspec
 import pytest
 
+from moorage.client import AsyncClient
 from tests.cli.node import Lines, Node, on_a_terminal, start
 from tests.leftover import end_processes
+from tests.waiting import until_state
 
 
 @pytest.mark.slow
@@ -62,7 +64,8 @@ async def test_ctrl_c_ends_the_waiting_and_no_job(node: Node, unique: str) -> No
     process.send_signal(signal.SIGINT)
     await Lines(process.stderr).until("the jobs go on")
     assert await process.wait() == 130
-    assert (await node.run("show", "b", "--format", "{state}", tenant=unique)).out == "RUNNING\n"
+    async with AsyncClient(node.url, tenant=unique) as client:
+        await until_state(client.job("b"), "RUNNING")
     await node.run("cancel", "b", tenant=unique)
 
 
@@ -188,7 +191,7 @@ async def _until(terminal: int, wanted: str) -> str:
     """Read a terminal's other end until `wanted` came."""
     loop = asyncio.get_running_loop()
     text = ""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while wanted not in text:
             ready: asyncio.Future[None] = loop.create_future()
             loop.add_reader(terminal, ready.set_result, None)

@@ -28,7 +28,7 @@ from tests.waiting import until_state
 async def test_a_job_is_followed_from_acceptance_to_its_end(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
         job = await moorage.submit(["sh", "-c", "exit 0"], gpu="2xH100:80G")
-        events = [event async for event in job.events(timeout="30s")]
+        events = [event async for event in job.events(timeout="90s")]
         changes = [change for event in events for change in event.changes]
         assert [change.rev for change in changes] == list(range(1, len(changes) + 1))
         assert [change.state for change in changes] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
@@ -50,7 +50,7 @@ async def test_many_followers_of_many_jobs_see_each_transition_once(node: Node, 
         jobs = await moorage.submit_many([["sh", "-c", "true"]] * 24, gpu="1xH100")
 
         async def revisions(job_id: str) -> list[int]:
-            return [change.rev async for event in moorage.job(job_id).events("60s") for change in event.changes]
+            return [change.rev async for event in moorage.job(job_id).events("150s") for change in event.changes]
 
         for seen in await asyncio.gather(*(revisions(job.id) for job in jobs)):
             assert seen == list(range(1, len(seen) + 1))
@@ -62,7 +62,7 @@ async def test_a_result_carries_the_exit_code_and_the_end_of_the_output(node: No
     async with AsyncClient(node.url, tenant=unique) as moorage:
         job = await moorage.submit(["sh", "-c", "sleep 0.3; echo first; echo it broke >&2; exit 7"])
         with pytest.raises(JobFailed) as failed:
-            await job.result("30s")
+            await job.result("90s")
         assert (failed.value.exit_code, failed.value.code, failed.value.job) == (7, "job-failed", job.id)
         assert "it broke" in failed.value.log_tail
         assert "with code 7" in failed.value.why
@@ -77,7 +77,7 @@ async def test_a_result_waits_no_longer_than_its_timeout(node: Node, unique: str
         assert late.value.code == "timed-out"
         assert (await job.cancel("enough"))["cancelled"]
         with pytest.raises(JobFailed) as cancelled:
-            await job.result("30s")
+            await job.result("90s")
         assert cancelled.value.state == "CANCELLED"
 
 

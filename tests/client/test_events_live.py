@@ -33,13 +33,13 @@ import asyncio, sys
 from moorage.client import AsyncClient
 
 async def follow(m, name):
-    async for event in m.job(name).events("120s"):
+    async for event in m.job(name).events("200s"):
         for change in event.changes:
             print(name, change.rev, change.state, flush=True)
     print(name, "over", flush=True)
 
 async def listen(m, name):
-    async for piece in m.job(name).logs("120s"):
+    async for piece in m.job(name).logs("200s"):
         pass
 
 async def main(url, prefix, *names):
@@ -64,9 +64,9 @@ async def world(server: EmbeddedServer, prefix: str) -> AsyncIterator[World]:
         leader = await made.scheduler(config=QUICK)
         await client.fleet()
         standby = await made.scheduler(config=QUICK)
-        await until(lambda: "folded" in standby.words(), 30, "a standby")
+        await until(lambda: "folded" in standby.words(), 90, "a standby")
         await made.agent("w", "12xH100", worker="w1", drivers=("noop",))
-        await until(lambda: _is_up(client), 30, "the worker is up")
+        await until(lambda: _is_up(client), 90, "the worker is up")
         yield World(made, client, leader)
 
 
@@ -77,7 +77,7 @@ async def _is_up(client: AsyncClient) -> bool:
 async def followed(job: Job, seen: list[int]) -> list[str]:
     """The states of a job from its first to its last, each revision exactly once; returns because the job is over."""
     states: list[str] = []
-    async for event in job.events("100s"):
+    async for event in job.events("200s"):
         seen.append(event.rev)
         for change in event.changes:
             assert change.rev == len(states) + 1, f"{job.id}: revision {change.rev} after {len(states)}"
@@ -92,7 +92,7 @@ async def through(w: World, disturb: Callable[[], Awaitable[None]]) -> None:
     seen: list[list[int]] = [[] for _ in jobs]
     following = [asyncio.create_task(followed(job, revs)) for job, revs in zip(jobs, seen, strict=True)]
     late = asyncio.create_task(_later(w.moorage, jobs[0].id, following[0]))
-    await until(lambda: all(seen) and max(map(max, seen)) >= 4, 30, "some of them run")
+    await until(lambda: all(seen) and max(map(max, seen)) >= 4, 90, "some of them run")
     await disturb()
     for number, states in enumerate(await asyncio.gather(*following)):
         assert states[-1] == ("FAILED" if number % 2 else "SUCCEEDED"), states
@@ -131,13 +131,13 @@ async def test_events_go_on_without_a_gap_when_another_leader_takes_over(
 
         async def kill_the_leader() -> None:
             await w.leader.kill()
-            await until(lambda: _epoch(w.moorage), 60, "a takeover")
+            await until(lambda: _epoch(w.moorage), 90, "a takeover")
 
         await through(w, kill_the_leader)
 
 
 async def _epoch(moorage: AsyncClient) -> bool:
-    return bool((await moorage.fleet())["epoch"] == 2)
+    return bool((await moorage.fleet())["epoch"] >= 2)
 
 
 @pytest.mark.slow  # the server gives a reader 10 s before it cuts it
@@ -154,7 +154,7 @@ async def test_a_follower_that_was_stopped_until_the_server_cut_it_goes_on_witho
         assert process.stdout is not None
         story: dict[str, list[str]] = {"loud": [], "quiet": []}
         try:
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(200):
                 while not all("RUNNING" in states for states in story.values()):
                     await _read(process.stdout, story)
                 process.send_signal(signal.SIGSTOP)
@@ -166,7 +166,7 @@ async def test_a_follower_that_was_stopped_until_the_server_cut_it_goes_on_witho
                 for name in ("loud", "quiet"):  # nobody else waits for the one that reads no more
                     await w.moorage.job(name).cancel("enough")
                     assert (await _ended(w.moorage, name)) == "CANCELLED"
-                await until(lambda: "Slow Consumer" in log.read_text(), 60, "the server cuts it")
+                await until(lambda: "Slow Consumer" in log.read_text(), 90, "the server cuts it")
                 process.send_signal(signal.SIGCONT)
                 while not all(states[-1] == "over" for states in story.values()):
                     await _read(process.stdout, story)
@@ -187,5 +187,5 @@ async def _read(stream: asyncio.StreamReader, story: dict[str, list[str]]) -> No
 
 
 async def _ended(moorage: AsyncClient, name: str) -> str:
-    [result] = await moorage.wait([moorage.job(name)], timeout="30s")
+    [result] = await moorage.wait([moorage.job(name)], timeout="90s")
     return result.state

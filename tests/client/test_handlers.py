@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Service:
         self.overdue: list[HandlerContext] = []
         self.go_on = asyncio.Event()
         self.may_end = threading.Event()
+        self.is_heard = threading.Event()
         settings = WorkerSettings(state, "service", made.subjects.prefix, simulate="2xL40S")
         self.worker = EmbeddedWorker(made.url, settings, on_overdue=self.overdue.append)
         for function in (self.echo, self.large, self.steps, self.nothing, self.broken, self.hang, self.stubborn):
@@ -50,6 +51,9 @@ class Service:
         return bytes(context.input)
 
     async def steps(self, context: HandlerContext) -> str:
+        while not self.is_heard.is_set():  # what was said before its caller listened is not said again
+            context.progress(0.0, "begun")
+            await asyncio.sleep(0.3)
         for step in range(3):
             await asyncio.sleep(0.3)  # progress is thinned out to some five a second
             context.progress((step + 1) / 4, f"step {step}")
@@ -57,6 +61,16 @@ class Service:
 
     async def nothing(self, context: HandlerContext) -> None:
         self.seen.append(context)
+
+    def listener(self, told: list[Progress]) -> Callable[[Progress], None]:
+        """Return what notes the progress of `steps`, which begins once somebody hears it."""
+
+        def on_progress(progress: Progress) -> None:
+            self.is_heard.set()
+            if progress.text != "begun":
+                told.append(progress)
+
+        return on_progress
 
     def broken(self, context: HandlerContext) -> None:
         raise LookupError(f"no input {context.input}")
@@ -69,7 +83,7 @@ class Service:
 
     def stubborn(self, context: HandlerContext) -> str:
         self.seen.append(context)
-        self.may_end.wait(60)
+        self.may_end.wait(300)
         return "too late"
 
 
@@ -80,7 +94,7 @@ async def world(server: EmbeddedServer, prefix: str, tmp_path: Path) -> AsyncIte
         service = Service(made, tmp_path / "service")
         async with service.worker, AsyncClient(made.url, tenant="acme", prefix=prefix) as moorage:
             try:
-                await until(lambda: service.worker.is_live, 30, "the service has joined")
+                await until(lambda: service.worker.is_live, 90, "the service has joined")
                 yield moorage, service
             finally:
                 service.may_end.set()
@@ -93,7 +107,7 @@ async def test_a_call_gives_what_the_function_returned(
 ) -> None:
     async with world(nats_server, unique, tmp_path) as (moorage, service):
         job = await moorage.submit_handler("echo", {"clip": "a.mp4", "size": [320, 240]}, gpu="1xL40S")
-        result = await job.result("30s")
+        result = await job.result("90s")
         placed = next(change for change in result.changes if change.state == "PLACED")
         assert result.value == {
             "input": {"clip": "a.mp4", "size": [320, 240]},
@@ -102,9 +116,9 @@ async def test_a_call_gives_what_the_function_returned(
         }
         assert service.seen[0].request.requires == {"handler.echo": ["1"]}
         # a handle from the id alone, later: nothing was heard, so it is read from the bucket
-        assert (await moorage.job(job.id).result("10s")).value == result.value
-        assert (await (await moorage.submit_handler("nothing")).result("30s")).value is None
-        both = await (await moorage.submit_handler("echo", 7, gpu="2x1xL40S")).result("30s")
+        assert (await moorage.job(job.id).result("60s")).value == result.value
+        assert (await (await moorage.submit_handler("nothing")).result("90s")).value is None
+        both = await (await moorage.submit_handler("echo", 7, gpu="2x1xL40S")).result("90s")
         assert [value["replica"] for value in both.value] == [0, 1]
 
 
@@ -112,17 +126,17 @@ async def test_a_call_gives_what_the_function_returned(
 async def test_a_large_result_is_read_from_the_store(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
     async with world(nats_server, unique, tmp_path) as (moorage, _):
         jobs = [await moorage.submit_handler("large", size) for size in (LARGE, 0, 1)]
-        assert [result.value for result in await moorage.gather(*jobs, timeout="30s")] == [bytes(LARGE), b"", b"\0"]
+        assert [result.value for result in await moorage.gather(*jobs, timeout="90s")] == [bytes(LARGE), b"", b"\0"]
 
 
 @pytest.mark.slow
 async def test_progress_is_told_while_the_result_is_waited_for(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
-    async with world(nats_server, unique, tmp_path) as (moorage, _):
+    async with world(nats_server, unique, tmp_path) as (moorage, service):
         told: list[Progress] = []
         job = await moorage.submit_handler("steps")
-        assert (await job.result("30s", told.append)).value == "done"
+        assert (await job.result("90s", service.listener(told))).value == "done"
         assert told == [Progress((step + 1) / 4, f"step {step}") for step in range(3)]
 
 
@@ -133,7 +147,7 @@ async def test_what_a_function_raised_is_why_the_job_failed(
     async with world(nats_server, unique, tmp_path) as (moorage, _):
         job = await moorage.submit_handler("broken", "in.mp4")
         with pytest.raises(JobFailed) as failed:
-            await job.result("30s")
+            await job.result("90s")
         assert failed.value.state == "FAILED"
         assert "LookupError: no input in.mp4" in failed.value.why
         assert failed.value.result.value is None
@@ -153,7 +167,7 @@ async def test_a_function_that_nobody_offers_waits_with_the_reason_and_runs_once
         painter = EmbeddedWorker(moorage._asking.where, settings)
         painter.handler("paint")(lambda context: f"{context.input} is blue")
         async with painter:
-            assert (await job.result("30s")).value == "a wall is blue"
+            assert (await job.result("90s")).value == "a wall is blue"
 
 
 @pytest.mark.slow
@@ -165,9 +179,9 @@ async def test_a_cancelled_function_is_asked_and_frees_its_gpu(
         await until(lambda: service.seen, what="it runs")
         await job.cancel("enough")
         with pytest.raises(JobFailed) as cancelled:
-            await job.result("30s")
+            await job.result("90s")
         assert (cancelled.value.state, service.seen[0].cancelled) == ("CANCELLED", True)
-        assert (await (await moorage.submit_handler("echo", gpu=2)).result("30s")).state == "SUCCEEDED"
+        assert (await (await moorage.submit_handler("echo", gpu=2)).result("90s")).state == "SUCCEEDED"
 
 
 @pytest.mark.slow
@@ -184,7 +198,7 @@ async def test_a_function_that_does_not_stop_keeps_its_gpu_until_it_returns(
         assert (await job.show())["state"] == "CANCELLING"
         assert (await waits.show())["state"] == "QUEUED"
         service.may_end.set()
-        assert (await waits.result("30s")).value["gpus"]
+        assert (await waits.result("90s")).value["gpus"]
         assert (await job.show())["state"] != "CANCELLING"
 
 
@@ -195,14 +209,14 @@ async def _quarantined(moorage: AsyncClient) -> bool:
 
 @pytest.mark.slow
 async def test_the_sync_twin_calls_too(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
-    async with world(nats_server, unique, tmp_path) as (moorage, _):
+    async with world(nats_server, unique, tmp_path) as (moorage, service):
 
         def call() -> tuple[Any, list[Progress], list[str]]:
             told: list[Progress] = []
             with Client(moorage._asking.where, tenant="acme", prefix=unique) as sync:
                 job = sync.submit_handler("steps")
-                value = job.result("30s", told.append).value
-                return value, told, [step.state for step in job.steps("10s")]
+                value = job.result("90s", service.listener(told)).value
+                return value, told, [step.state for step in job.steps("60s")]
 
         value, told, states = await asyncio.to_thread(call)
         assert (value, len(told)) == ("done", 3)

@@ -109,12 +109,12 @@ async def test_a_result_that_is_kept_no_longer_is_said_to_be_so(
             assert (await job.result("30s")).value["input"] == 1
             nothing = await moorage.submit_handler("nothing")
             await nothing.result("30s")
-            assert (await moorage.job(job.id).result("10s")).value["input"] == 1
+            assert (await moorage.job(job.id).result("60s")).value["input"] == 1
             await JetStream(moorage.link).purge(stream)
             with pytest.raises(NoOutput, match=f"the result of job {job.id} is kept no longer") as gone:
-                await moorage.job(job.id).result("10s")
+                await moorage.job(job.id).result("60s")
             assert (gone.value.code, gone.value.job) == ("not-kept", job.id)
-            assert (await moorage.job(nothing.id).result("10s")).value is None, (
+            assert (await moorage.job(nothing.id).result("60s")).value is None, (
                 "that returned nothing, and lacks nothing"
             )
 
@@ -164,17 +164,17 @@ async def test_a_service_that_is_killed_between_result_and_report_leaves_no_resu
         await made.scheduler(config=QUICK)
         async with service(made, tmp_path / "one", "kill") as first:
             job = await moorage.submit_handler("echo", 1, retries_on_lost=3)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 assert await first.wait() == -signal.SIGKILL
             kept = await JetStream(moorage.link).get_message(stream, 1)
             assert kept is not None
             assert b'"how":"kill"' in kept.data, "it is stored"
             assert (await job.show())["state"] != "SUCCEEDED"
         async with service(made, tmp_path / "one", "second"):
-            result = await job.result("60s")
+            result = await job.result("150s")
             assert result.value == {"input": 1, "how": "second"}
             assert [change.state for change in result.changes].count("SUCCEEDED") == 1
-            assert (await moorage.job(job.id).result("10s")).value == result.value
+            assert (await moorage.job(job.id).result("60s")).value == result.value
 
 
 @pytest.mark.slow
@@ -189,12 +189,12 @@ async def test_each_call_gives_its_own_result_while_leaders_change(
             nonlocal done
             for number in range(first, first + 40):
                 job = await moorage.submit_handler("echo", number)
-                assert (await job.result("60s")).value["input"] == number
+                assert (await job.result("150s")).value["input"] == number
                 done += 1
 
         async with service(made, tmp_path / "state"):
             calls = asyncio.gather(*(caller(1000 * at) for at in range(8)))
-            await until(lambda: done >= 60, 60, "some are done")
+            await until(lambda: done >= 60, 150, "some are done")
             await made.scheduler(config=QUICK)
             await leader.kill()
             await calls

@@ -30,11 +30,11 @@ class Following:
     def __init__(self, watch: Watch, client: AsyncClient) -> None:
         self.watch = watch
         self.client = client
-        self._items = watch.follow(20)
+        self._items = watch.follow(90)
 
     async def revisions(self) -> tuple[str, list[int]]:
         """State and new revisions of the next event."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             item = await anext(self._items)
         assert isinstance(item, Event)
         return item.state, [each.rev for each in item.changes]
@@ -43,7 +43,7 @@ class Following:
         return self._items
 
     async def ends(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             with pytest.raises(StopAsyncIteration):
                 await anext(self._items)
 
@@ -295,7 +295,7 @@ async def test_output_comes_once_though_the_first_answer_is_older_than_what_was_
             await scheduler.say_raw(subject, encode(Output(1, "out", 0, "hello", end=True, next=5)))
             await scheduler.say_raw(subject, encode(Output(1, "err", 0, "", end=True)))
             await until(lambda: len(watch._following._pending) == 3, what="all is heard")
-            items = [item async for item in watch.follow(20)]
+            items = [item async for item in watch.follow(90)]
         assert [each.rev for item in items if isinstance(item, Event) for each in item.changes] == [1, 2, 3]
         assert [item.text for item in items if not isinstance(item, Event) and item.text] == ["hello"]
         assert [verb for verb, _ in scheduler.asked] == ["show"]

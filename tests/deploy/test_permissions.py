@@ -247,7 +247,7 @@ async def _asking(name: str, connection: Connection, table: list[Row], users: Co
 
     async def ask(row: Row) -> None:
         try:
-            await connection.request(row.subject, b"?", 5.0)
+            await connection.request(row.subject, b"?", 60.0)
         except PermissionRefused:
             if row.subject in allowed:
                 wrong.append(f"{name} may not ask {row.subject}")

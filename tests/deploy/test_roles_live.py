@@ -215,7 +215,7 @@ async def test_doctor_says_who_could_stop_the_queue(
 
         monkeypatch.setattr("moorage.bus.target.find_context", found)
         monkeypatch.setattr("moorage.client.connected.find_context", found)
-        checks = {check.name: check async for check in all_checks(Options(tenant="acme", timeout="30s"))}
+        checks = {check.name: check async for check in all_checks(Options(tenant="acme", timeout="90s"))}
         assert (checks["queue"].verdict, says in checks["queue"].found) == (verdict, True), checks["queue"]
         async with await made.site.connect("scheduler.main") as connection:
             queue = SUBJECTS.request_stream_of("acme") if made.site.site.queue else SUBJECTS.request_stream

@@ -49,7 +49,7 @@ async def leave_nothing(fleet: Node) -> None:
             jobs = [client.job(row["job"]) for row in rows]
             for job in jobs:
                 await job.cancel("the page is read")
-            await client.wait(jobs, "30s")
+            await client.wait(jobs, "120s")
 
 
 def test_what_is_not_run_is_counted_and_says_why() -> None:

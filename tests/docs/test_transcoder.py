@@ -50,7 +50,7 @@ async def service(made: Stack, worker: str, simulate: str) -> AsyncIterator[asyn
     try:
         yield process
         process.terminate()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             assert await process.wait() == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -60,7 +60,7 @@ async def service(made: Stack, worker: str, simulate: str) -> AsyncIterator[asyn
 
 async def own_clip(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         return (await process.stdout.readline()).decode()
 
 
@@ -94,15 +94,17 @@ async def test_it_transcodes_for_the_fleet_and_for_itself(nats_server: EmbeddedS
             [placed] = [change for change in shown["changes"] if change["state"] == "PLACED"]
             assert found == expected | {"device": placed["gpus"][0]}
             async with AsyncClient(made.url, tenant="acme", prefix=unique) as moorage:
-                # long enough that its progress is listened for before it is over
                 asked = {"frames": 200, "width": 64, "height": 48, "level": 9}
                 longer = asdict(module.transcode(module.Clip(**asked), placed["gpus"][0]))
                 told: list[Progress] = []
-                called = await moorage.submit_handler("transcode", asked, gpu=1)
-                assert (await called.result("30s", told.append)).value == longer
+                for _ in range(9):  # it may be over before its progress is listened for
+                    called = await moorage.submit_handler("transcode", asked, gpu=1)
+                    assert (await called.result("90s", told.append)).value == longer
+                    if told:
+                        break
                 assert told[-1] == Progress(1.0, "frame 200 of 200")
                 with pytest.raises(JobFailed, match="a clip has 1"):
-                    await (await moorage.submit_handler("transcode", {"frames": 0}, gpu=1)).result("30s")
+                    await (await moorage.submit_handler("transcode", {"frames": 0}, gpu=1)).result("90s")
         jetstream = ann.nc.jetstream()
         await jetstream.delete_object_store(result_bucket(unique, "acme"))
 
@@ -110,4 +112,4 @@ async def test_it_transcodes_for_the_fleet_and_for_itself(nats_server: EmbeddedS
 async def result_of(made: Stack, name: str) -> Any:
     """As a caller in another process reads it."""
     async with AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix) as moorage:
-        return (await moorage.job(name).result("30s")).value
+        return (await moorage.job(name).result("90s")).value

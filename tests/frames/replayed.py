@@ -20,7 +20,7 @@ from tests.asking import answered
 from tests.frames.recorded import PREFIX, Message, Recorded, narrower
 from tests.waiting import until
 
-WAIT_S: Final = 30.0
+WAIT_S: Final = 60.0
 #: tenant, job, replica, attempt
 Name = tuple[str, str, int, int]
 Change = Callable[[Message, Any], Any]

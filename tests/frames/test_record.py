@@ -16,7 +16,6 @@ from tests.frames.recorded import RELEASES, Recorded, recorded
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_this_release_is_recorded_like_those_before(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.frames.record", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)

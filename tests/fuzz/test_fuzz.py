@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 
 from tests.fuzz.many import GROWTH_KIB_MAX, fuzz
 from tests.fuzz.targets import Target, targets
+from tests.turns import turns
 
-#: in `make test`, and the rest
-FRAMES = [range(15), pytest.param(range(15, 150), marks=pytest.mark.slow)]
 TARGETS: list[Target] = targets()
+#: whose first frames `make test` reads: each target has its turn within three days
+OFTEN: Final = len(TARGETS) // 3 + 1
+FEW: Final = 15
 
 #: target, seed and number of what escaped once
 REGRESSIONS = (
@@ -25,9 +29,18 @@ REGRESSIONS = (
 )
 
 
-@pytest.mark.parametrize("frames", FRAMES, ids=["few", "more"])
+@pytest.mark.parametrize("target", turns(TARGETS, OFTEN), ids=lambda target: target.name)
+def test_nothing_escapes(target: Target) -> None:
+    check(target, range(FEW))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_nothing_escapes(target: Target, frames: range) -> None:
+def test_nothing_escapes_for_longer(target: Target) -> None:
+    check(target, range(FEW, 150))
+
+
+def check(target: Target, frames: range) -> None:
     found = fuzz(target, 1, frames)
     assert found.escapes == []
     assert found.grown_kib <= GROWTH_KIB_MAX

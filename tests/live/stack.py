@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -34,19 +35,21 @@ from tests.servers import Server, delete_streams
 from tests.waiting import until
 
 #: every answer of these tests is due long before; only a defect makes one wait so long
-ANSWER_S: Final = 60.0
+ANSWER_S: Final = 90.0
 #: one try: a leader that was killed never answers what it had taken
-TRY_S: Final = 2.0
-#: small numbers that keep the rule between them, for tests that wait for a loss or a takeover
+TRY_S: Final = 5.0
+#: small numbers that keep the rule between them, for tests that wait for a takeover; no busy machine loses a worker
 QUICK: Final[dict[str, float]] = {
     "renew_s": 0.3,
-    "takeover_s": 1.5,
+    "takeover_s": 3.0,
     "heartbeat_s": 0.1,
     "renewal_append_s": 0.05,
     "margin_s": 0.3,
     "grace_s": 0.5,
-    "lease_s": 3.2,
+    "lease_s": 20.0,
 }
+#: with a lease that is soon over, for tests that wait for the loss of a worker
+BRIEF: Final[dict[str, float]] = QUICK | {"lease_s": 5.0}
 _ROOTS: Final = os.pathsep.join(str(Path(path).parent) for path in moorage.__path__)
 
 _QUICK_SCHEDULER: Final = """
@@ -64,6 +67,16 @@ async def main(url, prefix, config):
 
 logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)-7s %(name)s %(message)s")
 asyncio.run(main(sys.argv[1], sys.argv[2], msgspec.json.decode(sys.argv[3])))
+"""
+
+#: `python -m moorage.scheduler` that looks at things more often than it would
+_HASTY_SCHEDULER: Final = """
+import importlib, json, sys
+for place, seconds in json.loads(sys.argv.pop(1)).items():
+    module, _, name = place.rpartition(".")
+    assert hasattr(importlib.import_module(module), name)
+    setattr(importlib.import_module(module), name, seconds)
+importlib.import_module("moorage.scheduler.main").main()
 """
 
 _AGENT: Final = """
@@ -156,10 +169,16 @@ class Stack:
         root = os.pathsep.join([str(Path(__file__).resolve().parents[2]), _ROOTS])
         return self._keep(await _spawn(arguments, log, MOORAGE_LEDGER_URL=self.ledger_url, PYTHONPATH=root))
 
-    async def set_scheduler(self, name: str, settings: dict[str, float], url: str, ledger_url: str) -> RealProcess:
-        """Start `python -m moorage.scheduler` with these settings, on servers that it reaches by these URLs."""
+    async def set_scheduler(
+        self, name: str, settings: dict[str, float], url: str, ledger_url: str, hasty: dict[str, float] | None = None
+    ) -> RealProcess:
+        """Start `python -m moorage.scheduler` with these settings, on servers that it reaches by these URLs.
+
+        `hasty` are constants of its modules, by their full names, that are other ones in this process.
+        """
         log = self.folder / f"scheduler-{len(self.processes)}.log"
-        arguments = ["-m", "moorage.scheduler", "--nats", url, "--prefix", self.subjects.prefix, "--name", name]
+        begin = ["-m", "moorage.scheduler"] if hasty is None else ["-c", _HASTY_SCHEDULER, json.dumps(hasty)]
+        arguments = [*begin, "--nats", url, "--prefix", self.subjects.prefix, "--name", name]
         for key, value in settings.items():
             arguments += [f"--{key.replace('_', '-')}", f"{value:g}"]
         return self._keep(await _spawn(arguments, log, MOORAGE_LEDGER_URL=ledger_url))

@@ -453,7 +453,7 @@ def test_a_scheduler_that_reaches_nothing_says_so_in_a_line_and_what_to_do(
         env=os.environ | {"MOORAGE_LEDGER_URL": ledger},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     told = [line for line in done.stderr.splitlines() if line.strip()]
     lines = [line for line in told if " INFO " not in line]  # which settings it found comes first

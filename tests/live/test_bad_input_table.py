@@ -275,10 +275,10 @@ async def test_a_full_queue(table: Table, unique: str) -> None:
 @pytest.mark.slow
 async def test_a_schedule_that_no_estimate_can_meet_is_refused_at_once(table: Table, unique: str) -> None:
     """Eight runs of a workload are known, eight more hold every GPU: nothing starts before the first of them ends."""
-    argv = ["sleep", "6"]
+    argv = ["sleep", "20"]  # the second eight are not over before all have been asked
     async with table.client(tenant=unique) as client:
         learned = [await client.submit(argv, gpu="1xH100") for _ in range(8)]
-        await client.wait(learned, "60s")
+        await client.wait(learned, "120s")
         running = [await client.submit(argv, gpu="1xH100") for _ in range(8)]
         for one in running:
             async for event in one.events():

@@ -33,7 +33,7 @@ async def row(acme: Caller, worker: str) -> dict[str, Any]:
 
 
 async def lines_of(path: Path, count: int) -> list[str]:
-    await until(lambda: path.exists() and path.read_text().count("\n") >= count, 30, f"{count} lines in {path}")
+    await until(lambda: path.exists() and path.read_text().count("\n") >= count, 90, f"{count} lines in {path}")
     return path.read_text().splitlines()
 
 
@@ -90,7 +90,7 @@ async def test_an_operators_word_frees_a_gpu_whose_memory_does_not_come_back(
         async def quarantined() -> bool:
             return bool((await row(acme, "w"))["quarantined"] == [0])
 
-        await until(quarantined, 30, "GPU 0 in quarantine")
+        await until(quarantined, 90, "GPU 0 in quarantine")
         await acme.submit("other", "true")
         await acme.reaches("other", "SUCCEEDED")  # the other GPU of the host goes on
         await acme.submit("both", "true", gpu={"count": 2})
@@ -115,7 +115,7 @@ async def test_a_stranger_on_a_gpu_is_named_and_the_gpu_comes_back_when_it_leave
         async def seen() -> bool:
             return bool((await row(acme, "w3"))["troubles"])
 
-        await until(seen, 30, "the stranger in a load frame")
+        await until(seen, 90, "the stranger in a load frame")
         await acme.submit("j", "true")
         found = (await acme.api("explain", {"job": "j"}))["data"]
         assert (found["reason"], found["held_by"]) == (

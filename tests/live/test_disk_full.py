@@ -40,7 +40,7 @@ async def test_a_full_disk_loses_nothing_that_was_accepted(small_disk: Path, uni
 
             filler = fill(small_disk)
             # the last block has room for a few records more; then the leader says that it cannot append
-            await until(lambda: "unclear" in scheduler.words(), 30, "an append is unclear")
+            await until(lambda: "unclear" in scheduler.words(), 90, "an append is unclear")
             body = msgspec.json.encode(request("meanwhile"))
             answer = await acme.nc.request(acme.subjects.api("acme", "submit"), body, timeout=ANSWER_S)
             told = msgspec.json.decode(answer.data)

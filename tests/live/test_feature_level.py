@@ -52,7 +52,7 @@ async def heard(operator: Caller, *names: str) -> dict[str, Any]:
         fleet = await operator.fleet()
         return fleet if {row["scheduler"] for row in fleet["schedulers"]} == set(names) else None
 
-    return dict(await until(all_of_them, 30, f"{names} heard"))
+    return dict(await until(all_of_them, 90, f"{names} heard"))
 
 
 @pytest.mark.slow

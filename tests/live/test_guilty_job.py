@@ -17,9 +17,9 @@ async def test_a_job_that_kills_its_supervisor_ends_and_its_neighbour_succeeds(
         await acme.leader()
         await made.agent("worker", "2xH100", worker="w0")
         await acme.workers_up("w0")
-        await acme.submit("neighbour", "sleep", "3", retries_on_lost=0)
+        await acme.submit("neighbour", "/bin/sh", "-c", "[ $MOORAGE_ATTEMPT -gt 1 ] || sleep 600", retries_on_lost=0)
         await acme.submit("guilty", "/bin/sh", "-c", "sleep 0.5; kill -9 $PPID; sleep 600", retries_on_lost=1)
-        await acme.reaches("guilty", "FAILED", deadline_s=90)
-        shown = await acme.reaches("neighbour", "SUCCEEDED", deadline_s=90)
+        await acme.reaches("guilty", "FAILED", deadline_s=150)
+        shown = await acme.reaches("neighbour", "SUCCEEDED", deadline_s=150)
         assert shown["attempt"] > 1, "it was lost with the supervisor, and ran again"
         await acme.all_free()

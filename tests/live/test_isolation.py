@@ -121,8 +121,12 @@ async def test_a_job_cannot_reach_the_supervisor_or_another_tenants_job_or_outpu
         supervisor = await made.supervisor("w")
         children = await until(lambda: _of_user(users.beta), ANSWER_S, "beta's process")
         victim = min(children)
-        outputs = sorted((state / SUPERVISOR_FOLDER).rglob("*.stdout"))
-        assert [path for path in outputs if b"planted-output-3c" in path.read_bytes()]
+
+        def said_it() -> list[Path]:
+            outputs = (state / SUPERVISOR_FOLDER).rglob("*.stdout")
+            return [path for path in outputs if b"planted-output-3c" in path.read_bytes()]
+
+        [output] = await until(said_it, ANSWER_S, "beta's output")
         script = f"""
             kill -0 $PPID && echo REACHED supervisor
             for pid in $(ls /proc | grep -E '^[0-9]+$'); do
@@ -131,8 +135,8 @@ async def test_a_job_cannot_reach_the_supervisor_or_another_tenants_job_or_outpu
             kill -0 {agent.pid} && echo REACHED agent
             kill -9 {victim} && echo REACHED victim
             cat /proc/{victim}/environ && echo REACHED environ
-            cat {outputs[0]} && echo REACHED output
-            ls {state} {outputs[0].parent} && echo REACHED folder
+            cat {output} && echo REACHED output
+            ls {state} {output.parent} && echo REACHED folder
             cat {kept}/token && echo REACHED secret
             ls {kept} && echo REACHED secrets
             for door in {state}/*.sock {state}/{SUPERVISOR_FOLDER}/*.sock; do test -w $door && echo REACHED $door; done

@@ -9,7 +9,7 @@ import pytest
 
 from moorage.client import AsyncClient
 from tests.live.scripted_worker import ScriptedWorker
-from tests.live.stack import caller, stack
+from tests.live.stack import ANSWER_S, caller, stack
 from tests.servers import Server
 
 #: so many workers with so long a label have more bytes than the server takes in one message
@@ -38,7 +38,7 @@ async def test_a_fleet_that_is_larger_than_a_message_is_told_whole(nats_server: 
         assert [row["worker"] for row in rows] == ids
         assert (await acme.admin("fleet", {"after": 3}))["field"] == "$.after"
 
-        async with AsyncClient(nats_server.url, tenant="acme", prefix=unique, timeout="20s") as client:
+        async with AsyncClient(nats_server.url, tenant="acme", prefix=unique, timeout=ANSWER_S) as client:
             whole = await client.fleet()  # the SDK puts them together
             assert [row["worker"] for row in whole["workers"]] == ids
             assert "next" not in whole

@@ -35,7 +35,7 @@ from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
 from moorage.scheduler.write_stall import NOT_CONNECTED, stall_problem
 from moorage.schemas.subjects import Subjects
 from tests.live.scripted_worker import scripted_worker
-from tests.live.stack import QUICK, caller, request, stack
+from tests.live.stack import ANSWER_S, QUICK, caller, request, stack
 from tests.servers import MortalServer, Server
 from tests.waiting import until
 
@@ -274,7 +274,7 @@ async def test_no_disk_is_blamed_while_there_is_no_server(
         await one.lead()
         await mortal_server.stop()
         appending = asyncio.create_task(one.append("a"))
-        await until(lambda: one.wire.begun > 2, 40, what="it is tried again")
+        await until(lambda: one.wire.begun > 2, 90, what="it is tried again")
         refusal = stall_problem(one.ledger.appending, time.monotonic())
         await mortal_server.start()
         assert await appending == 2
@@ -485,14 +485,14 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
                 info = await here.js.stream_info(here.subjects.ledger_stream, here.subjects.ledger_all)
                 return len(seen) > 3 and info.subjects[here.subjects.ledger_record] < info.last_seq - 10
 
-            await until(three_and_purged, 30, "three snapshots and a shortened ledger")
+            await until(three_and_purged, 90, "three snapshots and a shortened ledger")
 
             async def cut_to_the_newest() -> bool:
                 kept = await here.js.stream_info(here.subjects.snapshot_stream, here.subjects.snapshot_all)
                 named = [each[0] for each in (state.snapshot, state.snapshot_before) if each is not None]
                 return {subject.rpartition(".")[2] for subject in kept.subjects} == set(named)
 
-            await until(cut_to_the_newest, 30, "the newest two snapshots alone")
+            await until(cut_to_the_newest, 90, "the newest two snapshots alone")
         reader = Ledger(here.js, here.subjects, 0)
         recovered = await recover(reader, here.snapshots)
         await reader.follow(recovered)
@@ -549,16 +549,16 @@ async def test_no_snapshot_is_written_or_removed_while_the_name_of_the_last_one_
             await acme.submit(f"job-{secrets.token_hex(4)}")
             return holds()
 
-        await until(lambda: submitted_until(lambda: bool(held)), 30, "the second snapshot")
+        await until(lambda: submitted_until(lambda: bool(held)), 90, "the second snapshot")
         since_ms, seq = engine.state.time_ms, engine.state.seq
         await until(
             lambda: submitted_until(lambda: engine.state.time_ms > since_ms + 1000 and engine.state.seq > seq + 10),
-            30,
+            90,
             "a second of ledger time, and records for two more",
         )
         assert begun == late
         offer(held[0])
-        await until(lambda: submitted_until(lambda: len(written) > late), 30, "the next one")
+        await until(lambda: submitted_until(lambda: len(written) > late), 90, "the next one")
         assert engine.state.snapshot is not None
         for name, _, digest in filter(None, (engine.state.snapshot, engine.state.snapshot_before)):
             await here.snapshots.read(name, digest)
@@ -587,7 +587,7 @@ async def test_a_read_leaves_only_while_nobody_else_can_lead(
     wait for another append; that second is for whatever holds this process up between its look and its write."""
     monkeypatch.setattr(connection, "Connection", WatchedConnection)
     config = msgspec.convert(
-        QUICK | {"heartbeat_s": 59.0, "renew_s": 60.0, "lease_s": 90.0}, Config
+        QUICK | {"takeover_s": 1.5, "heartbeat_s": 59.0, "renew_s": 60.0, "lease_s": 90.0}, Config
     )  # the reads alone ask for records
     async with (
         await connect(nats_server.url, "world") as world,
@@ -720,7 +720,7 @@ async def test_a_stopped_leader_that_wakes_writes_and_answers_nothing_and_stands
             for verb, body in (("show", {"job": "after"}), ("show", {"job": "before"}), ("ls", {})):
                 await acme.nc.publish(made.subjects.api("acme", verb), msgspec.json.encode(body), inbox)
             await acme.nc.flush()
-            told = [msgspec.json.decode((await answers.next_msg(10)).data) for _ in range(3)]
+            told = [msgspec.json.decode((await answers.next_msg(ANSWER_S)).data) for _ in range(3)]
             assert [each["kind"] for each in told] == ["answer"] * 3
             old.wake()
             await until(lambda: "deposed" in old.words(), what="the old leader deposed")

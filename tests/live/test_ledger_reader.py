@@ -142,7 +142,7 @@ async def test_the_command_reads_ledger_and_backup(tmp_path: Path) -> None:
     async with node_on(tmp_path / "node") as node:
         async with AsyncClient(node.url, tenant="acme") as client:
             job = await client.submit(["true"], gpu="2xH100")
-            await client.wait([job], "30s")
+            await client.wait([job], "90s")
         ran = await node.run("replay", "--job", f"acme/{job.id}")
         assert ran.code == 0, ran.err
         assert [row[3] for row in ran.rows] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]

@@ -18,7 +18,7 @@ from moorage.client.follow.output import Piece
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import CODES
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, ReadLog
-from tests.live.stack import ANSWER_S, QUICK, Caller, Stack, caller, stack
+from tests.live.stack import ANSWER_S, BRIEF, QUICK, Caller, Stack, caller, stack
 from tests.waiting import until
 
 PAGE = LOG_PAGE_BYTES_MAX
@@ -97,7 +97,7 @@ async def test_a_finished_jobs_output_is_there_in_pages(nats_server: EmbeddedSer
                 await client.job("text").result()
             assert failed.value.log_tail.splitlines()[-2:] == ["40000", "problem"]
             shown = await client.job("text").show()
-            assert shown["kept"]["output_ms"]["w1"] == pytest.approx(shown["kept"]["job_ms"], abs=5000)
+            assert shown["kept"]["output_ms"]["w1"] == pytest.approx(shown["kept"]["job_ms"], abs=60_000)
 
 
 @pytest.mark.slow
@@ -292,7 +292,7 @@ async def test_hostile_questions_are_refused_and_stop_nothing(nats_server: Embed
                 b'{"kind":"read-log"}',
                 encode({"kind": "read-log", "session": "", "tenant": "../..", "job": "/etc/passwd"}),
             ):
-                answer = await intruder.request(subject, payload, 10)
+                answer = await intruder.request(subject, payload, ANSWER_S)
                 assert b"hello" not in answer.data
                 assert any(code.encode() in answer.data for code in ("session-over", "invalid-argument")), answer.data
         assert await whole(one, "j") == b"hello\n"
@@ -305,7 +305,7 @@ async def test_a_worker_that_is_away_is_named_and_its_output_is_there_when_it_is
     nats_server: EmbeddedServer, unique: str
 ) -> None:
     async with stack(nats_server, unique) as made, caller(made) as one, client_of(made) as client:
-        await made.scheduler(config=QUICK)
+        await made.scheduler(config=BRIEF | {"lease_s": 10.0})  # it is asked before the worker counts as lost
         agent = await made.agent("w", "4xH100", worker="w1")
         await one.workers_up("w1")
         await one.submit("j", "echo", "hello")
@@ -321,7 +321,7 @@ async def test_a_worker_that_is_away_is_named_and_its_output_is_there_when_it_is
         async def is_lost() -> bool:
             return "w1, which is lost since" in await lost()
 
-        await until(is_lost, 30, "the worker is lost")
+        await until(is_lost, 90, "the worker is lost")
         with pytest.raises(NoOutput) as gone:
             [piece async for piece in client.job("j").logs()]
         assert gone.value.code == "worker-lost"
@@ -331,7 +331,7 @@ async def test_a_worker_that_is_away_is_named_and_its_output_is_there_when_it_is
         async def is_back() -> bool:
             return bool((await one.api("logs", {"job": "j"}))["kind"] == "answer")
 
-        await until(is_back, 30, "the worker is back")
+        await until(is_back, 90, "the worker is back")
         assert await whole(one, "j") == b"hello\n"
         again.stop()
         assert (await one.api("logs", {"job": "j"}))["code"] == "worker-lost"
@@ -360,7 +360,7 @@ async def test_cleared_output_says_by_which_setting_and_running_output_stays(
             answer = await one.api("logs", {"job": "over"})
             return answer if answer.get("code") == "not-kept" else None
 
-        answer = await until(cleared, 30, "the output is cleared")
+        answer = await until(cleared, 90, "the output is cleared")
         assert "output_keep 0 s" in answer["found"]
         assert answer["fault"] == "fleet"
         with pytest.raises(NoOutput):

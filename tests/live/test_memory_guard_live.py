@@ -51,7 +51,7 @@ async def test_an_offender_fails_its_neighbour_goes_on_and_a_fallen_level_is_tol
         sub = await acme.nc.subscribe(acme.subjects.event("acme", "fits"))
         stub.boards[0].set(errors={"processes": 999})
         await until(lambda: _is(enforced("fits"), "advisory"), what="the level falls")
-        event = msgspec.json.decode((await sub.next_msg(10)).data)
+        event = msgspec.json.decode((await sub.next_msg(60)).data)
         assert event["enforced"] == {"memory": "advisory", "compute": "advisory"}
         assert await acme.state("fits") == "RUNNING"
         await acme.submit("next", **asks("next", 100))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.live.stack import QUICK, caller, is_alive, stack
+from tests.live.stack import BRIEF, QUICK, caller, is_alive, stack
 from tests.servers import Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.any_server
 
-#: a lease far longer than the next leader's, whose settings would have a worker lost after 4 s
-LONG = {**QUICK, "lease_s": 8.0, "margin_s": 2.0}
+#: a lease far longer than the next leader's, whose settings would have a worker lost after 6 s
+LONG = {**QUICK, "lease_s": 12.0, "margin_s": 2.0}
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ async def test_a_shorter_lease_of_the_next_leader_places_nothing_beside_what_sti
         runs = (await acme.reaches("once", "RUNNING"))["changes"][-1]["worker"]
         await until(lambda: pids.exists() and pids.read_text().endswith("\n"), what="the first attempt")
         await first.kill()
-        await made.scheduler(config=QUICK)
+        await made.scheduler(config=BRIEF)
         await acme.leader(2)
         agents[runs].stop()  # its supervisor goes on, and ends the job once the lease that it was told is over
 

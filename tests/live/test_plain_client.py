@@ -50,7 +50,7 @@ async def test_it_does_everything_that_a_service_needs(nats_server: EmbeddedServ
 
 def use(port: int, prefix: str, folder: Path) -> None:
     """Blocking on purpose, as the simplest service is."""
-    plain = Plain("127.0.0.1", port, prefix)
+    plain = Plain("127.0.0.1", port, prefix, timeout_s=60)
 
     def api(verb: str, **body: Any) -> Any:
         return plain.ask(f"api.vision.{verb}", body)
@@ -95,7 +95,7 @@ def use(port: int, prefix: str, folder: Path) -> None:
 
 def queue(port: int, prefix: str) -> str:
     """The durable door, open while no scheduler runs; returns the name of the request that had none."""
-    plain = Plain("127.0.0.1", port, prefix)
+    plain = Plain("127.0.0.1", port, prefix, timeout_s=60)
     body: dict[str, Any] = {"gpu": {}, "run": {"argv": ["true"]}}
     first = plain.ask("request.vision.submit", {**body, "job": "q-named"})
     second = plain.ask("request.vision.submit", body)
@@ -108,7 +108,7 @@ def queue(port: int, prefix: str) -> str:
 
 def follow(port: int, prefix: str, job: str) -> list[str]:
     """Begun while nobody leads: asks until somebody does."""
-    plain = Plain("127.0.0.1", port, prefix, timeout_s=20)
+    plain = Plain("127.0.0.1", port, prefix, timeout_s=90)
     states = [change["state"] for change in plain.follow("vision", job)]
     plain.socket.close()
     return states

@@ -31,7 +31,7 @@ async def test_the_cancel_cursor_waits_while_the_tombstones_are_full(nats_server
     running = asyncio.create_task(scheduler.run())
 
     async def publish(verb: str, body: bytes) -> int:
-        ack = msgspec.json.decode((await client.request(subjects.request("acme", verb), body, 5)).data)
+        ack = msgspec.json.decode((await client.request(subjects.request("acme", verb), body, ANSWER_S)).data)
         return int(ack["seq"])
 
     try:

@@ -66,7 +66,7 @@ async def test_a_flood_in_the_queue_does_not_hide_a_neighbour(nats_server: Serve
         await made.flood()
         await made.publish("zeta", "alone")  # behind all of it, in the stream and by name
         async with made.leads() as state:
-            await until(lambda: state.live == FLOOD + 1, 30, "all are read")
+            await until(lambda: state.live == FLOOD + 1, 90, "all are read")
             alone = state.job("zeta", "alone")
             assert alone is not None
             assert alone.num <= BATCH + 1, "one batch of the flood came before it, not all"

@@ -28,13 +28,13 @@ async def test_decisions_of_a_real_leader_come_out_byte_for_byte(
             await one.workers_up("sim-0000", "sim-0001")
             async with AsyncClient(nats_server.url, tenant="acme", prefix=unique, timeout=ANSWER_S) as client:
                 many = [{"gpu": {"count": 1 + number % 4}, "run": {"argv": ["true"]}} for number in range(40)]
-                await client.wait(await client.submit_many(many), "60s")
+                await client.wait(await client.submit_many(many), "120s")
                 gang = await client.submit(["true"], gpu="3x2xH100", priority=70)
-                await client.wait([gang], "60s")
+                await client.wait([gang], "120s")
                 await first.terminate()
                 second = await made.scheduler()
                 await one.leader()
-                await client.wait([await client.submit(["true"], gpu="2xH100")], "60s")
+                await client.wait([await client.submit(["true"], gpu="2xH100")], "120s")
                 await second.terminate()
     found = list(replay(path))
     assert len(found) > 20

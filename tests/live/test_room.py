@@ -68,7 +68,7 @@ def small(tmp_path: Path) -> Iterator[SmallServer]:
 
 @asynccontextmanager
 async def opened(server: SmallServer) -> AsyncIterator[JetStream]:
-    async with await connect(server.url, "test", give_up_after_s=30) as connection:
+    async with await connect(server.url, "test", give_up_after_s=90) as connection:
         yield JetStream(connection)
 
 
@@ -147,9 +147,9 @@ async def test_a_scheduler_starts_and_works_in_whatever_room_there_is(
             assert (await acme.submit("one"))["kind"] == "accepted"
             await acme.reaches("one", "SUCCEEDED")
             if "history" not in kept:
-                await until(lambda: "the history cannot be written now" in scheduler.words(), 30, "it is said")
+                await until(lambda: "the history cannot be written now" in scheduler.words(), 90, "it is said")
             for name, size in kept.items():
-                assert await until(lambda name=name: reserved(js, names[name]), 30, name) == size * MIB, name
+                assert await until(lambda name=name: reserved(js, names[name]), 90, name) == size * MIB, name
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from moorage.scheduler.queue_streams import stream_config
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
 from moorage.schemas.operate import DeadLetter
-from tests.live.stack import QUICK, TRY_S, Caller, caller, request, stack
+from tests.live.stack import ANSWER_S, QUICK, TRY_S, Caller, caller, request, stack
 from tests.live.test_queue_turns import queued
 from tests.servers import Server
 from tests.waiting import until
@@ -120,19 +120,19 @@ async def test_refused_requests_wait_in_the_queue_and_not_in_memory(nats_server:
         reader = made.scheduler.reign.queue_reader
         await _refill(made.jetstream, made.subjects.dead_letter_stream, max_msgs=1, discard="new")
         await made.publish("acme", "known")
-        await until(lambda: state.job("acme", "known"), 30, "it is accepted")
+        await until(lambda: state.job("acme", "known"), 90, "it is accepted")
         other = b'{"job":"known","run":{"argv":["false"]}}'  # other content under the id: refused once it is read
         subject, count = made.subjects.request("acme", "submit"), AHEAD_MAX + 3 * BATCH
         for start in range(0, count, 500):
             await asyncio.gather(*(made.jetstream.append(subject, other) for _ in range(start, start + 500)))
-        await until(lambda: reader.unburied("acme") >= UNBURIED_MAX, 30, "many of them are refused")
+        await until(lambda: reader.unburied("acme") >= UNBURIED_MAX, 90, "many of them are refused")
         await made.publish("zeta", "alone")
-        await until(lambda: state.job("zeta", "alone"), 30, "a neighbour's is read")
+        await until(lambda: state.job("zeta", "alone"), 90, "a neighbour's is read")
         assert reader.unburied("acme") <= AHEAD_MAX + BATCH
         assert state.tenants["acme"].submit_cursor < count, "the others wait where they are"
         await _refill(made.jetstream, made.subjects.dead_letter_stream, max_msgs=LETTERS_MAX, discard="old")
-        await until(lambda: state.tenants["acme"].submit_cursor > count, 60, "all are read once they are kept again")
-        await until(lambda: not reader.unburied("acme"), 60, "and kept")
+        await until(lambda: state.tenants["acme"].submit_cursor > count, 90, "all are read once they are kept again")
+        await until(lambda: not reader.unburied("acme"), 90, "and kept")
         info = await made.jetstream.stream_info(made.subjects.dead_letter_stream)
         assert info.messages == count
 
@@ -158,7 +158,7 @@ async def test_a_ledger_that_is_gone_is_said_to_be_with_what_to_do(nats_server: 
                     return dict(told) if "admin restore" in told.get("next", "") else None
                 return None
 
-            told = await until(refused, 30, "who asks is told")
+            told = await until(refused, 90, "who asks is told")
             assert (told["code"], "nothing that was accepted is lost" in told["message"]) == ("not-leading", False)
             assert "moorage admin restore FILE --replace" in scheduler.words()
             if how == "purged":
@@ -178,16 +178,16 @@ async def test_no_leader_writes_into_a_ledger_that_was_made_in_the_place_of_its_
         await acme.leader()
         async with await connect(made.ledger_url, "test") as connection:
             jetstream, stream = JetStream(connection), made.subjects.ledger_stream
-            await until(_has(jetstream, stream, 100), 30, "records")
+            await until(_has(jetstream, stream, 100), 90, "records")
             await jetstream.delete_stream(stream)
-            await until(lambda: "stream not found" in first.words(), 30, "it finds none")
+            await until(lambda: "stream not found" in first.words(), 90, "it finds none")
             second = await made.scheduler(config={**QUICK, "heartbeat_s": 0.25, "renewal_append_s": 0.25})
-            await until(lambda: "stands in the place of" in first.words(), 30, "the first one hears of the second's")
+            await until(lambda: "stands in the place of" in first.words(), 90, "the first one hears of the second's")
             assert (await jetstream.stream_info(stream)).last_seq < 100, "before its own would follow there"
-            await until(lambda: "leading epoch 1" in second.words(), 30, "the second one leads")
+            await until(lambda: "leading epoch 1" in second.words(), 90, "the second one leads")
         await acme.submit("after")
         third = await made.scheduler(config=QUICK)
-        await until(lambda: "folded" in third.words(), 30, "whoever comes can read it")
+        await until(lambda: "folded" in third.words(), 90, "whoever comes can read it")
 
 
 def _has(jetstream: JetStream, stream: str, records: int) -> Callable[[], Awaitable[bool]]:
@@ -198,22 +198,22 @@ def _has(jetstream: JetStream, stream: str, records: int) -> Callable[[], Awaita
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 async def test_snapshots_that_were_deleted_under_a_leader_are_written_again_by_itself(
     nats_server: Server, unique: str
 ) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         settings = {**QUICK, "snapshot_records": 100.0}
-        first = await made.set_scheduler("first", settings, made.url, made.ledger_url)
+        hasty = {"moorage.scheduler.reign.SNAPSHOT_LOOK_S": 0.5}
+        first = await made.set_scheduler("first", settings, made.url, made.ledger_url, hasty)
         await acme.leader()
         await acme.submit("before")
         counts = "counts; the ledger begins behind"
         await until(lambda: first.words().count(counts) >= 1, 90, "the ledger's beginning is cut away")
         async with await connect(made.ledger_url, "test") as connection:
             await JetStream(connection).delete_stream(made.subjects.snapshot_stream)
-        await until(lambda: "writes one of what it has in memory" in first.words(), 60, "it is due, and found out")
+        await until(lambda: "writes one of what it has in memory" in first.words(), 90, "it is due, and found out")
         named = first.words().count(counts)
-        await until(lambda: first.words().count(counts) > named, 60, "a new one counts")
+        await until(lambda: first.words().count(counts) > named, 90, "a new one counts")
         await first.kill()
         await made.set_scheduler("second", settings, made.url, made.ledger_url)
         await acme.leader(2)
@@ -248,5 +248,6 @@ async def test_what_is_no_dead_letter_is_listed_and_dropped(nats_server: Server,
 async def _refill(jetstream: JetStream, stream: str, **settings: object) -> None:
     """Change a stream's settings as an operator may."""
     config = {**(await jetstream.stream_info(stream)).config, **settings}
-    answer = await jetstream._connection.request(f"$JS.API.STREAM.UPDATE.{stream}", msgspec.json.encode(config), 5)
+    update = f"$JS.API.STREAM.UPDATE.{stream}"
+    answer = await jetstream._connection.request(update, msgspec.json.encode(config), ANSWER_S)
     assert "error" not in msgspec.json.decode(answer.data), answer

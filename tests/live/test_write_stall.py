@@ -33,9 +33,9 @@ async def full_ledger(server: Server, subjects: Subjects) -> AsyncIterator[None]
     async with await connect(server.ledger_url, "test") as connection:
         info = await JetStream(connection).stream_info(subjects.ledger_stream)
         update = f"$JS.API.STREAM.UPDATE.{subjects.ledger_stream}"
-        await connection.request(update, msgspec.json.encode({**info.config, "max_msgs": 1}), 5)
+        await connection.request(update, msgspec.json.encode({**info.config, "max_msgs": 1}), ANSWER_S)
         yield
-        await connection.request(update, msgspec.json.encode(info.config), 5)
+        await connection.request(update, msgspec.json.encode(info.config), ANSWER_S)
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ async def test_who_asks_while_the_ledger_takes_no_record_is_told_so(nats_server:
         await acme.leader()
         await acme.submit("before")
         submit = made.subjects.api("acme", "submit")
-        async with AsyncClient(nats_server.url, tenant="acme", prefix=unique, timeout="5s") as client:
+        async with AsyncClient(nats_server.url, tenant="acme", prefix=unique, timeout="10s") as client:
             async with full_ledger(nats_server, made.subjects):
                 # what is asked within the first second of it may be taken for the next record: it is not answered
                 await until(lambda: _is_told(acme, made.subjects.api("acme", "ls")), what="whoever asks is told")
@@ -86,12 +86,12 @@ async def test_a_leader_cut_off_from_the_ledger_answers_nobody_whom_another_one_
         await made.scheduler(config=QUICK)
         proxy.cut()
         await acme.leader(2)
-        await until(lambda: "unclear" in first.words(), 30, "the first one knows that its append is stuck")
+        await until(lambda: "unclear" in first.words(), 90, "the first one knows that its append is stuck")
         submit = made.subjects.api("acme", "submit")  # not by the SDK, which asks again whoever does not lead
         answers = [await acme.nc.request(submit, _body(f"j{number}"), timeout=ANSWER_S) for number in range(20)]
         assert [msgspec.json.decode(answer.data)["kind"] for answer in answers] == ["accepted"] * 20
         proxy.heal()
-        await until(lambda: "deposed: " in first.words(), 30, "the first one hears of the second")
+        await until(lambda: "deposed: " in first.words(), 90, "the first one hears of the second")
     await proxy.close()
 
 

@@ -20,9 +20,6 @@ BESIDE: Final = ("tests", "bench", "tools", "docs")
 #: circles that are left, each as its modules in order. Take away from it; add nothing to it
 LEFT: Final[list[list[str]]] = []
 
-#: in the process of that file, which has parsed most of these already
-pytestmark = pytest.mark.xdist_group(str(ROOT / "tests" / "tidy" / "test_tidy.py"))
-
 Imports = Mapping[str, set[str]]
 
 

@@ -18,7 +18,7 @@ from moorage.worker.supervisor.client import Supervised, SupervisorGone, Supervi
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import Ended, Event, Started, StartMember
 
-WAIT_S: Final = 30.0
+WAIT_S: Final = 60.0
 SHELL_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
 

@@ -268,7 +268,7 @@ async def test_facts_are_sent_again_until_they_are_answered(nats_url: str, uniqu
 async def test_a_silent_leader_ends_the_session_and_a_new_one_carries_the_facts(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
-    async with world(nats_url, unique, tmp_path, lease_s=1.0) as w:
+    async with world(nats_url, unique, tmp_path, lease_s=4.0) as w:
         await w.add()
         seat = await w.leader.joined("w1")
         await w.leader.want(
@@ -379,7 +379,7 @@ async def test_it_carries_on_after_the_server_was_restarted(
         await w.leader.heard("w1", "started", name_of())
         await mortal_server.stop()
         await mortal_server.start()
-        await w.leader.heard("w1", "freed", name_of(), 20)
+        await w.leader.heard("w1", "freed", name_of(), 60)
         assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
 
 

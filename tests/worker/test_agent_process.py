@@ -224,7 +224,7 @@ async def test_a_job_is_told_once_to_save_itself_whatever_becomes_of_its_agent(
     """Killed and started anew between the start and the signal: the supervisor has the timer."""
     saved, up = tmp_path / "saved", tmp_path / "up"
     script = f"trap 'echo saved >> {saved}' USR1; echo $$ > {up}; while :; do sleep 0.01; done"
-    run = {"timeout_s": 4, "checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 1.5}
+    run = {"timeout_s": 8, "checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 6}
     name = name_of()
     async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
         async with agent_process(state, nats_url, unique):
@@ -423,7 +423,7 @@ async def test_a_stopped_agent_cannot_keep_its_jobs_beyond_the_lease(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
     async with (
-        ScriptedLeader(nats_url, unique, lease_s=1.5, grace_s=0.5) as leader,
+        ScriptedLeader(nats_url, unique, lease_s=4.0, grace_s=0.5) as leader,
         state_folder() as state,
         agent_process(state, nats_url, unique) as agent,
     ):

@@ -49,6 +49,9 @@ def shell(script: str) -> Job:
 class Processes(DriverChecks):
     """How a job of processes does each thing."""
 
+    slack_s = 60.0
+    ready_s = 1.5
+
     def exits(self, code: int) -> Job:
         return shell(f"exit {code}")
 
@@ -84,7 +87,8 @@ class TestProcess(Processes):
 class Containers(Processes):
     """How a job in a container does each thing that it does otherwise."""
 
-    slack_s = 60.0
+    slack_s = 90.0
+    ready_s = 3.0
 
     async def _place(self, bench: Bench, name: MemberName, kind: str, *words: Any, **fields: Any) -> None:
         fields["run"] = {"image": IMAGE} | fields.get("run", {})
@@ -218,6 +222,7 @@ class Functions:
 
 
 class TestHandler(DriverChecks):
+    slack_s = 60.0
     dashes: ClassVar[dict[str, str]] = {
         "exit_code": "a function that raises has the code 1, whatever it raises",
         "children": "a function is no process of its own; what it starts is the service's affair",
@@ -254,7 +259,6 @@ class TestHandler(DriverChecks):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
 class TestVm(Processes):
     """Each job boots a VM, which takes seconds without KVM."""
@@ -433,7 +437,7 @@ WAITED_FOR: Final = ("start", "output", "timeout")
 def suspect(check: str) -> type[Suspects]:
     """Made as a name of this module, since an agent in a process of its own finds it there."""
     kind = FAULTS[check]
-    fields = {"driver": f"{__name__}:{kind.__name__}", "slack_s": 5.0 if check in WAITED_FOR else 20.0}
+    fields = {"driver": f"{__name__}:{kind.__name__}", "slack_s": 5.0 if check in WAITED_FOR else 60.0}
     made = type(f"Of{kind.__name__}", (Suspects,), fields | {"__module__": __name__})
     globals()[made.__name__] = made
     return made

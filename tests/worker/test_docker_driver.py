@@ -10,6 +10,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,7 +126,7 @@ class Rig:
         return None
 
     async def reported(self, kind: type, name: MemberName) -> Any:
-        return await until(lambda: self.told(kind, name), deadline_s=60, what=f"{kind.__name__} of {name[1]}")
+        return await until(lambda: self.told(kind, name), deadline_s=90, what=f"{kind.__name__} of {name[1]}")
 
     async def output(self, name: MemberName, stream: Any = "out") -> str:
         ask = ReadLog("s", *name, driver="docker", stream=stream, offset=0, limit=1 << 16, ended_ms=1)
@@ -156,7 +157,7 @@ async def no_containers(docker: DockerEngine) -> None:
     async def none_left() -> bool:  # in a thread: the driver, which is to remove it, runs in this loop
         return await asyncio.to_thread(docker.containers) == []
 
-    await until(none_left, deadline_s=60, what="no container is left")
+    await until(none_left, deadline_s=90, what="no container is left")
 
 
 @pytest.mark.slow
@@ -170,7 +171,7 @@ async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(docker: 
         assert await rig.output(name, "err") == rig.live_output(name, "err") == "err\n"
         assert [frame.end for of, frame in rig.frames if of == name][-2:] == [True, True]
         await no_containers(docker)
-        assert list((state / FOLDER).iterdir()) == []
+        await until(lambda: list((state / FOLDER).iterdir()) == [], what="no mark is left")
         rig.driver.forget([name])
 
 
@@ -196,7 +197,7 @@ async def test_an_end_gives_the_grace_and_a_timeout_ends_it(docker: DockerEngine
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         saves = "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.1; done"
         asked = rig.start("asked", "sh", "-c", saves)
-        late = rig.start("late", "sleep", "600", timeout_s=5.0, grace_s=1.0)
+        late = rig.start("late", "sleep", "600", timeout_s=10.0, grace_s=1.0)
         await until(lambda: "up" in rig.live_output(asked))
         rig.driver.end(asked, 60.0, "cancelled")
         assert await rig.reported(Ended, asked) == (asked, 3, "end")
@@ -312,7 +313,7 @@ async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_opera
         own = settings(docker, pull="always")
         async with state_of(tmp_path / "2"), Rig(tmp_path / "2" / "s", own) as rig:
             refused = rig.start("j2", "sh", image=f"{address}/box:1")
-            told = await until(lambda: rig.told(NotStarted, refused) or rig.told(StartFailed, refused), deadline_s=60)
+            told = await until(lambda: rig.told(NotStarted, refused) or rig.told(StartFailed, refused), deadline_s=90)
             assert "cannot be pulled" in str(told)
         registry.shutdown()
 
@@ -336,7 +337,8 @@ async def test_it_starts_in_a_folder_of_its_own_that_is_bounded(
         assert (await rig.reported(StartFailed, missing))[1] == 126
         full = rig.start("full", "sh", "-c", "head -c 4194304 /dev/zero > big; sleep 600")
         _, code, why = await rig.reported(Ended, full)
-        assert (code < 0, why) == (True, "disk: its folder takes 4 MiB, folder_bytes is 1 MiB")
+        assert code < 0
+        assert re.fullmatch("disk: its folder takes [1-4] MiB, folder_bytes is 1 MiB", why), "as far as it was filled"
 
 
 @pytest.mark.slow
@@ -375,7 +377,7 @@ async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngin
         assert "PLAIN=p" in shown
         assert "s3cret-of-this-test" not in shown
         folder = MEMORY / f"moorage-{member_digest(rig.driver._host.mark)[:32]}"
-        assert not folder.exists(), "the mount holds what it needs"
+        await until(lambda: not folder.exists(), what="its file is gone: the mount holds what it needs")
         rig.driver.end(own, 0.0, "test")
         await rig.reported(Ended, own)
         absent = rig.start("absent", "no-such-program", env=env)
@@ -421,9 +423,9 @@ async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngi
             dying = Dying(docker.socket, step)
             await first.use(dying)
             name = first.start("j1", "sh", "-c", "sleep 1; exit 5")
-            await until(lambda: dying.has_come, deadline_s=60)
+            await until(lambda: dying.has_come, deadline_s=90)
             if step in ("started", "ended"):
-                await until(lambda: docker.inspect(docker.containers()[0])["State"]["Status"] == "exited")
+                await until(lambda: docker.inspect(docker.containers()[0])["State"]["Status"] == "exited", 90)
         assert len(docker.containers()) == 1
         async with Rig(state, settings(docker)) as second:
             if step == "created":
@@ -486,7 +488,7 @@ async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path:
         dying = Dying(docker.socket, "created")
         await rig.use(dying)
         name = rig.start("j1", "sleep", "600")
-        await until(lambda: dying.has_come, deadline_s=60)
+        await until(lambda: dying.has_come, deadline_s=90)
         rig.driver.end(name, 10.0, "cancelled")
         assert await rig.reported(Ended, name) == (name, -9, "end")
         await no_containers(docker)
@@ -611,10 +613,10 @@ class SlowOutput(Engine):
 async def test_output_that_comes_slowly_is_waited_for_and_what_does_not_come_is_told(
     docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalls: bool
 ) -> None:
-    monkeypatch.setattr("moorage.worker.drivers.container_follow.ENGINE_S", 4.0)
+    monkeypatch.setattr("moorage.worker.drivers.container_follow.ENGINE_S", 6.0)
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         slow = SlowOutput(docker.socket)
-        slow.piece_s, slow.stalls = 0.8, stalls
+        slow.piece_s, slow.stalls = 1.0, stalls
         await rig.use(slow)
         name = rig.start("j1", "seq", "1", "8")
         assert await rig.reported(Ended, name) == (name, 0, "exit")

@@ -338,7 +338,7 @@ async def test_an_overdue_function_keeps_its_slot_in_quarantine_until_it_returns
 async def test_at_the_fence_a_function_is_asked_to_stop_and_sees_it_on_the_clock(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
-    async with world(nats_url, unique, tmp_path, numbers={"lease_s": 1.0, "grace_s": 0.5}) as (leader, service):
+    async with world(nats_url, unique, tmp_path, numbers={"lease_s": 4.0, "grace_s": 0.5}) as (leader, service):
         seat = leader.seat("w1")
         await leader.want("w1", place(name_of(), body("hang_in_thread")))
         await until(lambda: service.seen, what="the function runs")

@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -504,5 +505,10 @@ def _without_repeats(chain: str) -> str:
 
 TestWorld = World.TestCase
 TestWorld.settings = settings(
-    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@pytest.mark.slow
+class TestMoreWorlds(World.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(TestWorld.settings, max_examples=100)

@@ -198,15 +198,15 @@ async def test_sdk_and_scheduler_know_of_it_what_it_declares(nats_server: Server
 
 async def use(client: AsyncClient) -> None:
     assert "parrot" not in client._stories.drivers
-    ran = await client.run(["hello"], driver="parrot", driver_config={"parrot": {"times": 3}}, timeout="30s")
+    ran = await client.run(["hello"], driver="parrot", driver_config={"parrot": {"times": 3}}, timeout="60s")
     assert (ran.stdout, ran.stderr, ran.lost_bytes) == ("hello, hello, hello\n", "", 0)
     assert client._stories.drivers.can("parrot").keeps_output, "the first job of it that ran told what it can do"
     assert (await client.job(ran.job).show())["capabilities"]["ends_streams"]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert "".join([piece.text async for piece in client.job(ran.job).logs()]) == "hello, hello, hello\n"
     failing = await client.submit(["why"], driver="parrot", driver_config={"parrot": {"code": 3}})
     with pytest.raises(JobFailed) as failed:
-        await failing.result("30s")
+        await failing.result("60s")
     assert (failed.value.exit_code, failed.value.log_tail) == (3, "why"), "its output is asked for, since it is kept"
     for config, argv, why in (
         (
@@ -221,6 +221,6 @@ async def use(client: AsyncClient) -> None:
     ):
         job = await client.submit(argv, driver="parrot", driver_config=config)
         with pytest.raises(JobFailed) as failed:
-            await job.result("30s")
+            await job.result("60s")
         assert failed.value.result.state == "FAILED"
         assert why in failed.value.result.why

@@ -17,9 +17,10 @@ from moorage.worker.supervisor.client import Supervised, SupervisorRefused, Supe
 from moorage.worker.supervisor.journal import Journal, Running, Starting, read_journal
 from moorage.worker.supervisor.protocol import JOURNAL_NAME, PROTOCOL, EndMember, Hello, StartMember
 from moorage.worker.supervisor.state_folder import state_mark
+from tests.waiting import until
 from tests.worker.supervisor_rig import Rig, lives, poll, rig_at, run, sh
 
-WAIT_TURNS = 1000
+WAIT_TURNS = 3000
 ALIKE = {"MOORAGE_TENANT": f"alike-{os.getpid()}", "MOORAGE_JOB": "a", "MOORAGE_FENCE": "7", "PATH": "/usr/bin:/bin"}
 
 
@@ -141,8 +142,12 @@ def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path: Path
         assert lives(pid), "it has a member"
         again = await Supervised.connect(tmp_path, spawn_if_absent=False)
         listed = await again.list()
-        assert [event.key for event in listed.running] + [event.key for event in listed.ended]
-        assert "a" in {event.key for event in listed.ended}
+        assert "b" in {event.key for event in listed.running}
+
+        async def has_ended() -> bool:
+            return "a" in {event.key for event in (await again.list()).ended}
+
+        await until(has_ended, what="the end of a")
         await again.end([EndMember(key="b", grace_s=0.0)])
         await asyncio.sleep(0.5)
         assert lives(pid), "it has an agent"
@@ -281,7 +286,7 @@ def test_a_notice_is_the_checkpoint_signal_then_the_ask_to_end(tmp_path: Path) -
         async with rig_at(tmp_path / "state") as rig:
             await rig.client.start([sh("a", SAVES, checkpoint_signal="SIGUSR1", checkpoint_before_s=60.0)])
             await rig.line("a")
-            await rig.client.end([EndMember(key="a", grace_s=5.0, why="drained", notice_s=2.0)])
+            await rig.client.end([EndMember(key="a", grace_s=60.0, why="drained", notice_s=2.0)])
             assert (await rig.line("a", 2))[1] == "saved"
             ended = await rig.ended("a")
             assert (ended.reason, ended.why, ended.exit_code) == ("end", "drained", 0)

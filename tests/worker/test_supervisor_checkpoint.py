@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from moorage.worker.supervisor.checkpoint import AGAIN_S
+from moorage.worker.supervisor.protocol import EndMember
 from tests.worker.supervisor_rig import Rig, arguments_of, poll, sh, with_rig
 
 
@@ -22,7 +23,7 @@ def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
 def test_a_checkpoint_signal_comes_before_the_timeout(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
         script = "trap 'echo saved' USR1; trap 'echo ending; exit 0' TERM; while :; do sleep 0.01; done"
-        member = sh("j", script, timeout_s=3.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=2.5)
+        member = sh("j", script, timeout_s=5.0, grace_s=60.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=4.5)
         ended = await rig.run(member)
         assert (ended.reason, ended.exit_code, ended.signal) == ("timeout", 0, None)
         assert rig.text("j").split() == ["saved", "ending"]
@@ -42,7 +43,7 @@ def test_a_checkpoint_signal_waits_until_somebody_takes_it_and_comes_once(
             "while [ ! -e stop ]; do sleep 0.01; done; exit 3"
         )
         member = sh(
-            "j", script, cwd=str(tmp_path), timeout_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0
+            "j", script, cwd=str(tmp_path), ends_in_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0
         )
         await rig.client.start([member])
         await rig.line("j")
@@ -70,17 +71,17 @@ def test_a_checkpoint_signal_goes_to_the_topmost_that_take_it_and_kills_nobody(
         program = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: print('helper', flush=True)); "
         program += "open('helper-up', 'w'); time.sleep(600)"
         helper = f"{sys.executable} -c {shlex.quote(program)} & "
-        rank = "while [ ! -e helper-up ]; do sleep 0.01; done; trap 'echo saved $N' USR1; "
+        rank = "while [ ! -e helper-up ]; do sleep 0.01; done; trap 'echo saved $N' USR1; echo up; "
         rank += "while [ ! -e stop ]; do sleep 0.01; done"
         script = f"N=1 /bin/sh -c {shlex.quote(helper + rank)} & N=2 /bin/sh -c {shlex.quote(rank)} & wait; exit 5"
-        member = sh(
-            "j", script, cwd=str(tmp_path), ends_in_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=597.0
-        )
+        member = sh("j", script, cwd=str(tmp_path), checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0)
         await rig.client.start([member])
+        await rig.line("j", 2)  # both take it
+        await rig.client.end([EndMember(key="j", grace_s=600.0, notice_s=600.0)])
         await poll(lambda: rig.text("j").count("saved") == 2)
         (tmp_path / "stop").touch()
         ended = await rig.ended("j")
-        assert (ended.reason, ended.exit_code) == ("exit", 5)
-        assert sorted(rig.text("j").split()) == ["1", "2", "saved", "saved"]
+        assert (ended.reason, ended.exit_code) == ("end", 5)
+        assert sorted(rig.text("j").split()) == ["1", "2", "saved", "saved", "up", "up"]
 
     with_rig(tmp_path, arguments, scenario)

@@ -149,10 +149,10 @@ async def test_an_agent_without_a_free_descriptor_finds_a_supervisor_once_it_has
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
             try:
                 first.kill()
-                await until(lambda: len(caplog.messages) >= 2, deadline_s=20, what="what it says of it")
+                await until(lambda: len(caplog.messages) >= 2, deadline_s=60, what="what it says of it")
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            await until(lambda: told.lists, deadline_s=20, what="the next supervisor's list")
+            await until(lambda: told.lists, deadline_s=60, what="the next supervisor's list")
             assert "Too many open files" in caplog.text
             assert not [record for record in caplog.records if record.exc_info]
         finally:

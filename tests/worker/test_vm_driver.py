@@ -168,7 +168,6 @@ def _has(kind: type) -> Callable[[list[DriverEvent]], object]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
 async def test_a_guest_that_is_switched_off_is_a_loss_and_has_no_code(tmp_path: Path) -> None:
     own = VmSettings(kernel=kernel(), initramfs=make_initramfs(tmp_path), boot=250.0)
@@ -177,7 +176,6 @@ async def test_a_guest_that_is_switched_off_is_a_loss_and_has_no_code(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
 async def test_a_guest_that_does_not_come_up_sends_the_job_elsewhere_with_its_last_words(tmp_path: Path) -> None:
     image = make_initramfs(tmp_path, boot="echo no ports here > /dev/console; exec poweroff -f\n")

@@ -17,8 +17,8 @@ from tests.workloads.many import Passed
 from tests.workloads.plan import THEMES, Step, made
 from tests.workloads.world import World
 
-OFTEN: Final = 30
-MORE: Final = 120
+OFTEN: Final = 15
+MORE: Final = 135
 
 
 @pytest.mark.parametrize("seed", seeds(OFTEN, MORE))

@@ -1,0 +1,66 @@
+"""Which tests run in one process, since they share what is made for them, and which of these groups begin first.
+
+xdist has marks for this, which it writes into a test's id; pytest 9.2 keeps ids where xdist 3.8 does not look, and all
+tests were spread. So the groups are made of the ids here.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+#: what begins last is what a run waits for at its end: these take longest, by how the names of the groups begin
+LONGEST: Final = (
+    "tests/chaos/", "tests/worker/test_conformance.py", "tests/worker/test_podman_driver.py", "containers of",
+    "tests/worker/test_docker_driver.py", "node of", "tests/docs/", "tests/live/test_backup.py", "tests/cli/test_up.py",
+    "tests/fuzz/", "tests/sim/", "tests/tidy/",
+)  # fmt: skip
+#: tests here need nothing of each other, but for those of a file that runs them on one stack
+SPREAD: Final = ("tests/live/", "tests/deploy/")
+OF_ONE_STACK: Final = ("tests/live/test_bad_input_table.py",)
+
+
+@cache
+def _has_node(file: str) -> bool:
+    return "node: Node" in (ROOT / file).read_text()
+
+
+def group_of(nodeid: str) -> str:
+    """Return the name of a test's group: of its class or file, or of those that share a node, an image or a parse."""
+    file, _, name = nodeid.partition("::")
+    folder = file.rpartition("/")[0]
+    if "[container" in name:
+        return f"containers of {folder}"
+    if folder == "tests/tidy":
+        return "tests/tidy/"
+    if _has_node(file):
+        return f"node of {folder}"
+    if file.startswith(SPREAD) and file not in OF_ONE_STACK:
+        return nodeid
+    kind, _, method = name.partition("::")
+    return f"{file}::{kind}" if method else file
+
+
+def put_longest_first(items: list[pytest.Item]) -> None:
+    """Order the tests by group: first the groups that take longest, then those with the most tests."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item.nodeid), []).append(item)
+
+    def begins(group: str) -> tuple[int, int]:
+        rank = next((at for at, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
+        return rank, -len(groups[group])
+
+    items[:] = [item for group in sorted(groups, key=begins) for item in groups[group]]
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Give each process one group after the other, in their order (`--no-loadscope-reorder`)."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
