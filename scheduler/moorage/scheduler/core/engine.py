@@ -214,16 +214,6 @@ class Engine:
         return bool(urgent or self._hurry or (self._replan and not self.queue.is_empty))
 
     @property
-    def submitted(self) -> bool:
-        """Whether a submit waits for its record."""
-        return bool(self._pending.submits)
-
-    @property
-    def only_ends(self) -> bool:
-        """Whether the only urgent events are ends of a few members, and no job is waiting for their GPUs."""
-        return self._pending.only_ends and self.queue.is_empty
-
-    @property
     def waiting(self) -> int:
         """Events offered and not yet in a record."""
         return len(self._pending)
