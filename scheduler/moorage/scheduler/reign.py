@@ -58,11 +58,11 @@ class Reign:
         self._config = scheduler.config
         self._began_ms = began_ms
         self._began_time_ms = state.time_ms
-        given = (state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
-        recorder, explain = scheduler.recorder, self._explain_waiting
-        self.engine = (
-            ContainedEngine(*given, explain) if recorder is None else RecordedEngine(*given, recorder, explain)
-        )
+        begins = (
+            state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms(), self._explain_waiting
+        )  # fmt: skip
+        recorder = scheduler.recorder
+        self.engine = ContainedEngine(*begins) if recorder is None else RecordedEngine(recorder, *begins)
         self.queue_reader = QueueReader(
             scheduler.world_js,
             scheduler.subjects,

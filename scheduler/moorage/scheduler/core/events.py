@@ -29,6 +29,17 @@ class Batch:
         self.missing = size
         self.answers: list[Any] = [None] * size
 
+    def decide(self, position: int, answer: Any) -> bool:
+        """Keep the answer to one of its requests. Return whether all are decided, so that it is to be answered."""
+        self.answers[position] = answer
+        self.missing -= 1
+        return self.missing == 0
+
+    def take_back(self, position: int) -> None:
+        """The record with this decision is not written."""
+        self.answers[position] = None
+        self.missing += 1
+
 
 class Submit(msgspec.Struct, eq=False, gc=False):
     """One request. `sequence` is its place in the durable queue, 0 from the endpoint.
@@ -54,10 +65,7 @@ class Submit(msgspec.Struct, eq=False, gc=False):
         batch = self.batch
         if batch is None:
             replies.append((answer, self.reply, self.json))
-            return
-        batch.answers[self.position] = answer
-        batch.missing -= 1
-        if batch.missing == 0:
+        elif batch.decide(self.position, answer):
             replies.append((batch.answers, batch.reply, batch.json))
 
 
