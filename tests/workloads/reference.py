@@ -63,8 +63,8 @@ class Room:
             host = world.drive.engine.fleet.hosts[num]
             shut |= slots_of(host.busy | host.sick)
             waiting = waiting or (host.waiting and not empty)
-        takes = [slot for slot in range(len(self.users)) if lent is None or slot in lent]
-        self.slots = [] if waiting else [slot for slot in takes if slot not in shut]
+        self.lent = [slot for slot in range(len(self.users)) if lent is None or slot in lent]
+        self.slots = [] if waiting else [slot for slot in self.lent if slot not in shut]
 
     def put(self, job: Job, request: Request, *, avoiding: bool = True) -> bool:
         """Put one replica there; False where it has no room."""
@@ -78,30 +78,35 @@ class Room:
         self.memory -= resources.memory_mib if resources else 0
         return True
 
-    def _choose(self, job: Job, request: Request, avoiding: bool) -> list[int] | None:
+    def may(self, job: Job, request: Request) -> bool:
+        """Whether the worker takes such jobs, and has the processors and the memory left, whatever of devices."""
         hello, gpu, resources = self.hello, request.effective_gpu, request.resources
         driver, rules = request.workload.driver, hello.get("drivers_for") or {}
         if driver not in hello["drivers"] or (rules and driver not in rules.get(job.tenant, rules.get("*", ()))):
-            return None
+            return False
         if any(hello["labels"].get(name) not in values for name, values in request.requires.items()):
-            return None
+            return False
         if resources and hello["cpu_milli"] and resources.cpu_milli and resources.cpu_milli > self.cpu:
-            return None
+            return False
         if resources and hello["memory_mib"] and resources.memory_mib and resources.memory_mib > self.memory:
+            return False
+        return gpu is None or (gpu.effective_sharing in hello["modes"] and keeps_to_parts(hello, request))
+
+    def _choose(self, job: Job, request: Request, avoiding: bool) -> list[int] | None:
+        if not self.may(job, request):
             return None
+        gpu = request.effective_gpu
         if gpu is None:  # it avoids none but workers that refused it
             return None if avoiding and self.worker.num in dict(job.avoid) else []
-        if gpu.effective_sharing not in hello["modes"] or not keeps_to_parts(hello, request):
-            return None
         avoid = slots_of(dict(job.avoid).get(self.worker.num, 0)) if avoiding else set()
-        found = [slot for slot in self.slots if slot not in avoid and self._takes(slot, request)]
+        found = [slot for slot in self.slots if slot not in avoid and self.takes(slot, request)]
         if request.device_ids:
-            exact = self._named(request)
+            exact = self.named(request)
             return exact if exact and set(exact) <= set(found) else None
         found.sort(key=lambda slot: -len(self.users[slot]))
         return found[: gpu.count] if len(found) >= gpu.count else None
 
-    def _named(self, request: Request) -> list[int]:
+    def named(self, request: Request) -> list[int]:
         """The devices that a request names, each another one; empty where the worker does not have them.
 
         Of several that have a name it is always the same one, also while that is taken.
@@ -117,7 +122,7 @@ class Room:
             taken.append(left[0])
         return taken
 
-    def _takes(self, slot: int, request: Request) -> bool:
+    def takes(self, slot: int, request: Request) -> bool:
         """Whether a device takes one more that asks so."""
         device, users, gpu = self.hello["gpu_pool"][slot], self.users[slot], request.effective_gpu
         assert gpu is not None

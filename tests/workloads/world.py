@@ -20,7 +20,7 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell
 from tests.scheduler.honest_worker import Worker
-from tests.workloads import reference, told, victims
+from tests.workloads import placed, reference, told, victims
 from tests.workloads.plan import MEMORY_OF, PROFILES, VENDOR_OF, Plan, address
 from tests.workloads.record import Record
 from tests.workloads.tables import Tables, small_bounds
@@ -144,6 +144,7 @@ class World:
         self._answers()
         self._events()
         self.records += 1
+        placed.confirm(self)
         victims.confirm(self)
         self._look_at_tables()
 
