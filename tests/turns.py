@@ -35,9 +35,12 @@ def turns(cases: Sequence[Any], often: int, more: int | None = None) -> list[Any
     return [*today_s[:often], *(pytest.param(case, marks=pytest.mark.slow) for case in rest)]
 
 
-def seeds(often: int, more: int) -> list[Any]:
-    """Today's seeds: `often` for `make test`, then `more` for `make test-all`. Tomorrow's are the next ones."""
+def seeds(often: int, more: int, start: int = 0) -> list[Any]:
+    """Today's seeds: `often` for `make test`, then `more` for `make test-all`. Tomorrow's are the next ones.
+
+    They are `SEEDS` numbers from `start` on.
+    """
     first = today() * (often + more)
     more *= 3 if ALL in os.environ else 1
-    chosen = [(first + number) % SEEDS for number in range(often + more)]
+    chosen = [start + (first + number) % SEEDS for number in range(often + more)]
     return [*chosen[:often], *(pytest.param(seed, marks=pytest.mark.slow) for seed in chosen[often:])]

@@ -48,7 +48,7 @@ class Classic(Pack):
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         return []  # another choice than Pack's: each replica is chosen for itself
 
-    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         table = self._table
         if table is None or table.fleet is not fleet:
             table = self._table = HostTable(fleet)
@@ -60,11 +60,11 @@ class Classic(Pack):
         if shape.mode > EXCLUSIVE:
             fits = _least_room(ask, table, rows, cells) != NO_ROOM
             rows, cells = rows[fits], cells[:, fits]
-        if barred:
-            may = [table.nums[row] not in barred for row in rows.tolist()]
+        if excluded:
+            may = [table.nums[row] not in excluded for row in rows.tolist()]
             rows, cells = rows[may], cells[:, may]
         if not len(rows):
-            return None if ask.is_exact(table) else super().choose(fleet, shape, avoid, barred)
+            return None if ask.is_exact(table) else super().choose(fleet, shape, avoid, excluded)
         keys = (ask.ranks[cells[CLASS]] << 10) - self.scores(table, ask, rows, cells)
         if avoid:
             keys += np.array([avoid.get(table.nums[row], 0) for row in rows.tolist()], np.int64) << 16
@@ -80,7 +80,7 @@ class Classic(Pack):
         slot = self.slot_of(table, ask, row) if shape.count == 1 else -1
         if slot >= 0 and _takes(host, slot, shape):
             return Choice(host, 1 << slot, host.open.bit_count())
-        return super().choose(fleet, shape, avoid, barred)
+        return super().choose(fleet, shape, avoid, excluded)
 
     def _ask(self, table: HostTable, shape: Shape) -> Ask:
         ask = self._asks.get(shape)
@@ -226,8 +226,8 @@ class GpuClustering(Classic):
         super().__init__()
         self._kinds_on: dict[int, set[int]] = {}  # worker number -> `_kind_of` of what was placed there
 
-    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
-        choice = super().choose(fleet, shape, avoid, barred)
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
+        choice = super().choose(fleet, shape, avoid, excluded)
         if choice is not None and shape.mode != NO_GPU:
             self._kinds_on.setdefault(choice.host.worker.num, set()).add(_kind_of(shape))
         return choice

@@ -75,4 +75,4 @@ def test_a_recipe_names_what_its_precedent_touches(title: str, found: set[str]) 
 
 
 def test_the_map_stays_short() -> None:
-    assert len(PAGE.splitlines()) <= 210
+    assert len(PAGE.splitlines()) <= 220

@@ -47,6 +47,8 @@ from moorage.schemas.subjects import Subjects
 from tests.scheduler.honest_worker import Worker, devices
 
 SUBJECTS: Final = Subjects()
+#: after how long a job is overdue, by the setting's default
+PATIENCE_MS: Final = int(Config().reserve_after * 1000)
 H100: Final = "NVIDIA H100 80GB HBM3"
 _decode_wanted: Final = Decoder[Wanted](Wanted)
 

@@ -12,8 +12,7 @@ from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queue.queue import entry
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
-from tests.scheduler.driving import Driving
+from tests.scheduler.driving import PATIENCE_MS, Driving
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

@@ -9,9 +9,8 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.schedule import reserve, runtime, soonest
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.core.schedule.runtime import FREED_MS
-from tests.scheduler.driving import Driving
+from tests.scheduler.driving import PATIENCE_MS, Driving
 from tests.turns import turns
 
 
@@ -398,7 +397,7 @@ def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> 
     drive.settle()
     drive.submit("too-long", gpu={"count": 2}, run=limited(400))  # over before the drain, after the reservation
     drive.submit("excluded", gpu={"count": 2}, run=unbound)  # surely over in time, but it has no limit of its own
-    assert drive.engine.planner.order.excluded_by_limits(drive.job("excluded").num, drive.state.time_ms)
+    assert drive.engine.planner.order.left_too_soon_of(drive.job("excluded").num, drive.state.time_ms)
     drive.submit("short", gpu={"count": 2}, run=limited(60))
     drive.tick()
     assert [drive.states(name)[0] for name in ("too-long", "excluded", "short")] == ["QUEUED", "QUEUED", "PLACED"]

@@ -144,9 +144,9 @@ def test_what_fits_is_placed_and_nothing_else(name: str, seed: int) -> None:
     for _ in range(150):
         shape = chance.choice(kinds)
         ranker.arrived(shape, 1)
-        barred = frozenset(chance.sample(range(8), chance.choice((0, 2))))
-        choice = ranker.choose(fleet, shape, {}, barred)
-        assert (choice is None) == (Pack().choose(fleet, shape, {}, barred) is None)
+        excluded = frozenset(chance.sample(range(8), chance.choice((0, 2))))
+        choice = ranker.choose(fleet, shape, {}, excluded)
+        assert (choice is None) == (Pack().choose(fleet, shape, {}, excluded) is None)
         if choice is not None:
             assert fits(choice, shape)
             fleet.take(choice.host, shape, choice.mask)

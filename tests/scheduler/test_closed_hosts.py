@@ -8,8 +8,8 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queue.queue import REPLICA_BITS
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS
-from tests.scheduler.driving import Driving
+from moorage.scheduler.core.schedule.reserve import SHORT_MS
+from tests.scheduler.driving import PATIENCE_MS, Driving
 
 GANG = {"scheduling": "gang"}
 DAY_S = 86_400

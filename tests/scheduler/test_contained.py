@@ -37,7 +37,7 @@ class Contained(Driving):
         super().__init__(config)
 
     def make_engine(self, state: State) -> RecordedEngine:
-        return RecordedEngine(state, self.config, SUBJECTS, 7 + state.epoch, self.now, self._recorder)
+        return RecordedEngine(self._recorder, state, self.config, SUBJECTS, 7 + state.epoch, self.now, None)
 
     @property
     def contained(self) -> ContainedEngine:

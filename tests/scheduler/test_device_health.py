@@ -11,10 +11,9 @@ from moorage.scheduler.core.ledger.acts import Health
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.core.state import State
 from moorage.schemas.frames import End, Unwell
-from tests.scheduler.driving import Driving
+from tests.scheduler.driving import PATIENCE_MS, Driving
 
 FAILED = Unwell(0, "xid", "Xid 79: the GPU has fallen off the bus", True)
 PROBATION = Unwell(0, "probation", "after Xid 79: the GPU has fallen off the bus")

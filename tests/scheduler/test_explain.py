@@ -9,10 +9,9 @@ import pytest
 from moorage.scheduler.core.queries import view as view_module
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.queries.waiting import explain_job
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.schemas.frames import Renew
 from moorage.schemas.reasons import REASONS
-from tests.scheduler.driving import Driving
+from tests.scheduler.driving import PATIENCE_MS, Driving
 
 
 def why(drive: Driving, job: str) -> dict[str, Any]:

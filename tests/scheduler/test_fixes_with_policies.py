@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.whatif.fixes import FIXES_MAX
-from tests.scheduler.driving import H100, Driving
+from tests.scheduler.driving import H100, PATIENCE_MS, Driving
 
 L40S, A100 = "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"
 MEMORY = {H100: 81_559, L40S: 46_068, A100: 40_960}

@@ -32,9 +32,9 @@ class Counted(Pack):
 
     asked = 0
 
-    def _best_fit(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+    def _best_fit(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
         self.asked += 1
-        return super()._best_fit(fleet, shape, barred)
+        return super()._best_fit(fleet, shape, excluded)
 
 
 class OneByOne(Counted):

@@ -8,11 +8,10 @@ import pytest
 
 from moorage.scheduler.core.queue.order import by_priority
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import NOT_PERMITTED
-from tests.scheduler.driving import Driving
+from tests.scheduler.driving import PATIENCE_MS, Driving
 
 WHY = NOT_PERMITTED + "tenant t may not have the driver noop on this worker"
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from moorage.scheduler.core.queue.order import by_priority
 from moorage.scheduler.core.queue.queue import Queue, entry
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS
 from moorage.scheduler.core.shape import SHAPES_MAX, Shape, Shapes, shape_key
 from moorage.schemas.job import Request, Run
-from tests.scheduler.driving import Driving
+from tests.scheduler.driving import PATIENCE_MS, Driving
 
 LIMITED = {"driver": "noop", "timeout_s": 86_400}
 
@@ -341,7 +340,7 @@ def test_an_infeasible_elder_does_not_hide_who_could_be_helped() -> None:
 
 
 def test_an_elder_of_the_same_line_does_not_wedge_the_reservation() -> None:
-    """A retry returns in front of the job that has the reservation, asks alike, and must not be barred from it."""
+    """A retry returns in front of the job that has the reservation, asks alike, and must not be excluded from it."""
     drive = Driving()
     drive.worker("w0", 8)
     drive.submit("elder", gpu={"count": 8}, retries=1, run=LIMITED)

@@ -86,7 +86,7 @@ def fits(choice: Choice, shape: Shape) -> bool:
 
 @pytest.mark.parametrize("seed", turns(range(25), often=2, more=8))
 def test_kept_scores_choose_what_a_full_scan_chooses(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A random life of a fleet: arrivals, ends, hosts that come, go and fall ill, barred hosts and spread.
+    """A random life of a fleet: arrivals, ends, hosts that come, go and fall ill, excluded hosts and spread.
 
     Of some seeds all hosts have devices of one kind and all share in one mode.
     """
@@ -115,21 +115,21 @@ def test_kept_scores_choose_what_a_full_scan_chooses(seed: int, monkeypatch: pyt
         join(num)
     for _ in range(400):
         shape = chance.choice(kinds)
-        barred = frozenset(chance.sample(range(14), chance.choice((0, 0, 3))))
+        excluded = frozenset(chance.sample(range(14), chance.choice((0, 0, 3))))
         avoid = dict.fromkeys(chance.sample(range(14), chance.choice((0, 0, 4))), 1)
         choices = []
         for ranker, fleet in zip(rankers, fleets, strict=True):
             ranker.arrived(shape, 1)
-            choices.append(ranker.choose(fleet, shape, avoid, barred))
+            choices.append(ranker.choose(fleet, shape, avoid, excluded))
         rankers[1]._scores.clear()
         first, second = choices
         assert (first and (first.host.worker.num, first.mask)) == (second and (second.host.worker.num, second.mask))
-        pack = Pack().choose(fleets[0], shape, avoid, barred)
+        pack = Pack().choose(fleets[0], shape, avoid, excluded)
         assert (first is None) == (pack is None)  # nothing that fits is missed
         if first is not None:
             num, mask = first.host.worker.num, first.mask
             assert fits(first, shape)
-            assert num not in barred
+            assert num not in excluded
             for fleet in fleets:
                 fleet.take(fleet.hosts[num], shape, mask)
             members.append((num, shape, mask))

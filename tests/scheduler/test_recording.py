@@ -23,7 +23,9 @@ def recorded(path: Path, config: Config | None = None) -> Driving:
     recorder = Recorder(path)
 
     def lead() -> None:
-        drive.engine = RecordedEngine(drive.state, drive.config, SUBJECTS, drive.engine.leader, drive.now, recorder)
+        drive.engine = RecordedEngine(
+            recorder, drive.state, drive.config, SUBJECTS, drive.engine.leader, drive.now, None
+        )
 
     lead()
     drive.worker("w0", 2)
@@ -61,7 +63,8 @@ def test_every_decision_comes_out_byte_for_byte(tmp_path: Path) -> None:
 
 def test_an_order_to_raise_the_level_is_decided_by_the_levels_that_were_announced_then(tmp_path: Path) -> None:
     drive, recorder = Driving(level=1), Recorder(tmp_path / "leader.rec")
-    drive.engine = RecordedEngine(drive.state, drive.config, SUBJECTS, drive.engine.leader, drive.now, recorder)
+    begins = drive.state, drive.config, SUBJECTS, drive.engine.leader, drive.now, None
+    drive.engine = RecordedEngine(recorder, *begins)
     act = act_of("feature-level", {"level": FORMAT, "by": "ana"})
     drive.engine.offer(Order("feature-level", act, "raise", True, {"me": FORMAT}))
     drive.tick()
@@ -135,7 +138,7 @@ def test_a_recording_does_not_say_which_code_is_loaded(tmp_path: Path, monkeypat
 def test_a_recording_of_a_ranker_that_moved_out_says_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "leader.rec"
     drive, recorder = Driving(), Recorder(path)
-    RecordedEngine(drive.state, Config(ranker="fgd"), SUBJECTS, drive.engine.leader, drive.now, recorder)
+    RecordedEngine(recorder, drive.state, Config(ranker="fgd"), SUBJECTS, drive.engine.leader, drive.now, None)
     recorder.close()
     with pytest.raises(CannotReplay, match=r"'fgd', which moved out of moorage: it is bench\.placement\.classic:Fgd"):
         list(replay(path))

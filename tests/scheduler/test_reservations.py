@@ -12,11 +12,11 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.schedule.reserve import PATIENCE_MS, SHORT_MS, Reservation
+from moorage.scheduler.core.schedule.reserve import SHORT_MS, Reservation
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.soonest import soonest
 from moorage.scheduler.core.shape import Shape
-from tests.scheduler.driving import Driving
+from tests.scheduler.driving import PATIENCE_MS, Driving
 
 #: hosts are reserved only where the ends of what runs are known
 ENDS_SOME_TIME = {"driver": "noop", "timeout_s": 86_400}

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.scheduler.core.config import CLUSTER, Config
+from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.core.ledger.acts import Gone
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle import sessions
@@ -480,7 +480,7 @@ def test_a_renewal_older_than_its_facts_proves_nothing_missing() -> None:
     assert not any(frame.end for frame in drive.wanted)
 
 
-@pytest.mark.parametrize("config", [Config(), CLUSTER])
+@pytest.mark.parametrize("config", [Config(), msgspec.structs.replace(Config(), **CLUSTER_DEFAULTS)])
 def test_loss_is_lease_and_grace_and_margin_after_the_last_answer(config: Config) -> None:
     drive = Driving(config)
     drive.worker("w0")

@@ -116,9 +116,9 @@ def test_a_jobs_end_is_no_look_at_the_fleet_for_whoever_it_does_not_help(monkeyp
     looked: list[Shape] = []
     choose = drive.engine.planner.placing.ranker.choose
 
-    def counted(fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+    def counted(fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         looked.append(shape)
-        return choose(fleet, shape, avoid, barred)
+        return choose(fleet, shape, avoid, excluded)
 
     monkeypatch.setattr(drive.engine.planner.placing.ranker, "choose", counted)
     first = next(key for key in drive.workers["w0"].held if key[2] == 0)

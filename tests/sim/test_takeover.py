@@ -6,13 +6,16 @@ import asyncio
 import json
 from typing import Final, cast
 
+import msgspec
+
 from moorage.bus.connection import Connection
 from moorage.bus.simulated.bus import SERVER, FaultyNetwork, SimulatedBus, SimulatedClock
-from moorage.scheduler.core.config import CLUSTER
+from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import Subjects
 from tests.waiting import until
 
+CLUSTER: Final = msgspec.structs.replace(Config(), **CLUSTER_DEFAULTS)
 SUBJECTS: Final = Subjects("t")
 #: how long no server leads the ledger's stream
 GAP_S: Final = 3.0

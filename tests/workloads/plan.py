@@ -24,6 +24,16 @@ MEMORY_OF: Final = {H100: 81_559, L40S: 46_068, A10: 23_028, A100: 81_920, T4: 1
 #: models that are asked for; nobody has the last three
 ASKED: Final = (None, None, None, "H100", "L40S", "=A10", "A10", ["A100", "T4"], "mi300", "B300", "GH200", ["X", "Y9"])
 TENANTS: Final = ("t", "t", "u", "v")
+#: profiles of MIG slices, with their memory; no worker has the last one
+PROFILES: Final = {"1g.10gb": 9_728, "1g.12gb": 11_264, "3g.40gb": 40_192, "7g.80gb": 80_896}
+#: how workers keep jobs to their part of a device: by driver and sharing mode, as a hello tells it
+_GUARDED: Final = {"memory": "guarded", "compute": "advisory"}
+_HARD: Final = {"memory": "hard", "compute": "hard"}
+LEVELS: Final[tuple[dict[str, Any], ...]] = (
+    {"noop": {"enforced": {"mps": _GUARDED}}},
+    {"noop": {"enforced": {"mps": _HARD, "time-slice": _GUARDED}}, "process": {"enforced": {"mps": _GUARDED}}},
+    {"noop": {"gpu_enabled": False}, "process": {"enforced": {"exclusive": _GUARDED, "mps": _HARD}}},
+)
 #: why a worker refuses a placement; the first two are about the job, which then goes elsewhere
 REFUSALS: Final = (
     NOT_PERMITTED + "tenant t may not have this here",
@@ -71,6 +81,10 @@ class Draw:
     def chance(self, name: str) -> bool:
         return self.random.random() < self.odds.get(name, 0.0)
 
+    def may(self, name: str) -> bool:
+        """As `chance`, for a kind that came later: the seeds before `ADDED_FROM` draw nothing for it."""
+        return name in self.odds and self.chance(name)
+
     def add(self, step: str, /, **given: Any) -> None:
         self.steps.append(Step(step, given))
 
@@ -106,8 +120,18 @@ class Draw:
             spec["lent_slots"] = sorted(self.random.sample(range(count), self.random.randrange(1, count)))
         if count > 1 and self.chance("linked"):
             spec["numa"] = count // 2
+        self._describe(spec, count)
         self.workers += 1
         self.add("join", name=f"w{self.workers - 1}", spec=spec | fixed)
+
+    def _describe(self, spec: dict[str, Any], count: int) -> None:
+        """What a worker tells of its devices and drivers beside their number and models."""
+        if self.may("slices"):
+            spec["profiles"] = [self.pick("", *list(PROFILES)[:-1]) for _ in range(count)]
+        if self.may("capability"):
+            spec["computes"] = [self.pick("", "8.0", "8.6", "9.0") for _ in range(count)]
+        if self.may("levels"):
+            spec["capabilities"] = self.pick(*LEVELS)
 
     # ------------------------------------------------------------------------------------------------- the requests
 
@@ -135,7 +159,38 @@ class Draw:
             gpu["scheduling"] = "gang"
         elif self.chance("spread"):
             gpu["scheduling"] = "spread"
+        self._more_of(gpu)
         return gpu
+
+    def _more_of(self, gpu: dict[str, Any]) -> None:
+        if self.may("least capability"):
+            gpu["min_compute_capability"] = self.pick("7.5", "8.0", "8.6", "9.0", "12.0")
+        if "sharing" in gpu and self.may("prefer"):
+            gpu["prefer"] = self.pick("pack", "spread")
+        if self.may("enforce"):
+            share = gpu.get("share", {})
+            memory = self.pick("advisory", "guarded", "hard") if share.get("memory_mib") else None
+            compute = self.pick("advisory", "hard") if share.get("compute_percent", 100) < 100 else None
+            gpu["enforce"] = {"memory": memory, "compute": compute}
+            if "sharing" not in gpu:
+                gpu["enforce"] = {"memory": self.pick("guarded", "hard")}
+        if self.may("profile"):
+            for name in ("count", "sharing", "share", "prefer", "enforce", "time_slice_index"):
+                gpu.pop(name, None)
+            gpu["profile"] = self.pick(*PROFILES)
+
+    def ids(self) -> list[str]:
+        """Names of some devices: of one worker by uuid or address, or by their index on whatever worker."""
+        worker = self.random.randrange(max(1, self.workers))
+        slots = self.random.sample(range(self.pick(2, 4, 8)), self.pick(1, 1, 1, 2))
+        spelled: dict[str, Callable[[int], str]] = {
+            "uuid": lambda slot: f"gpu-OF-the-worker-w{worker}-{slot}",
+            "slice": lambda slot: f"MIG-of-the-worker-w{worker}-{slot}",
+            "address": lambda slot: address(f"w{worker}", slot),
+            "index": str,
+        }
+        first, then = (self.pick("uuid", "uuid", "slice", "address", "index", "index") for _ in range(2))
+        return [spelled[then if number else first](slot) for number, slot in enumerate(slots)]
 
     def request(self) -> dict[str, Any]:
         """The fields of a request, all but its id."""
@@ -167,6 +222,12 @@ class Draw:
             fields["on_no_match"] = "reject"
         if self.chance("keep"):
             fields["on_partition"] = "keep"
+        if gpu is not None and self.may("exact"):
+            ids = self.ids() if "profile" not in gpu else self.ids()[:1]
+            gpu |= {"count": len(ids)} if len(ids) > 1 or "count" in gpu else {}
+            if len(ids) > 1:
+                gpu.pop("time_slice_index", None)
+            fields["driver_config"] = {fields["run"]["driver"]: {"gpu_device_ids": ids}}
         return fields
 
     def submit(self, **fixed: Any) -> None:
@@ -279,6 +340,53 @@ THEMES: Final[dict[str, dict[str, float]]] = {
     "models nobody has": {"model": 0.9, "vendor": 0.3, "join late": 0.06, "batch": 0.5, "reject": 0.2},
     "ever new shapes": {},
 }  # fmt: skip
+#: seeds from here on draw themes of `ADDED`, with kinds that those before do not know; these stay as they were
+ADDED_FROM: Final = 100_000
+ADDED: Final[dict[str, dict[str, float]]] = {
+    "exact devices": {
+        "exact": 0.5, "many gpus": 0.4, "model": 0.05, "vendor": 0.02, "no gpu": 0.05, "submit": 0.65, "gang": 0.05,
+        "label": 0.05, "requires": 0.02, "join late": 0.05, "resources": 0.1,
+    },
+    "exact devices, preempted": {
+        "exact": 0.5, "many gpus": 0.1, "model": 0.05, "share": 0.05, "gang": 0.05, "priority": 1.0, "work": 0.1,
+        "trouble": 0.0, "no gpu": 0.05, "submit": 0.7, "order": 0.05, "refuse": 0.02,
+    },
+    "slices": {
+        "slices": 0.7, "profile": 0.4, "least memory": 0.5, "exact": 0.1, "model": 0.1, "submit": 0.65, "gang": 0.2,
+        "no gpu": 0.05, "large": 0.0,
+    },
+    "levels": {
+        "levels": 0.7, "enforce": 0.6, "share": 0.7, "part": 0.9, "few modes": 0.2, "other driver": 0.3, "model": 0.1,
+        "many gpus": 0.1, "no gpu": 0.1, "submit": 0.6,
+    },
+    "capability": {"capability": 0.8, "least capability": 0.6, "model": 0.3, "submit": 0.6, "least memory": 0.2},
+    "preferred": {
+        "share": 1.0, "prefer": 0.8, "no gpu": 0.0, "many gpus": 0.3, "gang": 0.2, "spread": 0.2, "submit": 0.7,
+        "model": 0.1, "few sharers": 0.4,
+    },
+    "gangs cut short": {
+        "gang": 0.9, "no gpu": 0.0, "model": 0.05, "share": 0.05, "operate": 0.45, "window": 0.5, "cancel": 0.2,
+        "refuse": 0.15, "obey": 0.6, "lead": 0.04, "trouble": 0.1, "limit of time": 0.6, "submit": 0.5, "work": 0.3,
+    },
+    "drains and reservations": {
+        "operate": 0.35, "window": 0.9, "batch": 0.6, "many gpus": 0.5, "limit of time": 1.0, "own limit of time": 0.5,
+        "refuse": 0.0, "model": 0.0, "vendor": 0.0, "share": 0.0, "gang": 0.2, "no gpu": 0.0, "priority": 0.1,
+        "work": 0.2, "trouble": 0.0, "order": 0.05, "few drivers": 0.0, "requires": 0.0, "resources": 0.0,
+        "other driver": 0.0,
+    },
+    "all of it": {
+        "exact": 0.15, "slices": 0.2, "profile": 0.1, "levels": 0.3, "enforce": 0.15, "capability": 0.4,
+        "least capability": 0.15, "prefer": 0.4, "share": 0.3, "operate": 0.12, "trouble": 0.12, "order": 0.12,
+    },
+}  # fmt: skip
+
+
+def address(worker: str, slot: int) -> str:
+    """Return the PCI address of a device of a generated worker."""
+    return f"0000:{int(worker[1:]) % 256:02x}:{slot:02x}.0"
+
+
+_PREEMPTED: Final = ("preemption", "exact devices, preempted")
 
 
 def _settings(draw: Draw, theme: str) -> dict[str, Any]:
@@ -290,15 +398,15 @@ def _settings(draw: Draw, theme: str) -> dict[str, Any]:
         "ranker": draw.pick(*["fragments"] * 6, "pack", "headroom"),
         "fair_share_half_life": draw.pick(10, 3_600),
     }
-    if theme == "preemption" or draw.random.random() < 0.15:
+    if theme in _PREEMPTED or draw.random.random() < 0.15:
         settings |= {
-            "preempt_priority": draw.pick(60, 80, 101) if theme != "preemption" else draw.pick(60, 80),
+            "preempt_priority": draw.pick(60, 80, 101) if theme not in _PREEMPTED else draw.pick(60, 80),
             "preempt_after": draw.pick(0.0, 0.05, 3.0),
             "reclaim": draw.pick(True, False),
         }
     if theme == "ever new shapes":
         settings |= {"order": "fair", "ranker": "fragments", "ended_max": 4}
-    if theme in ("backfill", "orders"):
+    if theme in ("backfill", "orders", "drains and reservations"):
         settings |= {"reserve_after": 1, "order": draw.pick("fair", "fair", "fair")}
     return settings
 
@@ -410,14 +518,15 @@ def _preemption(draw: Draw) -> None:
 
 _MAKERS: Final[dict[str, Callable[[Draw], None]]] = {
     "ever new shapes": _ever_new, "preemption": _preemption, "backfill": _crowded, "orders": _crowded,
+    "exact devices, preempted": _preemption, "drains and reservations": _crowded,
 }  # fmt: skip
 
 
 def made(seed: int) -> Plan:
     """The plan of a seed. Every case ends in rest, and then in the end of all its jobs."""
-    themes = list(THEMES)
-    theme = themes[seed % len(themes)]
-    draw = Draw(seed, _ALL | THEMES[theme])
+    kinds = THEMES if seed < ADDED_FROM else ADDED
+    theme = list(kinds)[seed % len(kinds)]
+    draw = Draw(seed, _ALL | kinds[theme])
     settings = _settings(draw, theme)
     _MAKERS.get(theme, _mixed)(draw)
     draw.add("rest")

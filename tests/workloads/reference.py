@@ -7,7 +7,7 @@ memory, nothing of the planner but the reservation, which it confirms as well. A
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from moorage.scheduler.core.state import Job, Member, Replica, State
 from moorage.schemas.codec import decode_request
@@ -15,6 +15,8 @@ from moorage.schemas.gpu import SHARERS_MAX, format_token, model_matches
 from moorage.schemas.job import STATES, Request
 from tests.workloads.record import Record
 
+#: how a job is kept to its part of a device, the weakest first
+LEVELS: Final = ("advisory", "guarded", "hard")
 #: the mode that a member's number stands for
 MODES: Final = ("", "exclusive", "mps", "time-slice")
 #: how long a job without a time limit must be able to run before a drain, see `lifecycle.windows`
@@ -61,8 +63,8 @@ class Room:
             host = world.drive.engine.fleet.hosts[num]
             shut |= slots_of(host.busy | host.sick)
             waiting = waiting or (host.waiting and not empty)
-        takes = [slot for slot in range(len(self.users)) if lent is None or slot in lent]
-        self.slots = [] if waiting else [slot for slot in takes if slot not in shut]
+        self.lent = [slot for slot in range(len(self.users)) if lent is None or slot in lent]
+        self.slots = [] if waiting else [slot for slot in self.lent if slot not in shut]
 
     def put(self, job: Job, request: Request, *, avoiding: bool = True) -> bool:
         """Put one replica there; False where it has no room."""
@@ -76,39 +78,57 @@ class Room:
         self.memory -= resources.memory_mib if resources else 0
         return True
 
-    def _choose(self, job: Job, request: Request, avoiding: bool) -> list[int] | None:
+    def may(self, job: Job, request: Request) -> bool:
+        """Whether the worker takes such jobs, and has the processors and the memory left, whatever of devices."""
         hello, gpu, resources = self.hello, request.effective_gpu, request.resources
         driver, rules = request.workload.driver, hello.get("drivers_for") or {}
         if driver not in hello["drivers"] or (rules and driver not in rules.get(job.tenant, rules.get("*", ()))):
-            return None
+            return False
         if any(hello["labels"].get(name) not in values for name, values in request.requires.items()):
-            return None
+            return False
         if resources and hello["cpu_milli"] and resources.cpu_milli and resources.cpu_milli > self.cpu:
-            return None
+            return False
         if resources and hello["memory_mib"] and resources.memory_mib and resources.memory_mib > self.memory:
+            return False
+        return gpu is None or (gpu.effective_sharing in hello["modes"] and keeps_to_parts(hello, request))
+
+    def _choose(self, job: Job, request: Request, avoiding: bool) -> list[int] | None:
+        if not self.may(job, request):
             return None
+        gpu = request.effective_gpu
         if gpu is None:  # it avoids none but workers that refused it
             return None if avoiding and self.worker.num in dict(job.avoid) else []
-        if gpu.effective_sharing not in hello["modes"]:
-            return None
         avoid = slots_of(dict(job.avoid).get(self.worker.num, 0)) if avoiding else set()
-        found = [slot for slot in self.slots if slot not in avoid and self._takes(slot, request)]
+        found = [slot for slot in self.slots if slot not in avoid and self.takes(slot, request)]
+        if request.device_ids:
+            exact = self.named(request)
+            return exact if exact and set(exact) <= set(found) else None
         found.sort(key=lambda slot: -len(self.users[slot]))
         return found[: gpu.count] if len(found) >= gpu.count else None
 
-    def _takes(self, slot: int, request: Request) -> bool:
+    def named(self, request: Request) -> list[int]:
+        """The devices that a request names, each another one; empty where the worker does not have them.
+
+        Of several that have a name it is always the same one, also while that is taken.
+        """
+        pool = self.hello["gpu_pool"]
+        answering = [slot for slot, device in enumerate(pool) if answers(device, request)]
+        choices = [[slot for slot in answering if one in names(pool[slot])] for one in request.device_ids]
+        taken: list[int] = []
+        for slots in sorted(choices, key=len):
+            left = [slot for slot in slots if slot not in taken]
+            if not left:
+                return []
+            taken.append(left[0])
+        return taken
+
+    def takes(self, slot: int, request: Request) -> bool:
         """Whether a device takes one more that asks so."""
         device, users, gpu = self.hello["gpu_pool"][slot], self.users[slot], request.effective_gpu
         assert gpu is not None
         mib, percent = share_of(gpu)
         memory, mode = device.get("memory_mib", 0), gpu.effective_sharing
-        if gpu.effective_vendor not in ("", device["vendor"].lower()):
-            return False
-        if gpu.models and not any(model_matches(model, device["name"]) for model in gpu.models):
-            return False
-        if memory < (gpu.min_memory_mib or 0) or memory < mib:
-            return False
-        if gpu.time_slice_index is not None and gpu.time_slice_index != device["index"]:
+        if not answers(device, request):
             return False
         if mode == "exclusive":
             return not users
@@ -118,6 +138,61 @@ class Room:
         if percent and sum(user[2] for user in users) + percent > 100:
             return False
         return not mib or sum(user[1] for user in users) + mib <= memory
+
+
+def answers(device: dict[str, Any], request: Request) -> bool:
+    """Whether a device is one that a request asks for, whatever runs there."""
+    gpu = request.effective_gpu
+    assert gpu is not None
+    if gpu.effective_vendor not in ("", device["vendor"].lower()):
+        return False
+    if gpu.models and not any(model_matches(model, device["name"]) for model in gpu.models):
+        return False
+    if device.get("memory_mib", 0) < max(gpu.min_memory_mib or 0, share_of(gpu)[0]):
+        return False
+    least = gpu.min_compute_capability
+    if least is not None and tuple(map(int, (device.get("compute") or "0.0").split("."))) < tuple(
+        map(int, least.split("."))
+    ):
+        return False
+    profile = device.get("profile", "")
+    if gpu.profile is not None and profile != gpu.profile:
+        return False
+    if profile and gpu.profile is None:  # a slice answers who asks for nothing but memory
+        whole = gpu.count > 1 or gpu.effective_sharing != "exclusive" or gpu.models
+        if whole or not gpu.min_memory_mib:
+            return False
+    return gpu.time_slice_index is None or gpu.time_slice_index == device["index"]
+
+
+def names(device: dict[str, Any]) -> tuple[str, ...]:
+    """The names by which a request may ask for a device; a uuid's letter case does not count."""
+    kind, _, rest = device["uuid"].partition("-")
+    return str(device["index"]), f"{kind}-{rest.lower()}", device.get("pci", "")
+
+
+def keeps_to_parts(hello: dict[str, Any], request: Request) -> bool:
+    """Whether the worker gives GPUs to jobs of the request's driver, and keeps them to their parts as it asks."""
+    gpu, driver = request.effective_gpu, request.workload.driver
+    assert gpu is not None
+    told = (hello.get("capabilities") or {}).get(driver, {})
+    if not told.get("gpu_enabled", True):
+        return False
+    if gpu.enforce is None:
+        return True
+    whole = "hard" if gpu.effective_sharing == "exclusive" else "advisory"
+    kept = told.get("enforced", {}).get(gpu.effective_sharing, {"memory": whole, "compute": whole})
+    asked = {"memory": gpu.enforce.memory, "compute": gpu.enforce.compute}
+    return all(LEVELS.index(kept.get(of, "advisory")) >= LEVELS.index(asked[of] or "advisory") for of in asked)
+
+
+def milli_of(request: Request) -> int:
+    """What one of its devices counts in the sums of GPU time, in thousandths: a sharer its part of the device."""
+    gpu = request.effective_gpu
+    if gpu is None or gpu.effective_sharing == "exclusive":
+        return 1000
+    percent = share_of(gpu)[1]
+    return max(10 * percent, 1000 // SHARERS_MAX[gpu.effective_sharing])
 
 
 def slots_of(mask: int) -> set[int]:
@@ -165,11 +240,11 @@ def waiting_in(state: State) -> list[Waiting]:
     return found
 
 
-def starts(world: World, who: Waiting, barred: Iterable[int], without: Iterable[Member] = ()) -> bool:
-    """Whether it could start now on open workers that are not `barred`, were the members `without` gone."""
+def starts(world: World, who: Waiting, excluded: Iterable[int], without: Iterable[Member] = ()) -> bool:
+    """Whether it could start now on open workers that are not `excluded`, were the members `without` gone."""
     left, gone = who.together, list(without)
     for num in open_workers(world):
-        if num in barred:
+        if num in excluded:
             continue
         room = Room(world, num, gone)
         while left and room.put(who.job, who.request):
@@ -252,14 +327,14 @@ def why(world: World, who: Waiting, every: list[Waiting]) -> str:
     if config.order == "fifo" and _is_behind(world, who, every):
         return "ahead"
     soon = left_too_soon(state, who)
-    taken, reserved = taken_back(world, who), _reserved(world, who)
+    taken, held_back = taken_back(world, who), reserved(world, who)
     if not starts(world, who, ()):
         return "no room"
     if not starts(world, who, soon):
         return "leaving"
     if not starts(world, who, soon | taken):
         return "taken back"
-    if not starts(world, who, soon | taken | reserved):
+    if not starts(world, who, soon | taken | held_back):
         return "reserved"
     return ""
 
@@ -310,7 +385,7 @@ def comes_before(world: World, other: Waiting, who: Waiting, every: list[Waiting
     return key(other) < key(who)
 
 
-def _reserved(world: World, who: Waiting) -> set[int]:
+def reserved(world: World, who: Waiting) -> set[int]:
     """The workers that the reservation closes to it; none where it is its own, or the reservation is void."""
     held = world.drive.engine.planner.reserving.reservation
     if held is None or _void(world) or (who.job.num, who.replica.index) == (held.item >> 10, held.item & 1023):

@@ -84,7 +84,7 @@ class Tables:
         todo: list[Any] = [self.engine]
         while todo:
             thing = todo.pop()
-            for name in _names(type(thing)):
+            for name in _names(thing):
                 value = getattr(thing, name, None)
                 if isinstance(value, CONTAINERS):
                     self.known.append((thing, name))
@@ -111,20 +111,11 @@ def _is_ours(value: Any, seen: set[int]) -> bool:
     return True
 
 
-_NAMES: Final[dict[type, tuple[str, ...]]] = {}
-
-
-def _names(kind: type) -> tuple[str, ...]:
-    """The fields of a class; of one without slots those that its `__init__` names."""
-    if kind not in _NAMES:
-        names: list[str] = []
-        for each in kind.__mro__:
-            slots = getattr(each, "__slots__", ())
-            names += [slots] if isinstance(slots, str) else list(slots)
-            made: Any = vars(each).get("__init__")
-            names += made.__code__.co_names if hasattr(made, "__code__") else ()
-        _NAMES[kind] = tuple(dict.fromkeys(name for name in names if name != "__weakref__"))
-    return _NAMES[kind]
+def _names(thing: object) -> list[str]:
+    """The fields of an object, with slots or without."""
+    slots = [getattr(each, "__slots__", ()) for each in type(thing).__mro__]
+    named = [name for each in slots for name in ([each] if isinstance(each, str) else each) if name != "__weakref__"]
+    return [*named, *getattr(thing, "__dict__", ())]
 
 
 def live(state: State) -> int:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from tests.turns import seeds
 from tests.workloads.__main__ import failure, shrink
 from tests.workloads.many import Passed
-from tests.workloads.plan import THEMES, Step, made
+from tests.workloads.plan import ADDED, ADDED_FROM, THEMES, Step, made
 from tests.workloads.world import World
 
-OFTEN: Final = 15
-MORE: Final = 135
+#: cases of `make test`, and further ones of `make test-all`: of the first themes, and of those that were added
+OFTEN, MORE = 10, 80
+ADDED_OFTEN, ADDED_MORE = 5, 40
 
 
-@pytest.mark.parametrize("seed", seeds(OFTEN, MORE))
+@pytest.mark.parametrize("seed", [*seeds(OFTEN, MORE), *seeds(ADDED_OFTEN, ADDED_MORE, ADDED_FROM)])
 def test_nothing_waits_that_could_start_and_no_table_grows(seed: int) -> None:
     found = failure(made(seed))
     assert not found, f"{found}\npython -m tests.workloads --seed {seed}"
@@ -67,6 +67,7 @@ def test_a_failing_case_is_shrunk_to_the_steps_that_matter() -> None:
 def test_a_plan_is_the_same_for_a_seed_and_every_theme_has_its_turn() -> None:
     assert made(17) == made(17)
     assert {made(seed).theme for seed in range(len(THEMES))} == set(THEMES)
+    assert {made(ADDED_FROM + seed).theme for seed in range(len(ADDED))} == set(ADDED)
 
 
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_the_reference_knows_no_earlier_than_the_scheduler_that_a_device_is_well
     """A worker says so with its next renewal: until then a job may end another one, though the device would do."""
     asked = {"gpu": {}, "run": {"driver": "noop"}}
     plan = made(0)._replace(
-        settings={"preempt_priority": 60, "preempt_after": 0.5, "order": "arrival", "reserve_after": 1},
+        settings={"preempt_priority": 60, "preempt_after": 0.5, "order": "fair", "reserve_after": 1},
         steps=[
             Step("join", {"name": "w0", "spec": {"models": ["Tesla T4"]}}),
             Step("join", {"name": "w1", "spec": {"models": ["Tesla T4"]}}),

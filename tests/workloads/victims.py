@@ -27,10 +27,10 @@ def confirm(world: World) -> None:
         victims = set(act.victims)
         most = max(defended(world, member) for num in victims for member in members_of(world, num))
         least = [each for each in endable(world, who, but=ended - victims) if defended(world, each) < most]
-        barred = taken_back(world, who) | left_too_soon(world.drive.state, who) | reserved_for_others(world, who)
-        barred |= unheard(world) | world.drive.held_before
-        barred |= {each.worker for each in world.drive.acts if isinstance(each, acts.Join)}
-        assert not starts(world, who, barred - set(act.workers), without=least), (
+        excluded = taken_back(world, who) | left_too_soon(world.drive.state, who) | reserved_for_others(world, who)
+        excluded |= unheard(world) | world.drive.held_before
+        excluded |= {each.worker for each in world.drive.acts if isinstance(each, acts.Join)}
+        assert not starts(world, who, excluded - set(act.workers), without=least), (
             f"for {who.name} of priority {who.priority} a job of priority {most} ended, though"
             f" {sorted({m.replica.job.name for m in least})} of lower priority would have done"
         )
@@ -135,9 +135,9 @@ def hidden(world: World, full: list[Waiting]) -> list[str]:
         gpu = who.request.effective_gpu
         if who.priority < config.preempt_priority or (gpu is not None and gpu.effective_sharing != "exclusive"):
             continue
-        barred = left_too_soon(world.drive.state, who) | taken_back(world, who) | reserved_for_others(world, who)
+        excluded = left_too_soon(world.drive.state, who) | taken_back(world, who) | reserved_for_others(world, who)
         least = endable(world, who, but=set())
-        if least and starts(world, who, barred, without=least):
+        if least and starts(world, who, excluded, without=least):
             names = sorted({member.replica.job.name for member in least})
             wrong.append(f"{who.name} of priority {who.priority} waits, though it may end others: {names}")
     return wrong

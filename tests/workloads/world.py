@@ -11,12 +11,17 @@ from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
+import msgspec
+
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
+from moorage.scheduler.core.queries.usage import usage
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell
 from tests.scheduler.honest_worker import Worker
-from tests.workloads import reference, victims
-from tests.workloads.plan import MEMORY_OF, VENDOR_OF, Plan
+from tests.workloads import placed, reference, told, victims
+from tests.workloads.plan import MEMORY_OF, PROFILES, VENDOR_OF, Plan, address
 from tests.workloads.record import Record
 from tests.workloads.tables import Tables, small_bounds
 
@@ -31,6 +36,29 @@ REST_TICKS_MAX: Final = 150
 TABLES_EVERY: Final = 32
 #: how a case's end ends its jobs
 END: Final = "the case is over"
+
+
+#: of a worker's spec: what is no field of its hello
+_OF_DEVICES: Final = ("models", "numa", "memory_known", "profiles", "computes")
+
+
+def _device(worker: str, spec: dict[str, Any], slot: int, model: str) -> Device:
+    """One device of a worker; a slice in an odd slot is of the GPU of the slice before it."""
+    numa, none = spec.get("numa", 0), [""] * len(spec["models"])
+    computes, profiles = spec.get("computes", none), spec.get("profiles", none)
+    memory_mib = MEMORY_OF.get(model, 0) if spec.get("memory_known", True) else 0
+    one = Device(
+        slot, VENDOR_OF.get(model, "nvidia"), model, f"GPU-of-the-worker-{worker}-{slot}", memory_mib,
+        address(worker, slot), slot // numa if numa else -1, computes[slot],
+    )  # fmt: skip
+    profile = profiles[slot]
+    if not profile:
+        return one
+    index = slot - 1 if slot % 2 and profiles[slot - 1] else slot
+    return msgspec.structs.replace(
+        one, index=index, name=f"{model} MIG {profile}", uuid=f"MIG-of-the-worker-{worker}-{slot}",
+        memory_mib=PROFILES[profile], mig=True, profile=profile, pci=address(worker, index),
+    )  # fmt: skip
 
 
 class Refusing(Worker):
@@ -72,6 +100,8 @@ class World:
         self._tables: Tables | None = None
         self._told = 0
         self.records = 0
+        #: by tenant what its jobs have held of GPUs so far, in ms of a thousandth of a GPU
+        self.granted: Counter[str] = Counter()
 
     # ------------------------------------------------------------------------------------------------- the frame
 
@@ -107,12 +137,39 @@ class World:
             facts = worker.fact_frame()
             if facts is not None:
                 self._send(worker, facts)
+        holding, before_ms = self._holding(), drive.state.time_ms
         drive.tick(ms)
+        for tenant, milli in holding.items():
+            self.granted[tenant] += milli * (drive.state.time_ms - before_ms)
         self._answers()
         self._events()
         self.records += 1
+        placed.confirm(self)
         victims.confirm(self)
         self._look_at_tables()
+
+    def _holding(self) -> Counter[str]:
+        """How many thousandths of a GPU each tenant's attempts hold."""
+        found: Counter[str] = Counter()
+        for job in self.drive.state.jobs.values():
+            held = [replica.member for replica in job.replicas if replica.member is not None]
+            gpus = sum(member.mask.bit_count() for member in held)
+            if gpus:
+                found[job.tenant] += gpus * reference.milli_of(decode_request(job.body))
+        return found
+
+    def _confirm_usage(self) -> None:
+        """Once all jobs have ended, the sums of GPU time are those of what was held, to the ms a row."""
+        told = usage(self.drive.engine, None, {"by": ["tenant", "model"], "since_s": 86_400})
+        assert isinstance(told, dict), told
+        sums, rows = Counter[str](), Counter[str]()
+        for row in told["rows"]:
+            sums[row["tenant"]] += round(row["gpu_s"] * 1000)
+            rows[row["tenant"]] += 1
+        for tenant in self.granted.keys() | sums.keys():
+            most = self.granted[tenant] / 1000
+            less = most - sums[tenant]
+            assert 0 <= less <= self.records, f"{tenant} held {most} ms of GPUs, and {sums[tenant]} ms are counted"
 
     def _look_at_tables(self) -> None:
         if not self.plan.small:
@@ -181,7 +238,7 @@ class World:
             raise AssertionError(f"no rest after {REST_TICKS_MAX * REST_MS // 1000} s: {self._restless()}")
         self.resting = True
         wrong, found = reference.confirm(self)
-        wrong += victims.hidden(self, found.get("no room", []))
+        wrong += victims.hidden(self, found.get("no room", [])) + told.confirm(self, found)
         for reason, waiting in found.items():
             self.found[reason] += len(waiting)
             self.say(f"                    waits, {reason}: {' '.join(who.name for who in waiting)}")
@@ -203,6 +260,7 @@ class World:
                 break
         left = [f"{job.tenant}/{job.name} {job.state}" for job in self.drive.state.jobs.values() if not job.over]
         assert not left, f"cancelled, and not over: {left}"
+        self._confirm_usage()
         self.submit("last", "the-last", {"gpu": {"vendor": ""}, "run": {"driver": "noop"}})
         self.submit("last", "the-very-last", {"run": {"driver": "noop"}})
         self.rest()
@@ -210,16 +268,12 @@ class World:
     # ------------------------------------------------------------------------------------------------- workers
 
     def join(self, name: str, spec: dict[str, Any]) -> None:
-        models, numa = spec["models"], spec.get("numa", 0)
-        pool = [
-            Device(
-                slot, VENDOR_OF.get(model, "nvidia"), model, f"GPU-of-the-worker-{name}-{slot}",
-                MEMORY_OF.get(model, 0) if spec.get("memory_known", True) else 0, numa=slot // numa if numa else -1,
-            )
-            for slot, model in enumerate(models)
-        ]  # fmt: skip
+        models = spec["models"]
+        pool = [_device(name, spec, slot, model) for slot, model in enumerate(models)]
         fields: dict[str, Any] = {"drivers": ["noop", "process"], "modes": ["exclusive", "mps", "time-slice"]}
-        fields |= {key: value for key, value in spec.items() if key not in ("models", "numa", "memory_known")}
+        fields |= {key: value for key, value in spec.items() if key not in _OF_DEVICES}
+        if "capabilities" in fields:
+            fields["capabilities"] = msgspec.convert(fields["capabilities"], dict[str, Capabilities])
         hello = Hello(name, "boot-1", gpu_pool=pool, **fields)
         worker = Refusing(name, hello, f"machine-{name}")
         self.drive.workers[name] = worker

@@ -256,10 +256,8 @@ class Intake:
                 answer = refused.problem
             except Exception:  # a defect of ours fails this request alone: others of the array may be accepted already
                 answer = failed = failed or self._defect(array.delivery).problem  # logged once a turn
-            batch.answers[position] = answer
-            batch.missing -= 1
-        if self._array is None and batch.missing == 0 and batch.reply:
-            self._answer(batch.reply, encode(batch.answers, json=json))
+            if batch.decide(position, answer) and batch.reply:
+                self._answer(batch.reply, encode(batch.answers, json=json))
         return len(bodies)
 
 

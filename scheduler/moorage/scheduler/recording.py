@@ -105,23 +105,19 @@ class Recorder:
             self._file = None
 
 
+#: what an engine begins with, in the order of its arguments
+Begins = tuple[State, Config, Subjects, int, int, ExplainWaiting | None]
+
+
 class RecordedEngine(ContainedEngine):
     """An engine whose inputs and records are written to a `Recorder`."""
 
-    def __init__(
-        self,
-        state: State,
-        config: Config,
-        subjects: Subjects,
-        leader: int,
-        mono_ms: int,
-        recorder: Recorder,
-        explain_waiting: ExplainWaiting | None = None,
-    ) -> None:
+    def __init__(self, recorder: Recorder, *begins: *Begins) -> None:
         self._recorder = recorder
+        state, config, subjects, leader, mono_ms, _ = begins
         said = {name: getattr(config, name) for name in Config.__struct_fields__}
         recorder.put("reign", FORMAT, snapshot.dump(state), said, subjects.prefix, leader, mono_ms)
-        super().__init__(state, config, subjects, leader, mono_ms, explain_waiting)
+        super().__init__(*begins)
 
     def offer(self, event: Event) -> None:
         if not isinstance(event, Ask):  # a question is in no record

@@ -42,10 +42,6 @@ SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
 #: after a record that changed so many jobs the event loop gets a turn before the next one is built
 LONG_RECORD: Final = 256
-#: when so many records in a row held only ends of members, and each delayed a submit that came right after it, the next
-#: ends wait up to SHARE_WAIT_S for the submit, to share one record with it (event loops have no finer timers)
-SHARE_AFTER: Final = 3
-SHARE_WAIT_S: Final = 0.002
 
 
 def monotonic_ms() -> int:
@@ -62,11 +58,11 @@ class Reign:
         self._config = scheduler.config
         self._began_ms = began_ms
         self._began_time_ms = state.time_ms
-        given = (state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
-        recorder, explain = scheduler.recorder, self._explain_waiting
-        self.engine = (
-            ContainedEngine(*given, explain) if recorder is None else RecordedEngine(*given, recorder, explain)
-        )
+        begins = (
+            state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms(), self._explain_waiting
+        )  # fmt: skip
+        recorder = scheduler.recorder
+        self.engine = ContainedEngine(*begins) if recorder is None else RecordedEngine(recorder, *begins)
         self.queue_reader = QueueReader(
             scheduler.world_js,
             scheduler.subjects,
@@ -104,7 +100,6 @@ class Reign:
         self._sent_ms = monotonic_ms()  # when the last acknowledged append was sent
         self._built_ms = 0
         self._skipped_ms = 0  # by a simulation
-        self._submits_delayed = 0  # records in a row that held only ends, and delayed a submit
         self.records = 0
         self.resigned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -205,20 +200,15 @@ class Reign:
         engine, ledger = self.engine, self._scheduler.ledger
         while True:
             await self._until_due()
-            if self._submits_delayed >= SHARE_AFTER:
-                await self._wait_for_submit()
             now = self.mono_ms()
             if not self._due(now):
                 continue
-            only_ends = engine.only_ends
             payload = self._build(now)
             self._loop.call_soon(engine.prepare_early)
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._sent_ms = now
             self.stalled.release()
             self.records += 1
-            if only_ends:
-                self._submits_delayed = self._submits_delayed + 1 if engine.submitted else 0
             if early := engine.early(seq):
                 await self._world.send(early)
             outputs = engine.commit(seq, self.mono_ms())
@@ -312,24 +302,6 @@ class Reign:
             await self._kick.wait()
         finally:
             handle.cancel()
-
-    async def _wait_for_submit(self) -> None:
-        """Let a record of nothing but ends wait for the submit that is likely to follow.
-
-        A caller that submits its next job as soon as the last submit was answered would otherwise wait for the append
-        of that job's end. With both in one record its job starts a third sooner, with half the writes. No start is ever
-        later because of this, and after one wait in vain there is none for a while
-        (bench/notes/2026-11-20-ends-wait-for-the-next-submit.md).
-        """
-        alone = self._loop.call_later(SHARE_WAIT_S, self._no_submit_came)
-        while self._submits_delayed and self.engine.only_ends:
-            self._kick.clear()
-            await self._kick.wait()
-        alone.cancel()
-
-    def _no_submit_came(self) -> None:
-        self._submits_delayed = 0
-        self._kick.set()
 
     # --------------------------------------------------------------------------- what questions need to know
 

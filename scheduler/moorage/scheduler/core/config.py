@@ -171,4 +171,3 @@ CLUSTER_DEFAULTS: Final = {
     "takeover_s": 12.0,
     "server_gap_s": 8.0,
 }
-CLUSTER: Final = Config(**CLUSTER_DEFAULTS)  # type: ignore[arg-type]

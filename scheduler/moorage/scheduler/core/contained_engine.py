@@ -12,10 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.containment import PLACING, REBUILT_A_MS, STEPS, TIMERS, Containment, Failure
 from moorage.scheduler.core.effects.in_flight import InFlight
-from moorage.scheduler.core.effects.output_writer import ExplainWaiting
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Order, QueueRead, Submit
@@ -24,10 +22,9 @@ from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.core.rank.falling_back import FallingBack
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import maker_of
-from moorage.scheduler.core.state import Job, State
+from moorage.scheduler.core.state import Job
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Renew
-from moorage.schemas.subjects import Subjects
 
 #: how often one record is built anew; then the term ends
 BUILDS_MAX: Final = 64
@@ -43,23 +40,14 @@ CORDON: Final = "cordon"
 class ContainedEngine(Engine):
     """`containment` says what has failed, for the log, the metrics and `doctor`."""
 
-    def __init__(
-        self,
-        state: State,
-        config: Config,
-        subjects: Subjects,
-        leader: int,
-        mono_ms: int,
-        explain_waiting: ExplainWaiting | None = None,
-    ) -> None:
+    def _begin(self) -> None:
         self.containment = Containment()
-        self._now_ms = state.time_ms
+        self._now_ms = self.state.time_ms
         self._owed: list[tuple[Any, str, bool]] = []  # answers to what was set aside, to be sent with the next record
         self._kept_waiting: dict[str, deque[Submit | QueueRead]] = {}  # of tenants in debt, from the durable queue
         self._ranker: FallingBack | None = None
         self.failed_builds = 0  # of the last record: how often it was built anew
         self.cost_ms = 0  # what that took each time, as whoever calls `build` has measured it
-        super().__init__(state, config, subjects, leader, mono_ms, explain_waiting)
 
     # ------------------------------------------------------------------------------------------------ ranking
 
@@ -143,8 +131,8 @@ class ContainedEngine(Engine):
         draft = flight.draft if flight is not None else None
         event: Event | None = None if isinstance(at, str) else at
         if at == PLACING and draft is not None and flight is not None:
-            line = self.planner.serving
-            nums = [] if line is None else list(dict.fromkeys(item >> REPLICA_BITS for item in line.entries))
+            group = self.planner.serving
+            nums = [] if group is None else list(dict.fromkeys(item >> REPLICA_BITS for item in group.entries))
             if self.planner.placing.item >= 0:
                 nums.insert(0, self.planner.placing.item >> REPLICA_BITS)
             new = [num for num in nums if num >= self.state.next_num]
@@ -211,8 +199,7 @@ class ContainedEngine(Engine):
         self.cost_ms = soft.get("cost_ms", 0)  # measured, so it is an input
         if flight is not None:  # none in a replay: there the record that failed is not built
             for batch, position in flight.answered:
-                batch.answers[position] = None
-                batch.missing += 1
+                batch.take_back(position)
             pending.take_back()
         self._begin_at(time_ms)
         kind, now_ms = aside[0], self._now_ms

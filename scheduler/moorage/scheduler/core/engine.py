@@ -108,8 +108,12 @@ class Engine:
         self._untold: tuple[InFlight, Folded] | None = None
         self._at: Event | str = ""  # the event, or the step of `build`, that is being worked on
         self.put_off_steps: dict[str, int] = {}  # steps of `build` that are left out until a ledger time, in ms
+        self._begin()
         self._make_parts(mono_ms)
         self._indexing.resume(mono_ms)
+
+    def _begin(self) -> None:
+        """Make what a kind of engine has of its own; its other parts are made after that."""
 
     def _make_parts(self, mono_ms: int) -> None:
         """Make all that follows from the state and the fleet: nothing of it is in the ledger."""
@@ -134,7 +138,7 @@ class Engine:
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
         )
         self.windows = Windows(state, self.fleet, self.lifecycle)
-        self.look_for_victims = self.planner.preempting.seek_at_once
+        self.seek_at_once = self.planner.preempting.seek_at_once
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, self.requests, config)
         self._indexing = Indexing(
@@ -172,19 +176,19 @@ class Engine:
 
     def _order(self) -> QueueOrder:
         config, overdue = self.config, self.timers.overdue
-        return QueueOrder(self.fleet, self.queue, config.order, config.ages, overdue, self._excluded_by_limits)
+        return QueueOrder(self.fleet, self.queue, config.order, config.ages, overdue, self._left_too_soon)
 
     def _index_failed(self, what: str, raised: Exception) -> None:
         raise raised
 
-    def _excluded_by_limits(self, num: int, now_ms: int) -> frozenset[int]:
+    def _left_too_soon(self, num: int, now_ms: int) -> frozenset[int]:
         """Workers whose drain would end this job before its own time limit does."""
         job = self.state.jobs.get(num)
         if job is not None:
-            return self.windows.barred_to(self.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
+            return self.windows.left_too_soon(self.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
         request = self._accepting[num]
         deadline_ms = None if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
-        return self.windows.barred_to(request.workload.timeout_s, deadline_ms, now_ms)
+        return self.windows.left_too_soon(request.workload.timeout_s, deadline_ms, now_ms)
 
     def _soonest_ms(self, shape: Shape, priority: int) -> int:
         return self._soonest.of(shape, priority) if self.admission.all_heard() else 0
@@ -212,16 +216,6 @@ class Engine:
         pending = self._pending
         urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects
         return bool(urgent or self._hurry or (self._replan and not self.queue.is_empty))
-
-    @property
-    def submitted(self) -> bool:
-        """Whether a submit waits for its record."""
-        return bool(self._pending.submits)
-
-    @property
-    def only_ends(self) -> bool:
-        """Whether the only urgent events are ends of a few members, and no job is waiting for their GPUs."""
-        return self._pending.only_ends and self.queue.is_empty
 
     @property
     def waiting(self) -> int:
@@ -430,13 +424,9 @@ class Engine:
         for event in self._pending.cancels.take(draft, alone=self.alone):
             self._at = event
             if isinstance(event, QueueRead):
-                self._read_through(draft, event)
+                draft.add(acts.Cursor(event.tenant, event.which, event.through))
             else:
                 flight.replies.append((self.admission.cancel(draft, event), event.reply, event.json))
-
-    @staticmethod
-    def _read_through(draft: Draft, event: QueueRead) -> None:
-        draft.add(acts.Cursor(event.tenant, event.which, event.through))
 
     def _take_submits(self, flight: InFlight) -> None:
         submits, taken, draft = self._pending.submits, self._pending.taken_submits, flight.draft
@@ -445,7 +435,7 @@ class Engine:
             self._at = event = submits[0]
             if isinstance(event, QueueRead):
                 taken.append(submits.popleft())
-                self._read_through(draft, event)
+                draft.add(acts.Cursor(event.tenant, event.which, event.through))
                 continue
             known = tenants.get(event.tenant)
             job = known.jobs.get(event.name) if known is not None else None

@@ -6,7 +6,7 @@ Their `reply` is the subject to answer on (empty: nobody waits), and `json` says
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -28,6 +28,17 @@ class Batch:
         self.json = json
         self.missing = size
         self.answers: list[Any] = [None] * size
+
+    def decide(self, position: int, answer: Any) -> bool:
+        """Keep the answer to one of its requests. Return whether all are decided, so that it is to be answered."""
+        self.answers[position] = answer
+        self.missing -= 1
+        return self.missing == 0
+
+    def take_back(self, position: int) -> None:
+        """The record with this decision is not written."""
+        self.answers[position] = None
+        self.missing += 1
 
 
 class Submit(msgspec.Struct, eq=False, gc=False):
@@ -54,10 +65,7 @@ class Submit(msgspec.Struct, eq=False, gc=False):
         batch = self.batch
         if batch is None:
             replies.append((answer, self.reply, self.json))
-            return
-        batch.answers[self.position] = answer
-        batch.missing -= 1
-        if batch.missing == 0:
+        elif batch.decide(self.position, answer):
             replies.append((batch.answers, batch.reply, batch.json))
 
 
@@ -175,18 +183,3 @@ Rest = FromWorker | Order | Ask | SnapshotTaken | PartKept | Resign
 def is_urgent(event: Rest) -> bool:
     """Whether an event must not wait for the next heartbeat; only renewals may."""
     return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))
-
-
-#: a frame of ends with more facts than this does not wait for a submit to share its record with
-ENDS_FACTS_MAX: Final = 64
-
-
-def only_tells_ends(event: Rest) -> bool:
-    """Whether an event is a fact frame about a few members, all of which have ended."""
-    if not (isinstance(event, FromWorker) and isinstance(event.frame, FactFrame)):
-        return False
-    facts = event.frame.facts
-    if len(facts) > ENDS_FACTS_MAX:
-        return False
-    over = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in facts if fact.kind in ("exited", "freed")}
-    return all((fact.tenant, fact.job, fact.replica, fact.fence) in over for fact in facts)

@@ -33,15 +33,15 @@ from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import names_of
 from moorage.schemas.gpu import capability_of
 
-#: tenants that workers' rules name, in all; who would name more is taken to have none, and refuses by itself
+#: tenants that workers' rules name, in all; one that would name more counts as one without, and refuses by itself
 NAMED_MAX: Final = 10_000
 #: labels with a value that are remembered as required; with more, hosts are told apart by all of theirs
 ASKED_MAX: Final = 4_096
-#: in place of a worker's number: hosts that nobody counted
+#: in place of a worker's number: any host
 ANYWHERE: Final = -1
 #: changes of which it is known where they were
 OPENED_MAX: Final = 1_024
-#: hosts that are worth a look at each for a line of the queue, in place of one at the whole fleet
+#: hosts that are worth a scan of each for a queue group, in place of one of the whole fleet
 OPENED_HOSTS_MAX: Final = 8
 
 
@@ -59,7 +59,7 @@ class Fleet:
         self.version = 0  # grows when anything about a host may have changed
         #: worker numbers of hosts that came, went or changed; a ranker that keeps a table empties it
         self.touched: set[int] = set()
-        #: the same, for whoever shows the fleet to observers and empties it then
+        #: the same; `FleetFrames` shows them to observers, and empties it then
         self.redrawn: set[int] = set()
         #: tenants that rules of some worker name: what they ask for is told apart
         self.named: set[str] = set()
@@ -71,15 +71,15 @@ class Fleet:
         #: the hosts that have a device of a name; None until some request has asked for one
         self._by_name: dict[str, set[int]] | None = None
 
-    # -------------------------------------------------------------------------- what lets somebody start
+    # -------------------------------------------------------------------------- what lets a job start
 
     @property
     def changes(self) -> int:
-        """Grows with everything that may let somebody start."""
+        """Grows with everything that may let a job start."""
         return self._changes
 
     def opens(self, worker_num: int = ANYWHERE) -> None:
-        """Somebody may start on this host who could not before; or on any."""
+        """A job may start on this host that could not before; or on any host."""
         self._changes += 1
         self._opened.append(worker_num)
 
@@ -90,7 +90,7 @@ class Fleet:
         self._changes = changes
 
     def opened_since(self, changes: int) -> list[Host] | None:
-        """The hosts on which somebody may start who could not at that change; None for any host."""
+        """Return the hosts on which a job may start that could not at that change; None for any host."""
         count = self._changes - changes
         if count > len(self._opened):
             return None
@@ -171,7 +171,7 @@ class Fleet:
             del self.classes[cls.key]
 
     def tell_apart(self, requires: Mapping[str, Sequence[str]]) -> None:
-        """A request requires these labels: who has one of their values is told from who has another from now on.
+        """A request requires these labels: hosts with different values of them are in different classes from now on.
 
         Asked before a class is asked whether a shape of it fits. It costs a look at each host that has one of
         them, the first time.
@@ -375,9 +375,9 @@ class Fleet:
 
     @contextlib.contextmanager
     def avoiding(self, avoid: Avoid) -> Iterator[None]:
-        """Nobody is placed on these devices (worker number, slot mask) meanwhile; nothing counts as changed by it.
+        """Nothing is placed on these devices (worker number, slot mask) meanwhile; nothing counts as changed by it.
 
-        Hosts stand in their buckets as before, too: whoever asks must not change who is first there.
+        Hosts stand in their buckets as before, too: a question must not change which host is first there.
         """
         changes, version = self.changes, self.version
         hosts = [(self.hosts[num], mask) for num, mask in avoid if num in self.hosts]
@@ -395,7 +395,7 @@ class Fleet:
             self.unchanged_since(changes)
             self.version = version
             for bucket, nums in orders:
-                if bucket.keys() == set(nums):  # nobody was placed meanwhile
+                if bucket.keys() == set(nums):  # nothing was placed meanwhile
                     rows = {num: bucket[num] for num in nums}
                     bucket.clear()
                     bucket.update(rows)

@@ -211,7 +211,7 @@ class HostClass:
         return self._ranked(shape)[0]
 
     def _ranked(self, shape: Shape) -> tuple[int, int, int, str]:
-        """The slots that answer, how well the best do and which those are, or why none does: once for all who ask so.
+        """Return the slots that answer, how well the best do and which those are, or why none does. Asked once a way.
 
         Thousands of shapes may ask for one model, and differ in their processors.
         """
@@ -299,9 +299,9 @@ class Host:
         self.version = 0  # grows whenever members are counted in or out
         self.labels: dict[str, str] = hello["labels"]
         self.closed = worker.flag != "open"  # cordoned or draining, from the operator's word on
-        self.free = self.lent  # slots that nobody of ours uses
+        self.free = self.lent  # slots that no job of ours uses
         self.shared: dict[int, SharedDevice] = {}
-        self.busy = 0  # slots that somebody else uses: local claimers, a foreign process, one just refused
+        self.busy = 0  # slots in other use: local claimers, a foreign process, one just refused
         self.sick = 0  # slots whose health is not ok
         self.troubles: dict[int, tuple[str, str]] = {}  # by slot, by its last load frame: (health or foreign, detail)
         self.waiting = False  # a local claimer waits: full for the scheduler (H42)
@@ -319,7 +319,7 @@ class Host:
 
     @property
     def shut(self) -> int:
-        """Slots that nobody is put on, whoever of ours leaves them: used by others, unwell, or in quarantine."""
+        """Return the slots that take no job even if ours leave them: in other use, unwell, or in quarantine."""
         return self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask
 
     @property

@@ -143,3 +143,7 @@ MODE_OF: Final = {"exclusive": Mode.EXCLUSIVE, "mps": Mode.MPS, "time-slice": Mo
 NOTICE_LEVEL: Final = 2
 KEPT_WHILE_ENDING_LEVEL: Final = 2
 ID_IN_BODY_LEVEL: Final = 2
+#: and that of a ledger whose attempts have folders of their own, so that `cwd` null is that and no longer /
+FOLDER_LEVEL: Final = 2
+#: and that of what requests of releases before 0.3 have not: see `admission`
+REQUEST_LEVEL: Final = 2

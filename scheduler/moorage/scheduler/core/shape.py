@@ -173,7 +173,7 @@ class Shapes:
         return shape
 
     def avoiding(self, shape: Shape, avoid: Avoid, request: Request) -> Shape:
-        """As `shape` of this request, but not on these devices: jobs that ask so wait in a line of their own."""
+        """As `shape` of this request, but not on these devices: jobs that ask so wait in a queue group of their own."""
         key = (*shape.key, avoid)
         found = self._by_key.get(key)
         if found is None:
@@ -186,7 +186,7 @@ class Shapes:
         return found
 
     def asked_by(self, shape: Shape, tenant: str, request: Request) -> Shape:
-        """As `shape` of this request, by a tenant whom some worker's rules name: its jobs wait in their own lines."""
+        """As `shape` of this request, by a tenant that some worker's rules name: its jobs have groups of their own."""
         key = (*shape.key, tenant)
         found = self._by_key.get(key)
         if found is None:

@@ -145,7 +145,7 @@ class Future(Play):
         if self._may_end_ms and self._may_end_ms[0] <= time_ms:
             while self._may_end_ms and self._may_end_ms[0] <= time_ms:
                 heappop(self._may_end_ms)
-            self.engine.look_for_victims()
+            self.engine.seek_at_once()
 
     def on_started(self, held: Held) -> None:
         self._protect(0)

@@ -250,7 +250,7 @@ class _Plan(Future):
             planned.starts, planned.problem = "refused", msgspec.msgpack.decode(self._answer, type=Problem)
             return
         if View(engine).preempts and not any(replica.member for replica in job.replicas):
-            engine.look_for_victims()  # victims are looked for once a second, and for nobody just come
+            engine.seek_at_once()  # victims are looked for once a second, and for nobody just come
             self.record()
         planned.preempts = self._preempts
         assert self._answer is not None

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.effects.in_flight import InFlight
-from moorage.scheduler.core.effects.outputs import FOLDER_LEVEL, Message, json_body, slots_of, wanted_message
+from moorage.scheduler.core.effects.outputs import Message, json_body, slots_of, wanted_message
 from moorage.scheduler.core.ids_in_bodies import id_of
-from moorage.scheduler.core.records import MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
+from moorage.scheduler.core.records import FOLDER_LEVEL, MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
 from moorage.scheduler.core.state import State
 from moorage.schemas.frames import Place, Wanted
 from moorage.schemas.subjects import Subjects

@@ -91,9 +91,7 @@ class OutputWriter:
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
             answer = Accepted(job.name, seq, state, warnings=made.warnings, waiting=waiting)
             if batch is not None:
-                batch.answers[submit.position] = answer
-                batch.missing -= 1
-                if batch.missing == 0:
+                if batch.decide(submit.position, answer):
                     out.answers.append((batch.reply, encode(batch.answers, json=batch.json)))
             elif submit.reply:
                 out.answers.append((submit.reply, encode(answer, json=submit.json)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
-from moorage.scheduler.core.records import MODE_NAMES, GangPhase, Mode, by_tenant
+from moorage.scheduler.core.records import FOLDER_LEVEL, MODE_NAMES, GangPhase, Mode, by_tenant
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -33,8 +33,6 @@ from moorage.schemas.subjects import Subjects
 #: bytes of request bodies in one `Wanted` frame; more go into the next one, so that none comes near the server's bound
 WANTED_BYTES_MAX: Final = 400 * 1024
 
-#: the feature level of a ledger whose attempts have folders of their own, so that `cwd` null is that and no longer /
-FOLDER_LEVEL: Final = 2
 #: so many changes always fit one event, and are not measured
 CHANGES_SURE: Final = 64
 #: bytes of the changes in one event, or in one answer of `show`, which has the request and replicas as well

@@ -20,7 +20,7 @@ from moorage.scheduler.core.ledger.acts import Untomb
 from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
-from moorage.scheduler.core.records import by_tenant
+from moorage.scheduler.core.records import REQUEST_LEVEL, by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
 from moorage.schemas import reasons
@@ -54,9 +54,7 @@ _decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], REQUEST_BYTES_MAX)
 NO_MATCH: Final = "no-match"
 #: filters that are no lack of workers: the drivers or devices that are there do not do it
 NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.ENFORCE.name, reasons.MODE.name, reasons.DEVICE.name)
-#: the feature level of what requests of releases before 0.3 have not: see `_too_new`
-REQUEST_LEVEL: Final = 2
-#: fields of a request that came with it
+#: fields of a request that came with `REQUEST_LEVEL`
 NEWER_FIELDS: Final = (
     ("template",),
     ("run", "image"),

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
 
-from moorage.scheduler.core.events import Ask, Cancel, Event, QueueRead, Rest, Submit, is_urgent, only_tells_ends
+from moorage.scheduler.core.events import Ask, Cancel, Event, QueueRead, Rest, Submit, is_urgent
 from moorage.scheduler.core.lifecycle.cancels import Cancels
-
-#: with more events than this `only_ends` is false without a look at each
-ENDS_MAX: Final = 64
 
 
 class PendingEvents:
@@ -86,10 +82,3 @@ class PendingEvents:
     def forget_asks(self) -> None:
         self.rest = deque(event for event in self.rest if not isinstance(event, Ask))
         self.urgent = sum(map(is_urgent, self.rest))
-
-    @property
-    def only_ends(self) -> bool:
-        """Whether the only urgent events are ends of a few members."""
-        if self.submits or self.cancels.size or not 0 < self.urgent <= len(self.rest) <= ENDS_MAX:
-            return False
-        return all(only_tells_ends(event) for event in self.rest if is_urgent(event))

@@ -4,7 +4,7 @@ and what a model that it names is only a part of."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from moorage.scheduler.core.filters import FILTERS, NAMES_SHOWN_MAX, nearest_to_a_fit, shown
@@ -25,28 +25,19 @@ class Unmatched:
         self._fleet = fleet
         self._inventory = -1
         self._texts: Memo[int, str] = Memo(KEPT_MAX)
-        self._parts: Memo[int, str] = Memo(KEPT_MAX)
         self._names: list[str] = []  # of all devices of the fleet
         #: the fleet's names nearest to a model as it is asked for, in lower case
         self._close: Memo[str, list[str]] = Memo(KEPT_MAX)
 
     def why(self, shape: Shape) -> str:
         """Why no known worker could ever run this shape, were it empty. Only of shapes of which that is known."""
-        return self._kept(self._texts, shape, self._why)
+        self._look()
+        text = self._texts.get(shape.index)
+        return self._texts.put(shape.index, self._why(shape)) if text is None else text
 
     def part_of(self, shape: Shape) -> str:
         """What a model that it names is only a part of: no name in the fleet has it as a word. Empty: nothing."""
-        return self._kept(self._parts, shape, self._parts_of)
-
-    def _kept(self, texts: Memo[int, str], shape: Shape, make: Callable[[Shape], str]) -> str:
-        """The text of a shape, made once for each fleet."""
         self._look()
-        text = texts.get(shape.index)
-        if text is None:
-            text = texts.put(shape.index, make(shape))
-        return text
-
-    def _parts_of(self, shape: Shape) -> str:
         return "; ".join(filter(None, map(self._part, shape.models)))
 
     def _part(self, model: str) -> str:
@@ -60,8 +51,8 @@ class Unmatched:
         if self._inventory != self._fleet.inventory:
             self._inventory = self._fleet.inventory
             self._names = sorted({name for cls in self._fleet.classes.values() for _, _, name, *_ in cls.devices})
-            for kept in (self._texts, self._parts, self._close):
-                kept.clear()
+            self._texts.clear()
+            self._close.clear()
 
     def reason(self, shape: Shape) -> str:
         """Return the reason that came farthest; "" where hosts pass all filters, but are too small, or are none."""

@@ -95,7 +95,7 @@ class Windows:
 
     # -------------------------------------------------------------------------------------------------- placement
 
-    def barred_to(self, timeout_s: float | None, deadline_ms: int | None, now: int) -> frozenset[int]:
+    def left_too_soon(self, timeout_s: float | None, deadline_ms: int | None, now: int) -> frozenset[int]:
         """The workers on which a job would not have ended, by its limits, when they are to be left."""
         if not self.state.windows:
             return frozenset()

@@ -217,7 +217,7 @@ class Orders:
             self._take_turns(draft)
 
     def _take_turns(self, draft: Draft) -> None:
-        """Usage counts from this record on, each tenant has lines of its own."""
+        """Usage counts from this record on, each tenant has queue groups of its own."""
         if self.state.half_life_ms != self.half_life_ms and not draft.counts:
             draft.counts = True
             draft.add(acts.HalfLife(self.half_life_ms))

@@ -56,13 +56,13 @@ MEMBERS_LOOKED_MAX: Final = 4_096
 def explain(
     fleet: Fleet,
     shape: Shape,
-    barred: frozenset[int] = frozenset(),
+    excluded: frozenset[int] = frozenset(),
     leaving: frozenset[int] = frozenset(),
     refusing: frozenset[int] = frozenset(),
 ) -> Explanation:
     """Run every filter over every host and name the one after which nothing was left.
 
-    The first filter that leaves no worker is the dominant reason. `barred` are held back for somebody else, `leaving`
+    The first filter that leaves no worker is the dominant reason. `excluded` are held back for somebody else, `leaving`
     are to be drained too soon, `refusing` would not run it whatever it asked for. Costs a walk over the fleet: for
     questions, not for the tick.
     """
@@ -86,18 +86,18 @@ def explain(
     roomy = _roomy(open_hosts, shape, counts)
     if isinstance(roomy, Explanation):
         return roomy
-    unbarred = [host for host in roomy if host.worker.num not in barred]
-    counts["not-reserved"] = len(unbarred)
-    if not unbarred:
+    unreserved = [host for host in roomy if host.worker.num not in excluded]
+    counts["not-reserved"] = len(unreserved)
+    if not unreserved:
         return Explanation(reasons.RESERVED, counts, [])
-    staying = [host for host in unbarred if host.worker.num not in leaving]
+    staying = [host for host in unreserved if host.worker.num not in leaving]
     counts["not-leaving"] = len(staying)
     if not staying:
-        drained = [f"{host.worker.id}: is to be drained" for host in unbarred[:HOLDERS_MAX]]
+        drained = [f"{host.worker.id}: is to be drained" for host in unreserved[:HOLDERS_MAX]]
         return Explanation(reasons.LEAVING, counts, [], troubles=drained)
     now = _now(staying, shape)
     if shape.together > 1 and now < shape.together:
-        reason = reasons.GANG if _now(unbarred, shape) < shape.together else reasons.LEAVING
+        reason = reasons.GANG if _now(unreserved, shape) < shape.together else reasons.LEAVING
         return Explanation(reason, counts, open_hosts, because=f"room for {now} of its {shape.together} replicas")
     return Explanation(reasons.PLACING, counts, [])
 

@@ -119,7 +119,7 @@ class View:
 
     def left_too_soon(self, num: int) -> frozenset[int]:
         """Return the hosts, by number, that a drain to come keeps a waiting job from."""
-        return self._order.excluded_by_limits(num, self._state.time_ms)
+        return self._order.left_too_soon_of(num, self._state.time_ms)
 
     def reserved_for(self, hosts: frozenset[int]) -> Job | None:
         """Return the job that some of these hosts are reserved for."""

@@ -102,7 +102,7 @@ def by_priority(group: Group) -> Key:
 class QueueOrder:
     """The queue as a pass sees it. `order` is that of `Config`.
 
-    `overdue` are jobs by number whose time is over, though they stand in the queue. `excluded_by_limits` returns the
+    `overdue` are jobs by number whose time is over, though they stand in the queue. `left_too_soon_of` returns the
     workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon.
     """
 
@@ -113,13 +113,13 @@ class QueueOrder:
         order: str,
         ageing: Ageing | None,
         overdue: Container[int],
-        excluded_by_limits: Callable[[int, int], frozenset[int]],
+        left_too_soon_of: Callable[[int, int], frozenset[int]],
     ) -> None:
         self.queue = queue
         self.is_strict = order == "fifo"  # no job passes the first one that may start
         self.ageing = ageing
         self.overdue = overdue
-        self.excluded_by_limits = excluded_by_limits
+        self.left_too_soon_of = left_too_soon_of
         self.turns: Turns | None = None  # this pass: the order under fair share
         #: what comes before arrival in the order of queue groups; less goes first
         self.key: Callable[[Group], Key] = by_priority
@@ -172,7 +172,7 @@ class QueueOrder:
 
     def left_too_soon(self, draft: Draft, item: int) -> frozenset[int]:
         """Return the workers that an entry's own time limit keeps it from: the one behind it may have another limit."""
-        return self.excluded_by_limits(item >> REPLICA_BITS, draft.time_ms) if draft.state.windows else _NOBODY
+        return self.left_too_soon_of(item >> REPLICA_BITS, draft.time_ms) if draft.state.windows else _NOBODY
 
     # ------------------------------------------------------------------------------- what comes before arrival
 

@@ -52,18 +52,18 @@ class FallingBack(Ranker):
         if self.main is not None:
             self._fall_back("slow", "", raised)
 
-    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         main = self.main
         if main is not None:
             try:
                 self._begin()
                 main.work = self.work
-                choice = main.choose(fleet, shape, avoid, barred)
+                choice = main.choose(fleet, shape, avoid, excluded)
                 self.work = main.work
                 return choice
             except Exception as raised:
                 self._fall_back("choose", f"{asked(shape)}; {len(fleet.hosts)} hosts", raised)
-        return self.plain.choose(fleet, shape, avoid, barred)
+        return self.plain.choose(fleet, shape, avoid, excluded)
 
     def prepare(self, fleet: Fleet) -> bool:
         main = self.main

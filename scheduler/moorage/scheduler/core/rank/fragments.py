@@ -99,22 +99,22 @@ class Fragments(Pack):
     def arrived(self, shape: Shape, replicas: int) -> None:
         self.mix.add(shape, replicas)
 
-    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         if self._is_plain(fleet, shape):
-            return super().choose(fleet, shape, avoid, barred)
+            return super().choose(fleet, shape, avoid, excluded)
         table = self._look(fleet)
         assert self._pressure is not None
         self._pressure.decided(1)
         found = self._scores_of(table, shape)
         keys = found.keys
         nowhere = NOWHERE
-        if avoid or barred:
-            keys, nowhere = _beside(table, keys, avoid, barred), FAR
+        if avoid or excluded:
+            keys, nowhere = _beside(table, keys, avoid, excluded), FAR
         row = int(keys.argmin()) if len(keys) else -1
         if row < 0 or keys.item(row) == nowhere:
             if found.ask.is_exact(table):
                 return None
-            return super().choose(fleet, shape, avoid, barred)  # what one number a device could not say
+            return super().choose(fleet, shape, avoid, excluded)  # what one number a device could not say
         host = table.hosts[row]
         assert host is not None
         if shape.mode == NO_GPU:
@@ -123,7 +123,7 @@ class Fragments(Pack):
             fit = host.cls.fit(shape)
             mask = whole_slots(host, host.open & fit.mask, fit, shape.count)
             return Choice(host, mask, host.open.bit_count() - shape.count)
-        return self._shared(table, found, row, avoid, barred)
+        return self._shared(table, found, row, avoid, excluded)
 
     # --------------------------------------------------------------------------------- keeping up
 
@@ -290,7 +290,7 @@ class Fragments(Pack):
         return keys
 
     def _shared(
-        self, table: HostTable, found: Scores, row: int, avoid: dict[int, int], barred: frozenset[int]
+        self, table: HostTable, found: Scores, row: int, avoid: dict[int, int], excluded: frozenset[int]
     ) -> Choice | None:
         """The device of the best host that the score was for; where one number said too much, Pack's exact look."""
         host, ask, shape = table.hosts[row], found.ask, found.ask.shape
@@ -300,7 +300,7 @@ class Fragments(Pack):
             device = host.shared.get(slot)
             if host.open >> slot & 1 if device is None else host.room_beside(slot, device, shape):
                 return Choice(host, 1 << slot, host.open.bit_count())
-        return super().choose(table.fleet, shape, avoid, barred)
+        return super().choose(table.fleet, shape, avoid, excluded)
 
     def held_bytes(self) -> int:
         """What tables and scores take, in bytes, for measurements."""
@@ -353,11 +353,11 @@ class Fragments(Pack):
         return masks
 
 
-def _beside(table: HostTable, keys: Keys, avoid: dict[int, int], barred: frozenset[int]) -> Keys:
-    """Scores where some hosts are barred and others have replicas of the job."""
+def _beside(table: HostTable, keys: Keys, avoid: dict[int, int], excluded: frozenset[int]) -> Keys:
+    """Scores where some hosts are excluded and others have replicas of the job."""
     found = keys.astype(np.int64)
     found[keys == NOWHERE] = FAR
-    for num in barred:
+    for num in excluded:
         row = table.row_of.get(num)
         if row is not None:
             found[row] = FAR

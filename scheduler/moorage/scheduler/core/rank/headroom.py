@@ -33,14 +33,14 @@ class Headroom(Pack):
 
     name: ClassVar[str] = "headroom"
 
-    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         if shape.spread:
-            return self._spread(fleet, shape, avoid, barred)
+            return self._spread(fleet, shape, avoid, excluded)
         best: Choice | None = None
         best_key = (0, 0, 0)
         for cls, fit in fleet.capable(shape):
             for num, host in cls.hosts.items():
-                if host.bucket < 0 or num in barred or not host.fits_host(shape):
+                if host.bucket < 0 or num in excluded or not host.fits_host(shape):
                     continue
                 key = (-fit.rank, -score(host), num)
                 if best is not None and key >= best_key:

@@ -140,9 +140,9 @@ class Mix:
         self._since.clear()
         self._squares.clear()
 
-    def top(self, percent: int = TOP_PERCENT) -> list[tuple[Shape, int]]:
-        """The most frequent shapes in use that cover so many percent of the arrivals, the most frequent first."""
-        return most_frequent(self._used.items(), percent)
+    def top(self) -> list[tuple[Shape, int]]:
+        """The most frequent shapes in use that cover `TOP_PERCENT` of the arrivals, the most frequent first."""
+        return most_frequent(self._used.items())
 
     def all(self) -> list[tuple[Shape, int]]:
         """Every shape in use with its count."""

@@ -19,25 +19,25 @@ class Preferring(Pack):
 
     name: ClassVar[str] = "prefer"
 
-    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         if shape.spread or shape.prefer == "pack":
-            return super().choose(fleet, shape, avoid, barred)
+            return super().choose(fleet, shape, avoid, excluded)
         return (
-            self._best_fit(fleet, shape, barred)
-            or self._least_used(fleet, shape, barred)
-            or self._join_sharers(fleet, shape, barred)  # of several devices some have to be shared
+            self._best_fit(fleet, shape, excluded)
+            or self._least_used(fleet, shape, excluded)
+            or self._join_sharers(fleet, shape, excluded)  # of several devices some have to be shared
         )
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         return []
 
-    def _least_used(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+    def _least_used(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
         """The shared device with the fewest sharers, where one device is asked for."""
         best: Choice | None = None
         best_users = 0
         for cls, fit in fleet.capable(shape) if shape.count == 1 else ():
             for (num, slot), device in cls.shared_open[shape.mode].items():
-                if (best is None or device.users < best_users) and fit.mask >> slot & 1 and num not in barred:
+                if (best is None or device.users < best_users) and fit.mask >> slot & 1 and num not in excluded:
                     host = cls.hosts[num]
                     if host.room_beside(slot, device, shape) and host.fits_host(shape):
                         best, best_users = Choice(host, 1 << slot, host.open.bit_count()), device.users

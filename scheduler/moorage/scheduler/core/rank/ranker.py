@@ -44,8 +44,8 @@ class Ranker:
         if "choose" in vars(cls) and "again" not in vars(cls):
             cls.again = Ranker.again  # type: ignore[method-assign]
 
-    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
-        """`avoid` counts this job's replicas by worker (for spread); `barred` are hosts held back for somebody."""
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
+        """`avoid` counts this job's replicas by worker (for spread); `excluded` are hosts held back for somebody."""
         raise NotImplementedError
 
     def prepare(self, fleet: Fleet) -> bool:
@@ -133,16 +133,16 @@ class Pack(Ranker):
 
     name: ClassVar[str] = "pack"
 
-    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         if shape.spread:
-            return self._spread(fleet, shape, avoid, barred)
+            return self._spread(fleet, shape, avoid, excluded)
         if shape.mode == NO_GPU:
-            return self._without_gpu(fleet, shape, barred)
+            return self._without_gpu(fleet, shape, excluded)
         if shape.mode > EXCLUSIVE:
-            choice = self._join_sharers(fleet, shape, barred)
+            choice = self._join_sharers(fleet, shape, excluded)
             if choice is not None:
                 return choice
-        return self._best_fit(fleet, shape, barred)
+        return self._best_fit(fleet, shape, excluded)
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         # Taken from, the host has still fewer free devices than any other that suffices: it remains the best fit.
@@ -158,7 +158,7 @@ class Pack(Ranker):
             masks.append(mask)
         return masks
 
-    def _best_fit(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+    def _best_fit(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
         best: Choice | None = None
         best_key = (0, 0)
         count = shape.count
@@ -167,42 +167,42 @@ class Pack(Ranker):
             for free in range(count, len(cls.buckets)):
                 if best is not None and (-fit.rank, free - count) >= best_key:
                     break
-                choice = self._first_in(cls.buckets[free], shape, fit, whole, barred)
+                choice = self._first_in(cls.buckets[free], shape, fit, whole, excluded)
                 if choice is not None:
                     best, best_key = choice, (-fit.rank, choice.left)
                     break
         return best
 
     def _first_in(
-        self, bucket: dict[int, Host], shape: Shape, fit: Fit, whole: bool, barred: frozenset[int]
+        self, bucket: dict[int, Host], shape: Shape, fit: Fit, whole: bool, excluded: frozenset[int]
     ) -> Choice | None:
         count = shape.count
         for host in bucket.values():
             mask = host.open if whole else host.open & fit.mask
             if (whole or mask.bit_count() >= count) and host.fits_host(shape):
-                if barred and host.worker.num in barred:
+                if excluded and host.worker.num in excluded:
                     continue
                 return Choice(host, whole_slots(host, mask, fit, count), host.open.bit_count() - count)
         return None
 
-    def _join_sharers(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+    def _join_sharers(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
         if shape.count > 1:
-            return self._share_many(fleet, shape, barred)
+            return self._share_many(fleet, shape, excluded)
         best: Choice | None = None
         best_users = -1
         for cls, fit in fleet.capable(shape):
             for (num, slot), device in cls.shared_open[shape.mode].items():
-                if device.users > best_users and fit.mask >> slot & 1 and num not in barred:
+                if device.users > best_users and fit.mask >> slot & 1 and num not in excluded:
                     host = cls.hosts[num]
                     if host.room_beside(slot, device, shape) and host.fits_host(shape):
                         best, best_users = Choice(host, 1 << slot, host.open.bit_count()), device.users
         return best
 
-    def _share_many(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+    def _share_many(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
         """Several shared devices of one host: open ones first, then free ones."""
         for cls, fit in fleet.capable(shape):
             for num, host in cls.hosts.items():
-                if host.bucket < 0 or num in barred or not host.fits_host(shape):
+                if host.bucket < 0 or num in excluded or not host.fits_host(shape):
                     continue
                 joined = 0
                 for slot, device in host.shared.items():
@@ -216,21 +216,21 @@ class Pack(Ranker):
                     return Choice(host, joined | lowest_slots(free, missing), free.bit_count() - missing)
         return None
 
-    def _without_gpu(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+    def _without_gpu(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
         for cls, _ in sorted(fleet.capable(shape), key=_device_count):
             for bucket in cls.buckets:
                 for host in bucket.values():
-                    if host.worker.num not in barred and host.fits_host(shape):
+                    if host.worker.num not in excluded and host.fits_host(shape):
                         return Choice(host, 0, host.bucket)
         return None
 
-    def _spread(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+    def _spread(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         """The host with the fewest of this job's replicas, then best fit."""
         best: Choice | None = None
         best_key: tuple[int, int, int, int] | None = None
         for cls, fit in fleet.capable(shape):
             for num, host in cls.hosts.items():
-                if host.bucket < 0 or num in barred or not host.fits_host(shape):
+                if host.bucket < 0 or num in excluded or not host.fits_host(shape):
                     continue
                 mask = self._slots_for(host, shape, fit)
                 if mask is None:

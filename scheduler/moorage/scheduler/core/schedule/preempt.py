@@ -1,7 +1,7 @@
-"""Preemption in the pass: who may ask for it, what becomes of it, and whose hosts are held meanwhile.
+"""Preemption in the pass: which jobs may ask for it, what becomes of it, and which hosts are held meanwhile.
 
-The ledger says who ends for whom and which hosts are held (`Job.preempts`), so a new leader goes on where the old one
-stopped. Looked for once a second, after all that could be placed was: what ends by itself in time ends nobody.
+The ledger says which jobs end for which job and which hosts are held (`Job.preempts`), so a new leader goes on where
+the old one stopped. Victims are looked for once a second, after a pass has placed all that it could.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ SEARCHES_MAX: Final = 2
 FOLLOWED_MAX: Final = 10_000
 _NOBODY: Final[frozenset[int]] = frozenset()
 _LEAVING: Final = frozenset((ENDING, CANCELLING))
-#: the draft's bytes of one preemption, beside its steps
 
 
 def leaving_for(state: State, job: Job) -> Iterator[Member]:
-    """Who still has to leave the hosts that are held for a job; other replicas of the same jobs may run on there."""
+    """Yield the members that still have to leave the hosts held for a job; others of their jobs may run on there."""
     if job.preempts is None:
         return
     hosts, jobs = job.preempts[0], set(job.preempts[1])
@@ -76,7 +75,7 @@ class Preempting:
         self.knows_fleet = knows_fleet
         self._sought_ms = 0
         self._in_vain: dict[int, int] = {}  # entry of the queue -> ledger ms at which no victims were found for it last
-        self._void: dict[int, int] = {}  # job number -> since when nobody ends for it any more
+        self._void: dict[int, int] = {}  # job number -> since when no job ends for it any more
         #: jobs that were asked to end and may not have yet; None where all members have to be looked at for that
         self._asked: set[int] | None = None
 
@@ -102,7 +101,7 @@ class Preempting:
         return tenant in (job.tenant, "") and policy.shape_of(job) is shape and policy.priority_of(job) == priority
 
     def settle(self, draft: Draft, waits: Callable[[Job], bool]) -> None:
-        """Give up what is void: whoever it was for waits no more, or has not started though all have ended."""
+        """Give up what is void: the job waits no more, or has not started though all its victims have ended."""
         before, self._void = self._void, {}  # built anew, so that a job that has started leaves nothing behind
         for num, job in draft.state.preempting.items():
             if waits(job):
@@ -120,10 +119,10 @@ class Preempting:
         eligible: Callable[[], list[tuple[Key, int, Group]]],
         excluded: Callable[[Group], frozenset[int]],
     ) -> None:
-        """Once a second: find victims for the first of those who may and found no room, with the first entry of each.
+        """Once a second: find victims for the first jobs of the groups that may preempt and found no room.
 
-        Whoever was searched for in vain comes behind the others, the longest ago first: who can never be helped must
-        not use up the searches. Nobody is found a host that another was found just now. A record in which an operator
+        A job for which no victims were found comes behind the others, the longest ago first: a job that can never be
+        helped must not use up the searches. No two jobs get the same host. A record in which an operator
         changes a priority seeks no victims, since the old priorities are still in the state; the next record does.
         """
         if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Preempt.LEVEL):

@@ -43,8 +43,6 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
 
-#: the setting's default
-PATIENCE_MS: Final = 30_000
 #: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
 #: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
 MOVE_MS_A_HOST: Final = 3
@@ -204,7 +202,7 @@ OWED_PART: Final = 512
 GROUPS_MAX: Final = 512
 #: kinds of overdue jobs for which hosts are sought in one scan, as each is a walk over the fleet
 WALKS_MAX: Final = 8
-NOBODY: Final[frozenset[int]] = frozenset()
+NO_HOSTS: Final[frozenset[int]] = frozenset()
 
 
 #: what jobs for which hosts are sought have in common: the shape, and the hosts that a drain excludes
@@ -245,7 +243,7 @@ class Reserving:
         self._next_claim_ms = math.inf  # with no reservation: when a job becomes overdue, or hosts are closed for one
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._in_vain: dict[_Sought, InVain] = {}  # of the candidates of the last scan that found none to reserve for
-        self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
+        self._preemptors = NO_HOSTS  # the jobs for which others ended at the last pass, by number
 
     # ----------------------------------------------------------------------- which hosts are closed to a group
 
@@ -275,7 +273,7 @@ class Reserving:
         """Return the hosts on which jobs end for a job other than those of this priority, shape and tenant."""
         draft = self._draft
         if draft is None or not draft.state.preempting:
-            return NOBODY
+            return NO_HOSTS
         return self._preempting.held(draft, shape, priority, tenant)
 
     # ----------------------------------------------------------------------------------------- a pass begins

@@ -28,7 +28,6 @@ from weakref import WeakValueDictionary
 
 from moorage.scheduler.core.request_reader import workload_of
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.shared_values import SharedCount
 from moorage.scheduler.core.state import (
     AT_MS,
     AT_RUNNING,
@@ -67,7 +66,7 @@ FOREVER_MS: Final = 1 << 62
 #: how many times as long as it has lasted goes on what outlived all others, at most in nine of ten cases
 OUTLIVED_P90: Final = 9
 
-#: ends that say how long the work holds its devices; an end that somebody asked for says nothing
+#: ends that say how long the work holds its devices; an end that was asked for says nothing
 _RAN: Final = frozenset({SUCCEEDED, FAILED, TIMED_OUT, EXITED})
 
 _Group = tuple[str, str, int]
@@ -125,6 +124,15 @@ class _Runs:
         if near is None:
             near = self._near[window] = sorted(ms for _, ms in at[slice(*window)])
         return near
+
+
+class SharedCount:
+    """A number that all holders of it see grow; it can stand in a `WeakValueDictionary`."""
+
+    __slots__ = ("__weakref__", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
 
 
 class Durations:
@@ -213,7 +221,7 @@ class Durations:
         return (ms if left is None else min(ms, left)), len(known)
 
     def half_left_ms(self, groups: Groups, elapsed_ms: int, limit_ms: int | None, accepted_ms: int) -> int | None:
-        """The `p50_ms` of `remaining` alone, of whoever asks for thousands of members."""
+        """Return the `p50_ms` of `remaining` alone, for questions about thousands of members."""
         known = self._known(groups, accepted_ms)
         left_ms = None if known is None else _left_ms(known, elapsed_ms, 50)
         if limit_ms is None:

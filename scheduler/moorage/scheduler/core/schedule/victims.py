@@ -25,7 +25,7 @@ COMPARED_MAX: Final = 256
 #: hosts whose members are read anew in one search, of those that changed; the others of those count as they were, and
 #: are read with the next searches. A new leader ends no job for another before it has read every host once
 READ_MAX: Final = 2_048
-#: after its victims are gone, whoever still has not started gives the hosts up
+#: a job that has not started so long after its victims ended gives the hosts up
 VOID_MS: Final = 10_000
 _LEAVING: Final = frozenset((ENDING, CANCELLING))
 
@@ -33,7 +33,7 @@ _LEAVING: Final = frozenset((ENDING, CANCELLING))
 class Right(NamedTuple):
     """What lets a job end others: a priority above theirs, or GPUs guaranteed to its tenant that others borrow.
 
-    Who `borrows` takes no other tenant below its guarantee by priority: that would take it back at once, for ever.
+    A tenant that `borrows` takes no other one below its guarantee by priority: that one would take it back at once.
     """
 
     job: Job
@@ -56,12 +56,12 @@ class Victim:
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
-        """Who goes first: the lowest priority, the least lost; then by name."""
+        """Return the key by which victims are chosen: the lowest priority, then the least work lost, then by number."""
         return (self.priority, self.cost, self.job.num, self.members[0].replica.index)
 
 
 class Choice(NamedTuple):
-    """The victims, and the hosts that are held for whoever they end for."""
+    """The victims, and the hosts that are held for the job that they end for."""
 
     victims: list[Victim]
     hosts: frozenset[int]
@@ -70,8 +70,7 @@ class Choice(NamedTuple):
 class Preemption:
     """Over one fleet. `priority_of` is a job's own or an operator's, `runtime_ms` what everybody may run in peace.
 
-    With `ageing` a victim defends the priority that it counted with when it began; nobody preempts by age.
-    `compared_max` and `read_max` are `COMPARED_MAX` and `READ_MAX`.
+    With `ageing` a victim defends the priority that it counted with when it began; no job preempts by its age.
     """
 
     def __init__(
@@ -81,16 +80,14 @@ class Preemption:
         priority_of: Callable[[Job], int],
         runtime_ms: int,
         ageing: Ageing | None = None,
-        compared_max: int = COMPARED_MAX,
-        read_max: int = READ_MAX,
     ) -> None:
         self.fleet = fleet
         self.shape_of = shape_of
         self.priority_of = priority_of
         self.runtime_ms = runtime_ms
         self.ageing = ageing
-        self.compared_max = compared_max
-        self.read_max = read_max
+        self.compared_max = COMPARED_MAX
+        self.read_max = READ_MAX
         self._read: dict[int, _Read] = {}  # by worker number; hosts that are gone are left out once there are more
         self._reprioritized = -1
         self._next = 0  # the worker number from which on changed hosts are read next
@@ -182,7 +179,7 @@ class _Read:
 class _Begins:
     """As `began_ms`, of many members that run: the story of a job of several replicas is read once for all of them.
 
-    Who begins to run with the record that is being built begins now: the ledger's story does not tell it yet.
+    A member that begins to run with the record in hand begins now: the ledger's story does not tell it yet.
     """
 
     __slots__ = ("_now_ms", "_of_job")
@@ -208,7 +205,7 @@ class _Begins:
 
 
 class _Search:
-    """One replica more on one host after the other, where that costs least; then nobody is ended in vain.
+    """One replica more on one host after the other, where that costs least, so that no job ends without need.
 
     Every host is scanned for the least priority that its victims could have (`_level`), which is quick; the victims
     themselves are chosen (`_offer`) on as many hosts as may have the best.
@@ -247,7 +244,7 @@ class _Search:
 
     def run(self, read: Mapping[int, _Read]) -> Choice | None:
         if self.room >= self.shape.together:
-            return None  # it fits as things are: whoever bars it will be gone
+            return None  # it fits as things are: what keeps it from there will be gone
         order, scanned = self._order(read), 0
         heap: list[tuple[tuple[int, int], int, list[Victim]]] = []
         while self.room < self.shape.together:
@@ -421,7 +418,7 @@ class _Search:
         self._refresh(victim)
 
     def _spare(self) -> None:
-        """Leave out whoever is not needed after all: a gang's end may have freed what was chosen before."""
+        """Leave out victims that are not needed after all: the end of a gang may have freed as much."""
         for victim in sorted(self.chosen.values(), key=lambda victim: victim.rank, reverse=True):
             self._leave_out(victim)
             if self.room < self.shape.together:
