@@ -17,7 +17,7 @@ import msgspec
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import Secret
 from moorage.worker.attempt_files import AttemptFiles
-from moorage.worker.attempt_folders import AttemptFolders, FolderUnavailable
+from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
 from moorage.worker.drivers.container_config import (
     ContainerSettings,
@@ -34,8 +34,7 @@ from moorage.worker.drivers.container_engine import EngineDown, EngineError
 from moorage.worker.drivers.container_entry import Entries, NoEntry
 from moorage.worker.drivers.container_faults import CannotStart, pull_fault
 from moorage.worker.drivers.container_host import ContainerHost, Member
-from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
-from moorage.worker.job_files import FilesUnavailable
+from moorage.worker.environment import START_FAILED, HostAtFault, lay_over
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
@@ -182,7 +181,7 @@ class Starter:
             )  # fmt: skip
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None
-        except (SharingUnavailable, FolderUnavailable) as error:
+        except HostAtFault as error:
             raise CannotStart(None, _words(error)) from None
         except MoorageError as error:
             code = None if error.code == "failed-precondition" else CODE_CANNOT_START
@@ -208,7 +207,7 @@ class Starter:
             if cwd and not os.path.isabs(cwd) and not os.path.isdir(os.path.join(self._folders.path(name), cwd)):
                 raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}")
             self._folders.give_to_container(name, ids)
-        except (FilesUnavailable, FolderUnavailable) as error:
+        except HostAtFault as error:
             raise CannotStart(None, _words(error)) from None
         except MoorageError as error:
             raise CannotStart(CODE_CANNOT_START, _words(error)) from None
