@@ -101,11 +101,23 @@ class DockerEngine:
         found: dict[str, Any] = json.loads(self.docker("inspect", container).stdout)[0]
         return found
 
-    def make_image(self, name: str, *says: str) -> str:
+    def make_image(self, name: str, *says: str, programs: Sequence[str] = PROGRAMS) -> str:
         """Make an image of some programs of this machine, with these lines of a Dockerfile, and return its name."""
         changes = [word for line in says for word in ("--change", line)]
-        self.docker("import", *changes, "-", name, stdin=image_of(PROGRAMS))
+        self.docker("import", *changes, "-", name, stdin=image_of(programs))
         return name
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[str]:
+        """Make a network whose containers this host reaches; all containers on it must be gone when it is removed."""
+        name = f"moorage-test-{os.path.basename(self.folder)}"
+        self.docker("network", "create", name)
+        try:
+            yield name
+        finally:
+            if left := self.containers():
+                self.docker("rm", "--force", *left, check=False)
+            self.docker("network", "rm", name)
 
     def close(self) -> None:
         """End all that it runs, and the engine; leave no mount behind."""

@@ -11,9 +11,11 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +25,7 @@ import msgspec
 import pytest
 
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Device, ReadLog
+from moorage.schemas.frames import Device, LogPage, ReadLog
 from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
@@ -103,7 +105,9 @@ class Rig:
 
     def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
         resources = run.pop("resources", None)
-        request = Request(run=Run(driver="docker", image=image, argv=list(argv), **run), resources=resources)
+        config = {"docker": {"ports": run.pop("ports")}} if "ports" in run else {}
+        asked = Run(driver="docker", image=image, argv=list(argv), **run)
+        request = Request(run=asked, resources=resources, driver_config=config)
         name = ("acme", job, 0, 1, 7)
         self.driver.check(request)
         self.driver.start([Assignment(name, request, list(self.devices), "exclusive")])
@@ -127,9 +131,12 @@ class Rig:
     async def reported(self, kind: type, name: MemberName) -> Any:
         return await until(lambda: self.told(kind, name), deadline_s=60, what=f"{kind.__name__} of {name[1]}")
 
-    async def output(self, name: MemberName, stream: Any = "out") -> str:
+    async def page(self, name: MemberName, stream: Any = "out") -> LogPage:
         ask = ReadLog("s", *name, driver="docker", stream=stream, offset=0, limit=1 << 16, ended_ms=1)
-        return (await self.driver.read_log(ask)).text
+        return await self.driver.read_log(ask)
+
+    async def output(self, name: MemberName, stream: Any = "out") -> str:
+        return (await self.page(name, stream)).text
 
     def live_output(self, name: MemberName, stream: str = "out") -> str:
         return "".join(frame.text for of, frame in self.frames if of == name and frame.stream == stream)
@@ -307,6 +314,8 @@ async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_opera
         async with state_of(tmp_path) as state, Rig(state, own, secrets_dir=kept) as rig:
             name = rig.start("j1", "sh", "-c", "exit 3", image=f"{address}/box@{registry.digest}")
             assert await rig.reported(Ended, name) == (name, 3, "exit")
+            notes = [frame.note for of, frame in rig.frames if of == name and frame.note]
+            assert notes[0] == f"pulling the image {address}/box@{registry.digest}", "the caller sees it"
             tagged = rig.start("tagged", "sh", image=f"{address}/box:1")
             assert "not named by its digest" in (await rig.reported(StartFailed, tagged))[2]
         own = settings(docker, pull="always")
@@ -383,6 +392,39 @@ async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngin
         unknown = rig.start("unknown", "true", env={"TOKEN": Secret("other")})
         assert "no such file" in (await rig.reported(StartFailed, unknown))[2]
         await no_containers(docker)
+
+
+@pytest.mark.slow
+async def test_a_container_is_reached_on_the_port_that_its_caller_is_told(docker: DockerEngine, tmp_path: Path) -> None:
+    image = docker.make_image("moorage-test:busybox", programs=("busybox",))
+    listens = ("busybox", "sh", "-c", 'echo "$MOORAGE_PORT_8080"; exec busybox nc -l -p 8080 -e echo hello')
+    with docker.network() as network:
+        own = settings(docker, network=network, ports="42000-42999")
+        async with state_of(tmp_path) as state:
+            async with Rig(state, own, address="127.0.0.1") as rig:
+                name = rig.start("j1", *listens, image=image, ports=[8080])
+                await rig.reported(Started, name)
+                (told,) = await until(lambda: [f.ports for of, f in rig.frames if of == name and f.ports], 60)
+                await until(lambda: told["8080"] in rig.live_output(name), deadline_s=60, what="its own word")
+            async with Rig(state, own, address="127.0.0.1") as rig:
+                assert (await rig.page(name)).ports == told, "the next agent knows it, too"
+                host, _, port = told["8080"].partition(":")
+                said = await asyncio.to_thread(hear, host, int(port))
+                assert said == b"hello\n"
+                assert await rig.reported(Ended, name) == (name, 0, "exit")
+                assert (await rig.page(name)).ports == {}
+                await no_containers(docker)
+
+
+def hear(host: str, port: int) -> bytes:
+    """Connect until something answers, and return what it says."""
+    ends = time.monotonic() + 60.0
+    while time.monotonic() < ends:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=10) as found:
+            if said := found.makefile("rb").read():
+                return said
+        time.sleep(0.1)
+    raise AssertionError(f"nothing answers at {host}:{port}")
 
 
 class Dying(Engine):
@@ -552,10 +594,10 @@ class SlowRegistry(Engine):
 
     pulls = 0
 
-    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[str]:
+    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[Mapping[str, Any]]:
         self.pulls += 1
         await asyncio.Event().wait()
-        yield ""
+        yield {}
 
 
 async def with_slow_registry(rig: Rig, docker: DockerEngine) -> SlowRegistry:
@@ -573,6 +615,7 @@ async def test_images_that_do_not_arrive_keep_no_container_from_its_start(docker
         here = rig.start("here", "sh", "-c", "exit 3")
         assert await rig.reported(Ended, here) == (here, 3, "exit")
         assert slow.pulls == PULLS_MAX, "the registry is not asked for more at once"
+        assert "waiting to pull the image nowhere/none:4" in [frame.note for _, frame in rig.frames]
         for name in waiting:
             rig.driver.end(name, 0.0, "cancelled")
         for name in waiting:

@@ -27,7 +27,7 @@ import msgspec
 
 from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
-from moorage.worker.environment import START_FAILED, HostAtFault
+from moorage.worker.environment import HostAtFault
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import FOLDER_BYTES_DEFAULT, FOLDER_KEEP_DEFAULT, WorkerSettings
 from moorage.worker.supervisor.child import StartRefused, resolve_user
@@ -65,7 +65,7 @@ class FolderUnavailable(HostAtFault):
     """This host cannot make the folder of an attempt."""
 
     def __init__(self, why: str, next_step: str = "") -> None:
-        super().__init__(f"{START_FAILED}: no folder for the job: {why}", next_step=next_step)
+        super().__init__(f"no folder for the job: {why}", next_step=next_step)
 
 
 class AttemptFolders:

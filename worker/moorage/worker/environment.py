@@ -60,7 +60,7 @@ class HostAtFault(Refused):
     """This host cannot start an attempt. The job is not at fault, so it is tried again elsewhere."""
 
     def __init__(self, why: str, *, found: object = None, next_step: str = "") -> None:
-        told = problem("failed-precondition", why, found=found, next=next_step)
+        told = problem("failed-precondition", f"{START_FAILED}: {why}", found=found, next=next_step)
         super().__init__(msgspec.structs.replace(told, fault="fleet"))
 
 
@@ -70,7 +70,7 @@ class SharingUnavailable(HostAtFault):
     def __init__(self, mode: Sharing, message: str, path: str = "") -> None:
         self.mode: Final[Sharing] = mode
         self.path: Final = path
-        words = f"{START_FAILED}: {mode} is unavailable on {os.uname().nodename}: {message}"
+        words = f"{mode} is unavailable on {os.uname().nodename}: {message}"
         super().__init__(words, found=path or None)
 
 

@@ -105,14 +105,14 @@ class Engine:
                         return None
                     raise
 
-    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[str]:
+    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[Mapping[str, Any]]:
         """Pull an image, as this user with this password if any; yields what the engine tells of its progress."""
         auth = None if login is None else {"username": login[0], "password": login[1]}
         with self._sorted():
             async for told in self._docker.images.pull(image, auth=auth, stream=True):
                 if "error" in told:
                     raise EngineError(500, str(told["error"]))
-                yield str(told.get("status", ""))
+                yield told
 
     async def create(self, config: Mapping[str, Any], name: str) -> str:
         """Create a container and return its id."""

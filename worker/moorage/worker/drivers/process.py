@@ -364,7 +364,7 @@ class ProcessDriver(Driver):
         try:
             member = await self._made_ready(assignment, member)
         except HostAtFault as error:
-            self._not_brought(name, NotStarted([(name, f"{START_FAILED}: {error.problem.message}")]))
+            self._not_brought(name, NotStarted([(name, error.problem.message)]))
         except MoorageError as error:
             why = f"{START_FAILED}: {error.problem.message}"
             self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
