@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import gzip
-import hashlib
-import http.server
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +30,7 @@ from moorage.worker.drivers.container_config import (
     devices_of,
     network_of,
 )
-from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
+from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece, with_tag
 from moorage.worker.drivers.container_entry import MEMORY
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.container_start import PULLS_MAX, STARTS_MAX
@@ -48,11 +42,11 @@ from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.output import member_digest, output_path
-from tests.engines import PATH, DockerEngine, engine, image_of, why_no_dockerd
+from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
+from tests.registries import Registry
 from tests.waiting import until
 
 IMAGE: Final = "moorage-test:driver"
-MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
 NO_RULES: Final = Policy({}, {}, {}, None, {})
 
 
@@ -241,64 +235,6 @@ async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once
         await no_containers(docker)
 
 
-class Registry(http.server.ThreadingHTTPServer):
-    """A registry with one image, for one user."""
-
-    LOGIN: Final = "Basic " + base64.b64encode(b"me:pass:word").decode()
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Registry.Handler)
-        layer = image_of(("sh",))
-        config = json.dumps(
-            {
-                "architecture": "amd64",
-                "os": "linux",
-                "config": {},
-                "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-            }
-        ).encode()
-        kind, parts = (
-            "application/vnd.docker.",
-            [("container.image.v1+json", config), ("image.rootfs.diff.tar.gzip", gzip.compress(layer))],
-        )
-        self.blobs = {f"sha256:{hashlib.sha256(data).hexdigest()}": data for _, data in parts}
-        told = [
-            {"mediaType": kind + name, "size": len(data), "digest": digest}
-            for (name, data), digest in zip(parts, self.blobs, strict=True)
-        ]
-        self.manifest = json.dumps(
-            {"schemaVersion": 2, "mediaType": MANIFEST, "config": told[0], "layers": told[1:]}
-        ).encode()
-        self.digest = f"sha256:{hashlib.sha256(self.manifest).hexdigest()}"
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        server: Registry
-
-        def do_GET(self) -> None:
-            last = self.path.rpartition("/")[2]
-            if self.headers["Authorization"] != Registry.LOGIN:
-                self._answer(401, b"{}", {"WWW-Authenticate": 'Basic realm="test"'})
-            elif "/manifests/" in self.path and last in ("1", self.server.digest):
-                headers = {"Content-Type": MANIFEST, "Docker-Content-Digest": self.server.digest}
-                self._answer(200, self.server.manifest, headers)
-            else:
-                found = self.server.blobs.get(last)
-                self._answer(200 if found is not None or self.path == "/v2/" else 404, found or b"{}", {})
-
-        do_HEAD = do_GET
-
-        def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(data)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing: not to standard error."""
-
-
 @pytest.mark.slow
 async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_operator_keeps(
     docker: DockerEngine, tmp_path: Path
@@ -307,9 +243,8 @@ async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_opera
     kept.mkdir(mode=0o700)
     (kept / "registry").touch(mode=0o600)
     (kept / "registry").write_text("me:pass:word\n")
-    with Registry() as registry:
-        threading.Thread(target=registry.serve_forever, daemon=True).start()
-        address = f"127.0.0.1:{registry.server_address[1]}"
+    with Registry.serving(login="me:pass:word") as registry:
+        address = registry.address
         own = settings(docker, pull="missing", digests_only=True, registry_secrets={address: "registry"})
         async with state_of(tmp_path) as state, Rig(state, own, secrets_dir=kept) as rig:
             name = rig.start("j1", "sh", "-c", "exit 3", image=f"{address}/box@{registry.digest}")
@@ -323,7 +258,6 @@ async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_opera
             refused = rig.start("j2", "sh", image=f"{address}/box:1")
             told = await until(lambda: rig.told(NotStarted, refused) or rig.told(StartFailed, refused), deadline_s=60)
             assert "cannot be pulled" in str(told)
-        registry.shutdown()
 
 
 @pytest.mark.slow
@@ -909,6 +843,13 @@ async def test_closing_waits_for_no_container_that_is_ending(tmp_path: Path) -> 
     await asyncio.wait((closing,), timeout=60)
     assert closing.done()
     assert member.task.done()
+
+
+def test_of_an_image_without_a_tag_one_tag_is_pulled() -> None:
+    digest = "@sha256:" + "0" * 64
+    assert [with_tag(image) for image in ("a", "h:5/a", "h:5/a:1", "a:1", f"h:5/a{digest}", f"a{digest}")] == [
+        "a:latest", "h:5/a:latest", "h:5/a:1", "a:1", f"h:5/a{digest}", f"a{digest}",
+    ]  # fmt: skip
 
 
 async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:
