@@ -244,7 +244,8 @@ def test_two_spellings_of_one_device_are_one(one: str, other: str) -> None:
 def test_ports_are_a_few_numbers_each_once() -> None:
     for driver in ("docker", "podman"):
         assert asked(driver, {"image": "a", "ports": [80, 65535]}).trouble is None
-        for wrong in ([], list(range(1, 18)), 80, {}, [0], [65536], ["80"], [True], [80, 80], [8.0]):
+        wrongs: list[Any] = [[], list(range(1, 18)), 80, {}, [0], [65536], ["80"], [True], [80, 80], [8.0]]
+        for wrong in wrongs:
             found = trouble(driver, {"image": "a", "ports": wrong})
             assert found.field.startswith(f"driver_config.{driver}.ports"), wrong
             assert "1..16 numbers from 1 to 65535" in found.allowed

@@ -13,7 +13,6 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Output, Start
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Run
-from moorage.worker.drivers import output_frames
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_config import (
     ContainerSettings,
@@ -172,7 +171,7 @@ def test_a_pull_is_told_in_a_line_that_never_goes_back() -> None:
 
 def test_notes_are_few_and_short_and_nothing_is_kept_of_a_member_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sent = [100.0], list[Output]()
-    monkeypatch.setattr(output_frames.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("moorage.worker.drivers.output_frames.time.monotonic", lambda: now[0])
     notes = Notes(publishes=True)
     notes.publish = lambda _, raw: sent.append(msgspec.json.decode(raw, type=Output))
     for at in range(1000):

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Device, LogPage, ReadLog
+from moorage.schemas.frames import Device, LogPage, ReadLog, Start
 from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
@@ -39,6 +39,7 @@ from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
+from moorage.worker.rendezvous import own_address
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.output import member_digest, output_path
@@ -347,7 +348,27 @@ async def test_a_container_is_reached_on_the_port_that_its_caller_is_told(docker
                 assert said == b"hello\n"
                 assert await rig.reported(Ended, name) == (name, 0, "exit")
                 assert (await rig.page(name)).ports == {}
+                # rank 1 finds rank 0 at the address of this host, which all ranks are told
+                start = Start("acme", "g", 0, 1, 7, own_address(), free_port(), 2)
+                gpu = GpuSpec(scheduling="gang", distributed=Distributed())
+                hears = "busybox nc -l -p $MASTER_PORT -e echo hello from $RANK of $WORLD_SIZE"
+                asks = "until busybox nc $MASTER_ADDR $MASTER_PORT | busybox grep of; do busybox sleep 0.1; done"
+                ranks = []
+                for rank, words in enumerate((hears, asks)):
+                    run = Run(driver="docker", image=image, argv=["busybox", "sh", "-c", words])
+                    gang = Request(run=run, gpu=gpu, replicas=2)
+                    ranks.append(("acme", "g", rank, 1, 7))
+                    rig.driver.start([Assignment(ranks[-1], gang, [], "exclusive", start)])
+                for each in ranks:
+                    assert await rig.reported(Ended, each) == (each, 0, "exit")
+                assert await rig.output(ranks[1]) == "hello from 0 of 2\n"
                 await no_containers(docker)
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
 
 
 def hear(host: str, port: int) -> bytes:
