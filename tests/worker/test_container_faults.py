@@ -66,7 +66,7 @@ SAID: Final[dict[str, dict[str, list[CannotStart]]]] = {
     },
     "the image lacks the program": {
         "docker": [
-            docker_start('failed to create shim task: OCI runtime create failed: exec: "nope": executable file not found'
+            docker_start('failed to create task: OCI runtime create failed: exec: "nope": executable file not found'
                          " in $PATH: unknown", 400),
         ],
         "podman": [
