@@ -27,10 +27,8 @@ async def test_a_running_job_tells_where_it_is_reached(
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will("logs", Answer("logs", 9, pages[0]))
         assert await client.job("j").ports() == {80: "10.0.0.7:30000"}
-        for config in (
-            {"driver_config": {"docker": {"ports": [80]}}},
-            {"template": {"driver_config": {"docker": {"ports": [80]}}}},
-        ):
+        config = {"driver_config": {"docker": {"ports": [80]}}}
+        for asked_for in (config, {"template": config}):
             data = running(3, **asked_for)
             scheduler.will("logs", *(Answer("logs", 9, page) for page in pages), away)
             data["ports"] = await _ports_of(client, "j", data)
