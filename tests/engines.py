@@ -35,6 +35,26 @@ def why_no_dockerd() -> str:
     return f"no Docker engine of its own: no {missing[0]}" if missing else ""
 
 
+def docker_26() -> Path:
+    """Return where Debian 13's engine is unpacked, if it is: the folder of DOCKER_26, else one of the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("DOCKER_26") or f"{cache}/moorage-tests/docker-26")
+
+
+def path_26() -> str:
+    """Return the PATH on which dockerd is Debian 13's. Its runc needs a newer libc, so the machine's own is taken."""
+    return f"{docker_26()}/usr/sbin:{docker_26()}/usr/bin:{PATH}"
+
+
+@functools.cache
+def why_no_docker_26() -> str:
+    """Return "" where a test can have an engine of Debian 13, else one line that says why not."""
+    if why := why_no_dockerd():
+        return why
+    missing = [name for name in ("sbin/dockerd", "bin/containerd") if not (docker_26() / "usr" / name).exists()]
+    return f"no Docker engine of Debian 13: no {docker_26()}, unpacked from its packages" if missing else ""
+
+
 class DockerEngine:
     """dockerd on a folder of its own. Its containers outlive `kill`, as they do for any engine that crashes."""
 
@@ -101,11 +121,23 @@ class DockerEngine:
         found: dict[str, Any] = json.loads(self.docker("inspect", container).stdout)[0]
         return found
 
-    def make_image(self, name: str, *says: str) -> str:
+    def make_image(self, name: str, *says: str, programs: Sequence[str] = PROGRAMS) -> str:
         """Make an image of some programs of this machine, with these lines of a Dockerfile, and return its name."""
         changes = [word for line in says for word in ("--change", line)]
-        self.docker("import", *changes, "-", name, stdin=image_of(PROGRAMS))
+        self.docker("import", *changes, "-", name, stdin=image_of(programs))
         return name
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[str]:
+        """Make a network whose containers this host reaches; all containers on it must be gone when it is removed."""
+        name = f"moorage-test-{os.path.basename(self.folder)}"
+        self.docker("network", "create", name)
+        try:
+            yield name
+        finally:
+            if left := self.containers():
+                self.docker("rm", "--force", *left, check=False)
+            self.docker("network", "rm", name)
 
     def close(self) -> None:
         """End all that it runs, and the engine; leave no mount behind."""
@@ -160,9 +192,18 @@ def image_of(programs: Sequence[str]) -> bytes:
 
 
 @contextlib.contextmanager
-def engine(*options: str, config: dict[str, Any] | None = None, path: str = PATH) -> Iterator[DockerEngine]:
-    """An engine on a folder with a short name, since sockets have short ones; nothing of it is left."""
+def engine(
+    *options: str, config: dict[str, Any] | None = None, path: str = PATH, disk_bytes: int = 0
+) -> Iterator[DockerEngine]:
+    """An engine on a folder with a short name, since sockets have short ones; nothing of it is left.
+
+    With `disk_bytes` it has a disk of its own of that size, in memory.
+    """
     folder = Path(tempfile.mkdtemp(prefix="me-", dir="/tmp"))
+    if disk_bytes:
+        (folder / "data").mkdir()
+        size = f"size={disk_bytes}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "moorage-test", folder / "data"], check=True)
     made = DockerEngine(folder, *options, config=config, path=path)
     try:
         yield made

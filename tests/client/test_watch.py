@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.cli.jobs.progress import Progress
 from moorage.client import AsyncClient, Event, NotFound, TimedOut
 from moorage.client.follow import stories
 from moorage.client.follow.output import Piece
@@ -431,3 +432,38 @@ async def test_the_end_of_the_output_is_waited_for_where_the_driver_tells_that_i
                 heard = [item.text async for item in following.rest() if isinstance(item, Piece)]
                 assert told is None or heard == ["late", "late"]
         assert [verb for verb, _ in scheduler.asked] == ["show"] * (1 if told is not None else 2)
+
+
+async def test_what_a_worker_tells_beside_the_output_comes_where_it_is_wanted(
+    nats_url: str, unique: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will_show(*[shown("j", "PLACED", change(1, "ACCEPTED"), change(2, "PLACED"))] * 2)
+        async with (
+            client.watch("j", output=True, notes=True) as noted,
+            client.watch("j", output=True) as plain,
+        ):
+            for frame in (
+                Output(1, "err", 0, "", note="pulling the image a: 34 % of 10 MiB"),
+                Output(1, "err", 0, "", ports={"80": "h:1"}),
+                Output(1, "out", 0, "x\n", next=2),
+            ):
+                await scheduler.say_raw(scheduler.subjects.log(unique, "j", 0), encode(frame))
+            found: dict[str, list[Piece]] = {"noted": [], "plain": []}
+            for name, watch in (("noted", noted), ("plain", plain)):
+                async with asyncio.timeout(30):
+                    async for item in watch:
+                        if isinstance(item, Piece):
+                            found[name].append(item)
+                            if item.text:
+                                break
+    assert [(piece.note[:7], piece.ports, piece.text) for piece in found["noted"]] == [
+        ("pulling", {}, ""), ("", {"80": "h:1"}, ""), ("", {}, "x\n"),
+    ]  # fmt: skip
+    assert [piece.text for piece in found["plain"]] == ["x\n"]
+    progress = Progress("j", whole=True)
+    for piece in [found["noted"][0], *found["noted"]]:
+        progress.output(piece)
+    out, err = capsys.readouterr()
+    assert out == "x\n"
+    assert [line.split("  ")[-1] for line in err.splitlines()] == ["pulling the image a", "ports: 80 at h:1"]

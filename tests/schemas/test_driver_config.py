@@ -239,3 +239,15 @@ def test_two_spellings_of_one_device_are_one(one: str, other: str) -> None:
     assert "twice" in trouble(block={"gpu_device_ids": [one, other]}, gpu={"count": 2}).message
     found = [asked(block={"gpu_device_ids": [each]}, gpu={"count": 1}).device_ids for each in (one, other)]
     assert found[0] == found[1]
+
+
+def test_ports_are_a_few_numbers_each_once() -> None:
+    for driver in ("docker", "podman"):
+        assert asked(driver, {"image": "a", "ports": [80, 65535]}).trouble is None
+        wrongs: list[Any] = [[], list(range(1, 18)), 80, {}, [0], [65536], ["80"], [True], [80, 80], [8.0]]
+        for wrong in wrongs:
+            found = trouble(driver, {"image": "a", "ports": wrong})
+            assert found.field.startswith(f"driver_config.{driver}.ports"), wrong
+            assert "1..16 numbers from 1 to 65535" in found.allowed
+    for driver in ("process", "vm", "kubernetes"):
+        assert f"reads no driver_config.{driver}.ports" in trouble(driver, {"ports": [80]}).message

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import gzip
-import hashlib
-import http.server
-import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +20,7 @@ import msgspec
 import pytest
 
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Device, ReadLog
+from moorage.schemas.frames import Device, LogPage, ReadLog, Start
 from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
@@ -35,7 +31,7 @@ from moorage.worker.drivers.container_config import (
     devices_of,
     network_of,
 )
-from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece
+from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece, with_tag
 from moorage.worker.drivers.container_entry import MEMORY
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.container_start import PULLS_MAX, STARTS_MAX
@@ -44,14 +40,15 @@ from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
+from moorage.worker.rendezvous import own_address
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.output import member_digest, output_path
-from tests.engines import PATH, DockerEngine, engine, image_of, why_no_dockerd
+from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
+from tests.registries import Registry
 from tests.waiting import until
 
 IMAGE: Final = "moorage-test:driver"
-MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
 NO_RULES: Final = Policy({}, {}, {}, None, {})
 
 
@@ -104,7 +101,9 @@ class Rig:
 
     def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
         resources = run.pop("resources", None)
-        request = Request(run=Run(driver="docker", image=image, argv=list(argv), **run), resources=resources)
+        config = {"docker": {"ports": run.pop("ports")}} if "ports" in run else {}
+        asked = Run(driver="docker", image=image, argv=list(argv), **run)
+        request = Request(run=asked, resources=resources, driver_config=config)
         name = ("acme", job, 0, 1, 7)
         self.driver.check(request)
         self.driver.start([Assignment(name, request, list(self.devices), "exclusive")])
@@ -128,9 +127,12 @@ class Rig:
     async def reported(self, kind: type, name: MemberName) -> Any:
         return await until(lambda: self.told(kind, name), deadline_s=90, what=f"{kind.__name__} of {name[1]}")
 
-    async def output(self, name: MemberName, stream: Any = "out") -> str:
+    async def page(self, name: MemberName, stream: Any = "out") -> LogPage:
         ask = ReadLog("s", *name, driver="docker", stream=stream, offset=0, limit=1 << 16, ended_ms=1)
-        return (await self.driver.read_log(ask)).text
+        return await self.driver.read_log(ask)
+
+    async def output(self, name: MemberName, stream: Any = "out") -> str:
+        return (await self.page(name, stream)).text
 
     def live_output(self, name: MemberName, stream: str = "out") -> str:
         return "".join(frame.text for of, frame in self.frames if of == name and frame.stream == stream)
@@ -235,64 +237,6 @@ async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once
         await no_containers(docker)
 
 
-class Registry(http.server.ThreadingHTTPServer):
-    """A registry with one image, for one user."""
-
-    LOGIN: Final = "Basic " + base64.b64encode(b"me:pass:word").decode()
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Registry.Handler)
-        layer = image_of(("sh",))
-        config = json.dumps(
-            {
-                "architecture": "amd64",
-                "os": "linux",
-                "config": {},
-                "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-            }
-        ).encode()
-        kind, parts = (
-            "application/vnd.docker.",
-            [("container.image.v1+json", config), ("image.rootfs.diff.tar.gzip", gzip.compress(layer))],
-        )
-        self.blobs = {f"sha256:{hashlib.sha256(data).hexdigest()}": data for _, data in parts}
-        told = [
-            {"mediaType": kind + name, "size": len(data), "digest": digest}
-            for (name, data), digest in zip(parts, self.blobs, strict=True)
-        ]
-        self.manifest = json.dumps(
-            {"schemaVersion": 2, "mediaType": MANIFEST, "config": told[0], "layers": told[1:]}
-        ).encode()
-        self.digest = f"sha256:{hashlib.sha256(self.manifest).hexdigest()}"
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        server: Registry
-
-        def do_GET(self) -> None:
-            last = self.path.rpartition("/")[2]
-            if self.headers["Authorization"] != Registry.LOGIN:
-                self._answer(401, b"{}", {"WWW-Authenticate": 'Basic realm="test"'})
-            elif "/manifests/" in self.path and last in ("1", self.server.digest):
-                headers = {"Content-Type": MANIFEST, "Docker-Content-Digest": self.server.digest}
-                self._answer(200, self.server.manifest, headers)
-            else:
-                found = self.server.blobs.get(last)
-                self._answer(200 if found is not None or self.path == "/v2/" else 404, found or b"{}", {})
-
-        do_HEAD = do_GET
-
-        def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(data)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing: not to standard error."""
-
-
 @pytest.mark.slow
 async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_operator_keeps(
     docker: DockerEngine, tmp_path: Path
@@ -301,13 +245,14 @@ async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_opera
     kept.mkdir(mode=0o700)
     (kept / "registry").touch(mode=0o600)
     (kept / "registry").write_text("me:pass:word\n")
-    with Registry() as registry:
-        threading.Thread(target=registry.serve_forever, daemon=True).start()
-        address = f"127.0.0.1:{registry.server_address[1]}"
+    with Registry.serving(login="me:pass:word") as registry:
+        address = registry.address
         own = settings(docker, pull="missing", digests_only=True, registry_secrets={address: "registry"})
         async with state_of(tmp_path) as state, Rig(state, own, secrets_dir=kept) as rig:
             name = rig.start("j1", "sh", "-c", "exit 3", image=f"{address}/box@{registry.digest}")
             assert await rig.reported(Ended, name) == (name, 3, "exit")
+            notes = [frame.note for of, frame in rig.frames if of == name and frame.note]
+            assert notes[0] == f"pulling the image {address}/box@{registry.digest}", "the caller sees it"
             tagged = rig.start("tagged", "sh", image=f"{address}/box:1")
             assert "not named by its digest" in (await rig.reported(StartFailed, tagged))[2]
         own = settings(docker, pull="always")
@@ -315,7 +260,6 @@ async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_opera
             refused = rig.start("j2", "sh", image=f"{address}/box:1")
             told = await until(lambda: rig.told(NotStarted, refused) or rig.told(StartFailed, refused), deadline_s=90)
             assert "cannot be pulled" in str(told)
-        registry.shutdown()
 
 
 @pytest.mark.slow
@@ -385,6 +329,59 @@ async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngin
         unknown = rig.start("unknown", "true", env={"TOKEN": Secret("other")})
         assert "no such file" in (await rig.reported(StartFailed, unknown))[2]
         await no_containers(docker)
+
+
+@pytest.mark.slow
+async def test_a_container_is_reached_on_the_port_that_its_caller_is_told(docker: DockerEngine, tmp_path: Path) -> None:
+    image = docker.make_image("moorage-test:busybox", programs=("busybox",))
+    listens = ("busybox", "sh", "-c", 'echo "$MOORAGE_PORT_8080"; exec busybox nc -l -p 8080 -e echo hello')
+    with docker.network() as network:
+        own = settings(docker, network=network, ports="42000-42999")
+        async with state_of(tmp_path) as state:
+            async with Rig(state, own, address="127.0.0.1") as rig:
+                name = rig.start("j1", *listens, image=image, ports=[8080])
+                await rig.reported(Started, name)
+                (told,) = await until(lambda: [f.ports for of, f in rig.frames if of == name and f.ports], 60)
+                await until(lambda: told["8080"] in rig.live_output(name), deadline_s=60, what="its own word")
+            async with Rig(state, own, address="127.0.0.1") as rig:
+                assert (await rig.page(name)).ports == told, "the next agent knows it, too"
+                host, _, port = told["8080"].partition(":")
+                said = await asyncio.to_thread(hear, host, int(port))
+                assert said == b"hello\n"
+                assert await rig.reported(Ended, name) == (name, 0, "exit")
+                assert (await rig.page(name)).ports == {}
+                # rank 1 finds rank 0 at the address of this host, which all ranks are told
+                start = Start("acme", "g", 0, 1, 7, own_address(), free_port(), 2)
+                gpu = GpuSpec(scheduling="gang", distributed=Distributed())
+                hears = "busybox nc -l -p $MASTER_PORT -e echo hello from $RANK of $WORLD_SIZE"
+                asks = "until busybox nc $MASTER_ADDR $MASTER_PORT | busybox grep of; do busybox sleep 0.1; done"
+                ranks = []
+                for rank, words in enumerate((hears, asks)):
+                    run = Run(driver="docker", image=image, argv=["busybox", "sh", "-c", words])
+                    gang = Request(run=run, gpu=gpu, replicas=2)
+                    ranks.append(("acme", "g", rank, 1, 7))
+                    rig.driver.start([Assignment(ranks[-1], gang, [], "exclusive", start)])
+                for each in ranks:
+                    assert await rig.reported(Ended, each) == (each, 0, "exit")
+                assert await rig.output(ranks[1]) == "hello from 0 of 2\n"
+                await no_containers(docker)
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+def hear(host: str, port: int) -> bytes:
+    """Connect until something answers, and return what it says."""
+    ends = time.monotonic() + 60.0
+    while time.monotonic() < ends:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=10) as found:
+            if said := found.makefile("rb").read():
+                return said
+        time.sleep(0.1)
+    raise AssertionError(f"nothing answers at {host}:{port}")
 
 
 class Dying(Engine):
@@ -554,10 +551,10 @@ class SlowRegistry(Engine):
 
     pulls = 0
 
-    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[str]:
+    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[Mapping[str, Any]]:
         self.pulls += 1
         await asyncio.Event().wait()
-        yield ""
+        yield {}
 
 
 async def with_slow_registry(rig: Rig, docker: DockerEngine) -> SlowRegistry:
@@ -575,6 +572,7 @@ async def test_images_that_do_not_arrive_keep_no_container_from_its_start(docker
         here = rig.start("here", "sh", "-c", "exit 3")
         assert await rig.reported(Ended, here) == (here, 3, "exit")
         assert slow.pulls == PULLS_MAX, "the registry is not asked for more at once"
+        assert "waiting to pull the image nowhere/none:4" in [frame.note for _, frame in rig.frames]
         for name in waiting:
             rig.driver.end(name, 0.0, "cancelled")
         for name in waiting:
@@ -868,6 +866,13 @@ async def test_closing_waits_for_no_container_that_is_ending(tmp_path: Path) -> 
     await asyncio.wait((closing,), timeout=60)
     assert closing.done()
     assert member.task.done()
+
+
+def test_of_an_image_without_a_tag_one_tag_is_pulled() -> None:
+    digest = "@sha256:" + "0" * 64
+    assert [with_tag(image) for image in ("a", "h:5/a", "h:5/a:1", "a:1", f"h:5/a{digest}", f"a{digest}")] == [
+        "a:latest", "h:5/a:latest", "h:5/a:1", "a:1", f"h:5/a{digest}", f"a{digest}",
+    ]  # fmt: skip
 
 
 async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:

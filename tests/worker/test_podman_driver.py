@@ -31,6 +31,7 @@ from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.output import member_digest
 from tests.podmans import PodmanHome, podman_home, why_no_podman
+from tests.registries import Registry
 from tests.waiting import NeverHappened, until
 from tests.worker.supervisor_rig import lives
 
@@ -298,6 +299,35 @@ async def test_a_host_that_cannot_sends_the_job_elsewhere(home: PodmanHome, tmp_
             name = rig.start("j3", "true")
             assert await rig.reported(NotStarted, name)
         async with Rig(home, state):  # what the drivers before had not removed yet when they were closed
+            await nothing_left(home, state)
+
+
+@pytest.mark.slow
+async def test_an_image_is_pulled_with_the_password_that_the_operator_keeps_and_a_bad_pull_says_whose_fault_it_is(
+    home: PodmanHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Registry.serving(login="me:pass:word") as registry:
+        registries = tmp_path / "registries.conf"
+        registries.write_text(f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n')
+        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(registries))
+        image, logins = f"{registry.address}/box:1", {registry.address: "login"}
+        async with state_of(tmp_path) as state, Rig(home, state, pull="missing", registry_secrets=logins) as rig:
+            login = tmp_path / "secrets" / "login"
+            login.touch(mode=0o600)
+            login.write_text("me:pass:word\n")
+            absent = rig.start("absent", "true", image=f"{registry.address}/box:2")
+            assert "cannot be pulled" in (await rig.reported(StartFailed, absent))[2], "nor elsewhere"
+            name = rig.start("j1", "sh", "-c", "exit 3", image=image)
+            assert await rig.reported(Ended, name) == (name, 3, "exit")
+            notes = [frame.note for of, frame in rig.frames if of == name and frame.note]
+            assert notes[0] == f"pulling the image {image}", "the caller sees it"
+            login.write_text("me:wrong\n")
+            home.podman("rmi", image)
+            refused = rig.start("refused", "true", image=image)
+            told = await until(
+                lambda: rig.told(NotStarted, refused) or rig.told(StartFailed, refused), deadline_s=WAIT_S, what="it"
+            )
+            assert "cannot be pulled" in str(told)
             await nothing_left(home, state)
 
 

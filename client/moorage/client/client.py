@@ -250,17 +250,19 @@ class AsyncClient(Connected):
         past: bool = False,
         tail: int | None = None,
         replica: int | None = None,
+        notes: bool = False,
     ) -> Watch:
         """The events of a job, which need not be submitted yet, and with `output` its output from now on; see `Watch`.
 
         With `past` the output comes from its beginning, or only the last `tail` lines of what was before. `replica`
-        chooses the output of one replica.
+        chooses the output of one replica. With `notes` there are also what a worker does before the start (`note`), and
+        where the ports of a container are reached (`ports`), as pieces without text; they may be lost.
         """
         from moorage.client.follow.stories import Following
         from moorage.client.follow.watch import Watch
 
         following = Following(self._stories, self.job(id).id)
-        return Watch(following, output=output, past=past, tail=tail, replica=replica)
+        return Watch(following, output=output, past=past, tail=tail, replica=replica, notes=notes)
 
     async def as_completed(self, jobs: Iterable[Job], timeout: Duration | None = None) -> AsyncIterator[Job]:
         """Yield each of these jobs of this tenant once, as it ends; `job.result()` then answers at once.

@@ -14,7 +14,7 @@ import msgspec
 from moorage.client.durations import Duration, age, seconds
 from moorage.client.errors import JobFailed, NotFound
 from moorage.client.follow.captured import Tail
-from moorage.client.follow.output import Joiner, Piece, newest_attempts
+from moorage.client.follow.output import Joiner, Piece, newest_attempts, read_page
 from moorage.client.follow.result import Result
 from moorage.client.follow.seen import Seen
 from moorage.client.follow.stories import Following
@@ -127,6 +127,14 @@ class Job(Seen):
                 yield piece
         if joiner is not None and joiner.trouble is not None and not given:
             raise joiner.trouble
+
+    async def ports(self, replica: int = 0) -> dict[int, str]:
+        """Return where a running container of the job is reached, `address:port` by its own ports, as its worker says.
+
+        Empty where it publishes none, or does not run. Raises `NoOutput`, `NotFound`, `NoScheduler`.
+        """
+        page = await read_page(self._client, self.id, replica, None, "out", 0, 1)
+        return {int(own): where for own, where in page.ports.items()}
 
     async def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
         """Wait until the job is over. `timeout` defaults to the client's `wait_timeout`.

@@ -99,6 +99,10 @@ class SyncJob(Handle[Job]):
             self._twin.logs(timeout, follow=follow, tail=tail, replica=replica, attempt=attempt)
         )
 
+    def ports(self, replica: int = 0) -> dict[int, str]:
+        """As `Job.ports`."""
+        return self._thread.call(self._twin.ports(replica))
+
     def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
         """As `Job.result`; `on_progress` is called in the private thread."""
         return self._thread.call(self._twin.result(timeout, on_progress))
@@ -382,10 +386,17 @@ class Client(ClientBase):
         return SyncJob(self._thread, self._twin.job(id))
 
     def watch(
-        self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None, replica: int | None = None
+        self,
+        id: str,
+        *,
+        output: bool = False,
+        past: bool = False,
+        tail: int | None = None,
+        replica: int | None = None,
+        notes: bool = False,
     ) -> SyncWatch:
         """As `AsyncClient.watch`."""
-        watch = called(lambda: self._twin.watch(id, output=output, past=past, tail=tail, replica=replica))
+        watch = called(lambda: self._twin.watch(id, output=output, past=past, tail=tail, replica=replica, notes=notes))
         return SyncWatch(self._thread, self._thread.call(watch))
 
     def as_completed(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> Iterator[SyncJob]:

@@ -20,6 +20,8 @@ from moorage.schemas.trouble import Trouble, quoted
 
 #: characters of a device's id
 ID_CHARS_MAX: Final = 256
+#: ports of one container
+PORTS_MAX: Final = 16
 #: the keys of a block that list devices: the first is moorage's own word
 DEVICE_KEYS: Final = ("gpu_device_ids", "cdi_devices", "device_ids")
 #: where the interim form of OpenShell's request lists them
@@ -69,19 +71,25 @@ class HandlerBlock(ProcessBlock, frozen=True, kw_only=True, omit_defaults=True):
     input: Any = None  # of the function: any JSON value
 
 
-class DockerBlock(_Devices, frozen=True, kw_only=True, omit_defaults=True):
+class _Image(_Devices, frozen=True, kw_only=True, omit_defaults=True):
+    """An image, and devices."""
+
+    image: str | None = None  # in place of `run.image`
+
+
+class DockerBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
     """A container knows devices by their CDI names, as `nvidia.com/gpu=0`; a uuid or an index is found, too."""
 
     ids, ids_are = _ANY_ID, "a CDI name, a uuid or an index"
 
-    image: str | None = None  # in place of `run.image`
+    ports: list[int] | None = None  # the container's own TCP ports that are to be reached from outside of its host
 
 
 class PodmanBlock(DockerBlock, frozen=True, kw_only=True, omit_defaults=True):
     """As docker's."""
 
 
-class VmBlock(DockerBlock, frozen=True, kw_only=True, omit_defaults=True):
+class VmBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
     """A virtual machine has one device, by its index (also as a number) or its PCI address."""
 
     ids, ids_are = _VM_ID, 'an index, a PCI address as 0000:17:00.0, or ""'
@@ -164,6 +172,8 @@ def block_fault(driver: str, block: object) -> Fault | None:
         field = f"{place}.{key}"
         if key in DEVICE_KEYS and (fault := _list_fault(kind, field, value)) is not None:
             return fault
+        if key == "ports" and (fault := _ports_fault(field, value)) is not None:
+            return fault
         if key == "image" and value is not None and not (isinstance(value, str) and value.strip()):
             return _shape(field, "image must name an image", quoted(str(value)), "the name of an image")
     given = [key for key in DEVICE_KEYS if block.get(key) is not None]
@@ -189,6 +199,19 @@ def _list_fault(kind: type[Block], field: str, value: object) -> Fault | None:
         if not one.strip() or len(one) > ID_CHARS_MAX:
             found = quoted(one) if not one.strip() else f"{len(one)} characters"
             return _shape(f"{field}[{at}]", "an id must not be blank", found, f"1..{ID_CHARS_MAX} characters")
+    return None
+
+
+def _ports_fault(field: str, value: object) -> Fault | None:
+    """No list, no port, or one port twice."""
+    allowed = f"1..{PORTS_MAX} numbers from 1 to 65535, each once"
+    if value is None:
+        return None
+    if not isinstance(value, list) or not 1 <= len(value) <= PORTS_MAX:
+        return _shape(field, "ports must list TCP ports of the container", quoted(str(value)), allowed)
+    for at, one in enumerate(value):
+        if type(one) is not int or not 0 < one < 1 << 16 or one in value[:at]:
+            return _shape(f"{field}[{at}]", "this is no port, or it is named twice", quoted(str(one)), allowed)
     return None
 
 

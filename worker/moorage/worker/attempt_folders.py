@@ -25,9 +25,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from moorage.schemas.errors import Refused, problem
 from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
+from moorage.worker.environment import HostAtFault
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import FOLDER_BYTES_DEFAULT, FOLDER_KEEP_DEFAULT, WorkerSettings
 from moorage.worker.supervisor.child import StartRefused, resolve_user
@@ -61,12 +61,11 @@ class FolderBounds(NamedTuple):
     keep_s: float = FOLDER_KEEP_DEFAULT
 
 
-class FolderUnavailable(Refused):
-    """This host cannot make the folder of an attempt. The host is at fault, so the job is tried again elsewhere."""
+class FolderUnavailable(HostAtFault):
+    """This host cannot make the folder of an attempt."""
 
     def __init__(self, why: str, next_step: str = "") -> None:
-        found = problem("failed-precondition", f"start-failed: no folder for the job: {why}", next=next_step)
-        super().__init__(found)
+        super().__init__(f"no folder for the job: {why}", next_step=next_step)
 
 
 class AttemptFolders:

@@ -56,18 +56,22 @@ _TF_SOURCES: Final = {
 }
 
 
-class SharingUnavailable(Refused):
-    """This host cannot offer the sharing `mode` asked for: `path` is missing or of the wrong kind, or not this GPU.
+class HostAtFault(Refused):
+    """This host cannot start an attempt. The job is not at fault, so it is tried again elsewhere."""
 
-    It is the host's fault, so the placement is refused and the job goes elsewhere.
-    """
+    def __init__(self, why: str, *, found: object = None, next_step: str = "") -> None:
+        told = problem("failed-precondition", f"{START_FAILED}: {why}", found=found, next=next_step)
+        super().__init__(msgspec.structs.replace(told, fault="fleet"))
+
+
+class SharingUnavailable(HostAtFault):
+    """This host cannot offer the sharing `mode` asked for: `path` is missing or of the wrong kind, or not this GPU."""
 
     def __init__(self, mode: Sharing, message: str, path: str = "") -> None:
         self.mode: Final[Sharing] = mode
         self.path: Final = path
-        words = f"{START_FAILED}: {mode} is unavailable on {os.uname().nodename}: {message}"
-        found = problem("failed-precondition", words, found=path or None)
-        super().__init__(msgspec.structs.replace(found, fault="fleet"))
+        words = f"{mode} is unavailable on {os.uname().nodename}: {message}"
+        super().__init__(words, found=path or None)
 
 
 @dataclass(frozen=True, slots=True)

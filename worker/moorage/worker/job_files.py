@@ -26,6 +26,7 @@ from moorage.schemas.errors import Refused, problem
 from moorage.schemas.job import is_quick
 from moorage.schemas.subjects import Subjects
 from moorage.system.archives import MEMBERS_MAX, PATH_BYTES_MAX, BadArchive, Inflating, compressed, empty, unpack
+from moorage.worker.environment import HostAtFault
 
 #: below the state folder
 CACHE: Final = "files"
@@ -44,11 +45,11 @@ class FilesRefused(Refused):
         super().__init__(problem("failed-precondition", f"files: {why}"))
 
 
-class FilesUnavailable(Refused):
+class FilesUnavailable(HostAtFault):
     """This worker cannot have the files now."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(problem("failed-precondition", f"files: {why}"))
+        super().__init__(f"files: {why}")
 
 
 class NotKept(Refused):

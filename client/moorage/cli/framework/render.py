@@ -235,3 +235,8 @@ def utc(milliseconds: float) -> str:
 def utc_ms(milliseconds: int) -> str:
     """Wall milliseconds as `2026-11-20T11:36:02.507Z`."""
     return f"{utc(milliseconds)[:-1]}.{milliseconds % 1000:03d}Z"
+
+
+def ports_words(ports: Mapping[str, str]) -> str:
+    """Where the ports of a container are reached: `8080 at 10.0.0.5:30001`."""
+    return ", ".join(f"{own} at {where}" for own, where in ports.items())

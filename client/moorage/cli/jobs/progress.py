@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from moorage.cli.framework.console import is_live, plain, say
 from moorage.cli.framework.exit_codes import shell_code
-from moorage.cli.framework.render import age, state, waits
+from moorage.cli.framework.render import age, ports_words, state, waits
 from moorage.cli.framework.screen import cut
 from moorage.cli.jobs.labelled import Labelled
 from moorage.schemas.units import many
@@ -43,10 +43,13 @@ class Progress:
         self._simulated = False
         self._replicated = False
         self._labelled = Labelled() if labelled else None
+        self._state = ""
+        self._noted = ""
 
     def event(self, event: Event) -> None:
         """A transition: what the job is now, and where."""
         self._simulated = self._simulated or event.simulated
+        self._state = event.state
         if event.waiting is not None:
             self.waiting(event.waiting)
         if self._quiet:
@@ -80,7 +83,10 @@ class Progress:
             say(text)
 
     def output(self, piece: Piece) -> None:
-        """A piece of the job's output, as it was written."""
+        """A piece of the job's output, as it was written, or what its worker tells beside that."""
+        if not piece.is_output:
+            self._tell(piece)
+            return
         key = (piece.replica, piece.attempt, piece.stream)
         expected = self._offsets.get(key, 0 if self._whole else piece.offset)
         if piece.offset > expected:
@@ -93,6 +99,17 @@ class Progress:
             self._write(piece.stream, piece.data)
         elif piece.text:
             self._write(piece.stream, piece.text)
+
+    def _tell(self, piece: Piece) -> None:
+        """What is done before the start, and where it is reached. In a pipe one line for all of one pull."""
+        of = f"replica {piece.replica}: " if self._labelled is not None else ""
+        if piece.ports:
+            self._note(f"{of}ports: {ports_words(piece.ports)}")
+            return
+        head = piece.note.split(": ")[0]
+        if not self._quiet and (self._rewrites or head != self._noted):
+            self._noted = head
+            self._show(f"{self._tag(self._state)}  {of}{piece.note if self._rewrites else head}")
 
     def _write(self, name: str, text: str | bytes) -> None:
         """To a terminal as text, elsewhere every byte as it is."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
-from moorage.cli.framework.render import age, facts, table, utc
+from moorage.cli.framework.render import age, facts, ports_words, table, utc
 from moorage.cli.jobs.job_rows import code_cell, counts_line, jobs_table, matching, no_jobs
 from moorage.cli.jobs.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
 from moorage.client.login import who
-from moorage.schemas.job import ACCEPTED, TERMINAL
+from moorage.schemas.job import ACCEPTED, RUNNING, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
 from moorage.schemas.units import many
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from moorage.schemas.frames import Answer
 
 LIMIT_MAX: Final = 1000
+#: replicas whose workers are asked for their ports
+PORTS_ROWS_MAX: Final = 64
 
 
 def show(
@@ -41,12 +44,41 @@ def show(
             return None
 
         async def ask(name: str) -> Answer:
-            return await client.answer("show", {"job": name})
+            answer = await client.answer("show", {"job": name})
+            if ports := await _ports_of(client, name, answer.data):
+                answer.data["ports"] = ports
+            return answer
 
         options.show_each(await ask_each(client, jobs, ask), _show)
         return None
 
     return with_client(options, work)
+
+
+async def _ports_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Ask the workers where the running replicas of a job are reached that wants ports; by replica."""
+    from moorage.client.errors import ClientError
+    from moorage.schemas.capabilities import driver_of
+
+    request = data.get("request", {})
+    found: dict[str, dict[str, str]] = {}
+    blocks = request.get("driver_config") or (request.get("template") or {}).get("driver_config") or {}
+    block = blocks.get(driver_of(data))
+    if not isinstance(block, dict) or not block.get("ports"):
+        return {}
+    for row in data.get("replica_states", [])[:PORTS_ROWS_MAX]:
+        with contextlib.suppress(ClientError):  # its worker is away, and the rest of the answer is there
+            if row["state"] == RUNNING and (ports := await client.job(job).ports(row["replica"])):
+                found[str(row["replica"])] = {str(own): where for own, where in ports.items()}
+    return found
+
+
+def _ports(data: dict[str, Any]) -> str:
+    ports = data.get("ports", {})
+    many_of = len(ports) > 1
+    return "; ".join(
+        f"{f'replica {replica}: ' if many_of else ''}{ports_words(of_one)}" for replica, of_one in ports.items()
+    )
 
 
 def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
@@ -80,6 +112,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("age", age(data["age_ms"]) if "age_ms" in data else ""),
                 ("worker", data.get("worker")),
                 ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
+                ("ports", _ports(data)),
                 ("code", code_cell(data.get("code"))),
                 ("why", data.get("why")),
                 ("kept", _kept(data)),

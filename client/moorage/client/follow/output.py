@@ -28,7 +28,8 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
     """A piece of output: the bytes from `offset` up to `next` of one stream of a replica's attempt.
 
     `text` is decoded with replacement; if the bytes are not UTF-8, `data` has them as they are. `end` marks the last
-    piece of a stream.
+    piece of a stream. A piece with `note` or `ports` is no output: what the worker does before the start, or where the
+    ports of a container are reached.
     """
 
     replica: int
@@ -39,6 +40,13 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
     end: bool = False
     next: int = 0
     data: bytes | None = None
+    note: str = ""
+    ports: dict[str, str] = {}
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the job wrote it."""
+        return not self.note and not self.ports
 
     @property
     def behind(self) -> int:

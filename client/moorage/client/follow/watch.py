@@ -30,7 +30,8 @@ class Watch:
 
     Made by `AsyncClient.watch`. With `output` it yields output from now on. With `past` this is joined to what the
     workers keep, without gaps or duplicates: everything from the beginning, or the last `tail` lines of each stream of
-    that; `replica` chooses one replica. `lost` counts pieces of output that were dropped here.
+    that; `replica` chooses one replica. With `notes` a `Piece` may be what a worker tells beside the output. `lost`
+    counts pieces of output that were dropped here.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Watch:
         past: bool = False,
         tail: int | None = None,
         replica: int | None = None,
+        notes: bool = False,
     ) -> None:
         if tail is not None and not past:
             raise TypeError("tail is of the output that is kept: it goes with past=True")
@@ -49,6 +51,7 @@ class Watch:
         self._following = following
         self._output = output or past
         self._replica = replica
+        self._notes = notes
         self._logs: Subscribed | None = None
         self._open_streams: set[tuple[int, int, StreamName]] = set()
         self._ended_streams: set[tuple[int, int, StreamName]] = set()
@@ -119,8 +122,11 @@ class Watch:
         if said.end:
             self._open_streams.discard((replica, said.attempt, said.stream))
             self._ended_streams.add((replica, said.attempt, said.stream))
-        piece = Piece(replica, said.attempt, said.stream, said.offset, said.text, said.end, said.next, said.data)
-        if not self._following.put(piece):
+        piece = Piece(
+            replica, said.attempt, said.stream, said.offset, said.text, said.end, said.next, said.data,
+            said.note, said.ports,
+        )  # fmt: skip
+        if (piece.is_output or self._notes) and not self._following.put(piece):
             self.lost += 1
 
     def __aiter__(self) -> AsyncIterator[Event | Piece]:
@@ -167,7 +173,7 @@ class Watch:
         }
 
     async def _joined(self, piece: Piece) -> AsyncIterator[Piece]:
-        if self.joiner is None:
+        if self.joiner is None or not piece.is_output:
             yield piece
             return
         async for each in self.joiner.joined(piece):

@@ -17,7 +17,8 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
 
     `offset` counts bytes of this stream (out or err) in this attempt, `next` is the offset behind this piece (0 where
     an older worker does not say it); `text` is decoded with replacement, and where that changes it `data` has the bytes
-    (base64 in JSON).
+    (base64 in JSON). A frame with `note` or `ports` is no output: its worker tells what it does before the start, as
+    `pulling the image a/b:1: 34 %`, or, once a container has started, where each of its ports is reached.
     """
 
     attempt: int
@@ -28,6 +29,8 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     end: bool = False
     next: int = 0
     data: bytes | None = None
+    note: str = ""
+    ports: dict[str, str] = {}  # `address:port` by the container's own port
 
 
 class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,7 +105,8 @@ class LogPage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
 
     They are in `text` where they are UTF-8, else as they are in `data` (base64 in JSON). `size` is what is kept of the
     stream by now, in bytes; `truncated` says that its worker dropped what came behind that. `over`: the stream has
-    ended, and this page goes up to its end. `attempt` 0: the replica has not been placed yet.
+    ended, and this page goes up to its end. `attempt` 0: the replica has not been placed yet. `ports`: where a
+    container that runs is reached (`address:port`), by its own ports.
     """
 
     attempt: _Count
@@ -117,3 +121,4 @@ class LogPage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     replica: int = 0
     worker: str = ""
     v: int = VERSION
+    ports: dict[str, str] = {}

@@ -19,7 +19,8 @@ from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_entry import mounts_of, words_of
-from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
+from moorage.worker.drivers.container_ports import Published, is_ipv4, ports_wanted, range_of
+from moorage.worker.environment import START_FAILED, HostAtFault, SharingUnavailable, lay_over
 from moorage.worker.inventory.device_nodes import device_nodes
 from moorage.worker.policy import Policy
 from moorage.worker.settings import check_rules
@@ -37,6 +38,8 @@ FOLDER_AT: Final = "/work"
 _ID_MAX: Final = (1 << 32) - 1
 #: networks that are the host's, or another container's
 _SHARED_NETWORKS: Final = ("host", "container:", "ns:")
+#: networks of which an engine publishes no ports
+_UNPUBLISHED: Final = ("none", "host")
 
 
 class Image(NamedTuple):
@@ -84,6 +87,15 @@ class ContainerSettings(msgspec.Struct, frozen=True):
         tuple[str, ...],
         setting("Tenants, or *, whose ranks of a gang have the host's network, where they reach each other."),
     ] = ()
+    ports: Annotated[
+        str,
+        setting(
+            "Ports of this host on which containers may be reached, as 30000-30999; empty: none. A network is needed."
+        ),
+    ] = ""
+    ports_for: Annotated[
+        dict[str, str], setting("Ports of a tenant's containers in place of those; * is every other tenant.")
+    ] = {}
     mounts: Annotated[
         tuple[str, ...], setting("Folders of this host for every container, each as /host/path:/path:ro or :rw.")
     ] = ()
@@ -101,7 +113,9 @@ class ContainerSettings(msgspec.Struct, frozen=True):
         for network in (self.network, *self.network_for.values()):
             if not network or network.startswith(_SHARED_NETWORKS):
                 raise ValueError(f"network must be none, bridge or the name of a network, found {network!r}")
-        for name in ("images_for", "network_for", "mounts_for"):
+        for ports in (self.ports, *self.ports_for.values()):
+            range_of(ports)
+        for name in ("images_for", "network_for", "ports_for", "mounts_for"):
             check_rules(name, getattr(self, name))
         if self.user != "image" and not re.fullmatch(r"[0-9]+(:[0-9]+)?", self.user):
             raise ValueError(f"user must be UID, UID:GID or image, found {self.user!r}")
@@ -131,6 +145,24 @@ def check_request(request: Request, settings: ContainerSettings) -> None:
             allowed="a worker whose driver has a network on which its hosts reach each other (network, gangs_on_host)",
         )
 
+    if ports_wanted(request) and not any((settings.ports, *settings.ports_for.values())):
+        raise refuse(
+            "failed-precondition",
+            "this worker's containers are reached on no port of its host",
+            field=f"$.driver_config.{request.workload.driver}.ports",
+            found=", ".join(map(str, ports_wanted(request))),
+            allowed="a worker whose driver has ports, or ports_for the tenant",
+        )
+
+
+def check_network(tenant: str, request: Request, settings: ContainerSettings) -> None:
+    """Raise HostAtFault where the network that the tenant's containers have here is not one for this request."""
+    network = network_of(tenant, request, settings)
+    if is_gang(request) and network == "none":
+        raise HostAtFault(f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
+    if ports_wanted(request) and network in _UNPUBLISHED:
+        raise HostAtFault(f"containers of {tenant} are reached on no port: their network is {network}")
+
 
 def _wrong(message: str, field: str, found: str | None, allowed: str) -> Refused:
     return refuse("invalid-argument", message, field=field, found=found, allowed=allowed)
@@ -147,6 +179,9 @@ def check_policy(tenant: str, request: Request, settings: ContainerSettings, pol
         raise _forbidden(f"image {image} may not run on this worker", image, ", ".join(patterns[:5]))
     if run.user is not None and not settings.request_user and policy.user_of(tenant) is None:
         raise _forbidden("a job may not name its user on this worker", run.user, "no user")
+    if (ports := ports_wanted(request)) and not ports_of(tenant, settings):
+        found = ", ".join(map(str, ports))
+        raise _forbidden(f"containers of {tenant} may be reached on no port of this worker", found, "no ports")
     if run.argv:
         policy.check_program(tenant, run)
     elif policy.has_programs:
@@ -167,6 +202,12 @@ def network_of(tenant: str, request: Request, settings: ContainerSettings) -> st
     if is_gang(request) and not {tenant, OTHERS}.isdisjoint(settings.gangs_on_host):
         return "host"
     return _for(tenant, settings.network_for) or settings.network
+
+
+def ports_of(tenant: str, settings: ContainerSettings) -> range:
+    """Return the ports of this host on which a tenant's containers may be reached."""
+    ports = _for(tenant, settings.ports_for)
+    return range_of(settings.ports if ports is None else ports)
 
 
 def registry_of(image: str) -> str:
@@ -191,6 +232,7 @@ def config_of(
     log_bytes: int,
     folder: str = "",
     variables: Path | None = None,
+    published: Published | None = None,
     nodes: Mapping[str, Sequence[str]] = MappingProxyType({}),
     interface: str | None = None,
     simulated: bool = False,
@@ -201,9 +243,11 @@ def config_of(
     are the files of devices, as `Kit.nodes` has them.
     """
     tenant, request, run = assignment.name[0], assignment.request, assignment.run
-    ours = assignment.environment(interface=interface, simulated=simulated)
+    network = network_of(tenant, request, settings)
+    # the host's interfaces are there on its network alone
+    ours = assignment.environment(interface=interface if network == "host" else None, simulated=simulated)
     host: dict[str, Any] = {
-        "NetworkMode": network_of(tenant, request, settings),
+        "NetworkMode": network,
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
         "Privileged": False,
@@ -228,6 +272,10 @@ def config_of(
         asked, shown = devices_of(assignment.devices, settings, info, nodes)
         host |= asked
         ours |= shown
+    if bindings := _bindings(assignment, network, published):
+        host["PortBindings"] = bindings
+    if published is not None:
+        ours |= published.variables
     base = {"HOME": FOLDER_AT} if folder else {}
     env = lay_over(base | {name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
     config: dict[str, Any] = {
@@ -237,6 +285,8 @@ def config_of(
         "User": _user(policy.user_of(tenant) or run.user, settings),
         "HostConfig": host,
     }
+    if bindings:
+        config["ExposedPorts"] = {port: {} for port in bindings}
     if run.argv:
         config["Cmd"] = list(run.argv)
     if variables is not None:
@@ -248,6 +298,22 @@ def config_of(
     if run.cwd or (folder and run.argv):  # an image's own command starts in the image's own folder
         config["WorkingDir"] = os.path.join(FOLDER_AT if folder else "/", run.cwd or "")
     return config
+
+
+def _bindings(assignment: Assignment, network: str, published: Published | None) -> dict[str, list[dict[str, str]]]:
+    """Return which ports of the host lead to which of the container.
+
+    Rank 0 of a gang on a network of containers is reached where the worker has told the leader: on its host.
+    """
+    pairs = [] if published is None else [(own, port, published.bind) for own, port in published.ports.items()]
+    start = assignment.start
+    if start is not None and start.world_size > 1 and assignment.name[2] == 0 and network not in _UNPUBLISHED:
+        bind = start.master_addr if is_ipv4(start.master_addr) else ""
+        pairs.append((start.master_port, start.master_port, bind))
+    found: dict[str, list[dict[str, str]]] = {}
+    for own, port, address in pairs:
+        found.setdefault(f"{own}/tcp", []).append({"HostIp": address, "HostPort": str(port)})
+    return found
 
 
 def _user(wanted: str | None, settings: ContainerSettings) -> str:

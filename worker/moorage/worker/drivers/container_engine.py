@@ -6,12 +6,15 @@ What an engine answers is sorted here: it does not answer (`EngineDown`), or it 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import io
 import tarfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import msgspec
 
 from moorage.schemas.errors import refuse
 
@@ -26,6 +29,7 @@ _HEADER_BYTES: Final = 8
 _PIECE_BYTES_MAX: Final = 1 << 20
 #: of a file that is read from a container
 _FILE_BYTES_MAX: Final = 1 << 20
+_MESSAGE_CHARS_MAX: Final = 500
 
 
 class EngineDown(Exception):
@@ -105,14 +109,25 @@ class Engine:
                         return None
                     raise
 
-    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[str]:
+    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[Mapping[str, Any]]:
         """Pull an image, as this user with this password if any; yields what the engine tells of its progress."""
-        auth = None if login is None else {"username": login[0], "password": login[1]}
+        # not by aiodocker, which leaves the connection open where the engine goes away meanwhile
+        params, headers = {"fromImage": with_tag(image)}, {}
+        if login is not None:
+            auth = msgspec.json.encode({"username": login[0], "password": login[1]})
+            headers["X-Registry-Auth"] = base64.urlsafe_b64encode(auth).decode()
         with self._sorted():
-            async for told in self._docker.images.pull(image, auth=auth, stream=True):
-                if "error" in told:
-                    raise EngineError(500, str(told["error"]))
-                yield str(told.get("status", ""))
+            asking = self._docker.session.post(
+                self._url("images/create"), params=params, headers=headers, timeout=self._no_timeout
+            )
+            async with asking as response:
+                if response.status != 200:
+                    raise EngineError(response.status, _message(await response.text()))
+                async for line in response.content:
+                    told = _decoded(line)
+                    if "error" in told:
+                        raise EngineError(500, str(told["error"]))
+                    yield told
 
     async def create(self, config: Mapping[str, Any], name: str) -> str:
         """Create a container and return its id."""
@@ -154,7 +169,7 @@ class Engine:
                 if response.status == 404:
                     return b""
                 if response.status != 200:
-                    raise EngineError(response.status, (await response.text())[:500])
+                    raise EngineError(response.status, _message(await response.text()))
                 archive = b""
                 async for chunk in response.content.iter_any():
                     archive += chunk
@@ -203,7 +218,7 @@ class Engine:
                 if response.status == 404:
                     return
                 if response.status != 200:
-                    raise EngineError(response.status, (await response.text())[:500])
+                    raise EngineError(response.status, _message(await response.text()))
                 while True:
                     try:
                         header = await response.content.readexactly(_HEADER_BYTES)
@@ -216,3 +231,23 @@ class Engine:
                         raise EngineError(500, f"a piece of output of {length} bytes")
                     stamp, _, data = (await response.content.readexactly(length)).partition(b" ")
                     yield Piece(header[0] == 2, stamp.decode("ascii", "replace"), data)
+
+
+def with_tag(image: str) -> str:
+    """Return the name of an image with its tag: of one without, an engine would pull all that its registry has."""
+    is_exact = "@" in image or ":" in image.rpartition("/")[2]
+    return image if is_exact else f"{image}:latest"
+
+
+def _decoded(line: bytes) -> Mapping[str, Any]:
+    """Return an object of an engine's stream; nothing of what is none."""
+    with contextlib.suppress(msgspec.DecodeError):
+        found = msgspec.json.decode(line)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _message(text: str) -> str:
+    """Return what an engine says of an error."""
+    return str(_decoded(text.encode()).get("message", text))[:_MESSAGE_CHARS_MAX]

@@ -17,25 +17,27 @@ import msgspec
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import Secret
 from moorage.worker.attempt_files import AttemptFiles
-from moorage.worker.attempt_folders import AttemptFolders, FolderUnavailable
+from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
 from moorage.worker.drivers.container_config import (
     ContainerSettings,
     Image,
+    check_network,
     check_policy,
     config_of,
     ids_in,
     ids_of,
-    is_gang,
-    network_of,
+    ports_of,
     registry_of,
 )
 from moorage.worker.drivers.container_engine import EngineDown, EngineError
 from moorage.worker.drivers.container_entry import Entries, NoEntry
 from moorage.worker.drivers.container_faults import CannotStart, pull_fault
 from moorage.worker.drivers.container_host import ContainerHost, Member
-from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
-from moorage.worker.job_files import FilesUnavailable
+from moorage.worker.drivers.container_ports import Ports, ports_wanted
+from moorage.worker.drivers.container_pull import PullProgress
+from moorage.worker.drivers.output_frames import Notes
+from moorage.worker.environment import START_FAILED, HostAtFault, lay_over
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
@@ -66,6 +68,8 @@ class Starter:
         nodes: Mapping[str, Sequence[str]],
         folders: AttemptFolders,
         files: AttemptFiles,
+        ports: Ports,
+        notes: Notes,
     ) -> None:
         self._host = host
         self._own = own
@@ -75,6 +79,8 @@ class Starter:
         self._nodes = nodes
         self._folders = folders
         self._files = files
+        self._ports = ports
+        self._notes = notes
         self._entries: Entries | None = None
         self._info: dict[str, Any] | None = None
         self._starts = asyncio.Semaphore(STARTS_MAX)
@@ -124,10 +130,11 @@ class Starter:
         tenant, run = assignment.name[0], assignment.run
         try:
             check_policy(tenant, assignment.request, self._own, self._policy)
-            if is_gang(assignment.request) and network_of(tenant, assignment.request, self._own) == "none":
-                raise CannotStart(None, f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
+            check_network(tenant, assignment.request, self._own)
             self._policy.check_secrets(tenant, run.env)
             resolved = resolve_secrets(run.env, self._settings.secrets_dir)
+        except HostAtFault as error:
+            raise CannotStart(None, _words(error)) from None
         except MoorageError as error:
             raise CannotStart(CODE_CANNOT_START, _words(error)) from None
         return lay_over({each: resolved[each] for each, value in run.env.items() if isinstance(value, Secret)}, {})
@@ -139,6 +146,8 @@ class Starter:
             return Image.of(found)
         if pull == "never":
             raise CannotStart(CODE_CANNOT_START, f"there is no image {name} (and it is not pulled here)")
+        if self._pulls.locked():
+            self._notes.say(member.name, f"waiting to pull the image {name}")
         async with self._pulls:
             found = None if pull == "always" else await self._host.engine.image(name)  # another pulled it meanwhile
             if found is None:
@@ -151,13 +160,13 @@ class Starter:
     async def _pull(self, member: Member, name: str) -> None:
         login = login_for(name, self._own, self._settings.secrets_dir)
         log.info("%s: pulling the image %s", member.name[1], name)
-        before = ""
+        progress = PullProgress(name)
+        self._notes.say(member.name, progress.text)
         try:
             async with asyncio.timeout(PULL_S_MAX):
                 async for told in self._host.engine.pull(name, login):
-                    if told != before:
-                        log.debug("%s: image %s: %s", member.name[1], name, told)
-                    before = told
+                    progress.add(told)
+                    self._notes.say(member.name, progress.text)
         except TimeoutError:
             why = f"image {name} cannot be pulled: it is not here after {PULL_S_MAX / 60:g} minutes"
             raise CannotStart(None, why) from None
@@ -173,16 +182,19 @@ class Starter:
             folder = ""
             if assignment.has_folder:
                 folder = self._folders.make(assignment.name, assignment.run.grace_s, assignment.run.keep)
-            variables = self.entries.write(self._host.key(assignment.name), secrets) if secrets else None
+            key, published = self._host.key(assignment.name), None
+            variables = self.entries.write(key, secrets) if secrets else None
+            if wanted := ports_wanted(assignment.request):
+                published = self._ports.take(key, wanted, ports_of(assignment.name[0], self._own))
             return config_of(
-                assignment, self._own, self._policy, info, image,
+                assignment, self._own, self._policy, info, image, published=published,
                 folder=folder, variables=variables, labels=self._host.labels(assignment.name),
                 log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
                 simulated=self._simulated, nodes=self._nodes,
             )  # fmt: skip
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None
-        except (SharingUnavailable, FolderUnavailable) as error:
+        except HostAtFault as error:
             raise CannotStart(None, _words(error)) from None
         except MoorageError as error:
             code = None if error.code == "failed-precondition" else CODE_CANNOT_START
@@ -208,7 +220,7 @@ class Starter:
             if cwd and not os.path.isabs(cwd) and not os.path.isdir(os.path.join(self._folders.path(name), cwd)):
                 raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}")
             self._folders.give_to_container(name, ids)
-        except (FilesUnavailable, FolderUnavailable) as error:
+        except HostAtFault as error:
             raise CannotStart(None, _words(error)) from None
         except MoorageError as error:
             raise CannotStart(CODE_CANNOT_START, _words(error)) from None

@@ -15,6 +15,8 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
+
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import DockerBlock
 from moorage.schemas.errors import refuse
@@ -30,9 +32,11 @@ from moorage.worker.drivers.container_faults import CannotStart, start_fault
 from moorage.worker.drivers.container_follow import Follower
 from moorage.worker.drivers.container_host import RETRY_S, ContainerHost, Member
 from moorage.worker.drivers.container_output import clear_marks
+from moorage.worker.drivers.container_ports import Ports
 from moorage.worker.drivers.container_removal import Removal
 from moorage.worker.drivers.container_start import Starter
 from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.process import read_output
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.environment import START_FAILED
@@ -82,6 +86,8 @@ class DockerDriver(Driver):
         self._host = ContainerHost(Engine(own.engine), kit.supervisor, kit.worker, self.name)
         self._folders = AttemptFolders(kit.settings, owner_of(kit.worker, self.name), is_mounted=True)
         self._files = AttemptFiles(self._folders, kit.files)
+        self._ports = Ports(kit.supervisor.state, self._host.owner, kit.settings.address)
+        self._notes = Notes(publishes=kit.settings.stream_output)
         self._removal = Removal(self._host)
         self._looks_after: asyncio.Task[None] | None = None
         self._follower = Follower(
@@ -96,13 +102,15 @@ class DockerDriver(Driver):
             nodes=kit.nodes,
             folders=self._folders,
             files=self._files,
+            ports=self._ports,
+            notes=self._notes,
         )
 
     async def open(self) -> list[Living]:
         host = self._host
         listed = await host.link.open(host.owner, self)
         self.boot = host.link.boot
-        self._follower.publish = self.publish
+        self._follower.publish = self._notes.publish = self.publish
         info = await self._starter.ask_info()
         if os.geteuid() != 0 and info is not None and not any("rootless" in each for each in info["SecurityOptions"]):
             raise refuse(
@@ -123,6 +131,7 @@ class DockerDriver(Driver):
         known = list(host.members.values())
         clear_marks(host.link.state, host.owner, [host.key(each.name) for each in known])
         self._starter.entries.clear()
+        self._ports.begin(host.key(each.name) for each in known)
         self._folders.begin(each.name for each in known)
         self._looks_after = asyncio.get_running_loop().create_task(self._folders.run(self.end))
         self._removal.begin(self._removal.sweep())
@@ -184,7 +193,8 @@ class DockerDriver(Driver):
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
         is_over = ask.ended_ms > 0 and name not in self._host.members
-        return await read_output(self._host.link, self._host.key(name), ask, is_over, self._host.worker)
+        page = await read_output(self._host.link, self._host.key(name), ask, is_over, self._host.worker)
+        return msgspec.structs.replace(page, ports=self._ports.of(self._host.key(name)))
 
     # -- what the supervisor says (see `supervisor_link.Listener`)
 
@@ -256,6 +266,7 @@ class DockerDriver(Driver):
             self._over(member, Ended([(name, CODE_LOST, "end" if member.is_ending else "lost")]))
         else:
             self.report(Started([name]))
+            self._notes.started(name, self._ports.of(self._host.key(name)))
             await self._follow(member)
 
     async def _not_started(self, member: Member, refused: CannotStart) -> None:
@@ -306,6 +317,8 @@ class DockerDriver(Driver):
     def _over(self, member: Member, report: Ended | NotStarted | StartFailed) -> None:
         """Report the end of a member of which nothing is left but its folder."""
         self._host.members.pop(member.name, None)
+        self._notes.over(member.name)
+        self._ports.give_back(self._host.key(member.name))
         with contextlib.suppress(OSError):
             self._folders.over(member.name)
         self.report(report)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from typing import Final
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 from moorage.schemas import frames
 from moorage.schemas.codec import encode
@@ -12,7 +14,43 @@ from moorage.worker.supervisor.protocol import Ended, Output
 
 #: bytes of output in one frame; the supervisor's pieces are coalesced up to it
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
+#: seconds between two notes of one member, and what one says at most
+NOTE_S: Final = 1.0
+NOTE_CHARS_MAX: Final = 400
 _STREAMS: Final[dict[str, frames.StreamName]] = {"stdout": "out", "stderr": "err"}
+
+
+class Notes:
+    """What a driver tells of a member beside its output: what it does before the start, and where it is reached.
+
+    It is told to those that follow the member now. `publish` is set once the driver is attached.
+    """
+
+    def __init__(self, *, publishes: bool) -> None:
+        self.publish: Callable[[MemberName, bytes], None] | None = None
+        self._publishes = publishes
+        self._said: dict[MemberName, tuple[float, str]] = {}
+
+    def say(self, name: MemberName, note: str) -> None:
+        """Tell what is being done for a member, unless it is what was told last, or that was a moment ago."""
+        now_s = time.monotonic()
+        said_s, before = self._said.get(name, (-NOTE_S, ""))
+        if note != before and now_s - said_s >= NOTE_S:
+            self._said[name] = now_s, note
+            self._send(name, note=note[:NOTE_CHARS_MAX])
+
+    def started(self, name: MemberName, ports: dict[str, str]) -> None:
+        """Nothing more is done for a member before its start: tell where it is reached, if it publishes ports."""
+        self._said.pop(name, None)
+        if ports:
+            self._send(name, ports=ports)
+
+    def over(self, name: MemberName) -> None:
+        self._said.pop(name, None)
+
+    def _send(self, name: MemberName, **fields: Any) -> None:
+        if self._publishes and self.publish is not None:
+            self.publish(name, encode(frames.Output(name[3], "err", 0, "", **fields)))
 
 
 class OutputFrames:

@@ -23,25 +23,28 @@ import msgspec
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import PodmanBlock
-from moorage.schemas.errors import MoorageError, Refused, problem, refuse
+from moorage.schemas.errors import MoorageError, refuse
+from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request, Secret
 from moorage.system.proctree import MARK_NAMES, STATE_MARK
 from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND, Assignment, Living
 from moorage.worker.drivers.container_config import (
     Image,
+    check_network,
     check_policy,
     check_request,
     config_of,
-    is_gang,
-    network_of,
+    ports_of,
     registry_of,
 )
 from moorage.worker.drivers.container_engine import EngineError
 from moorage.worker.drivers.container_entry import MEMORY, Entries, NoEntry
 from moorage.worker.drivers.container_faults import CannotStart, pull_fault
+from moorage.worker.drivers.container_ports import Ports, ports_wanted
 from moorage.worker.drivers.container_start import login_for
 from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.podman_command import (
     CODES,
     Podman,
@@ -54,9 +57,8 @@ from moorage.worker.drivers.podman_command import (
 )
 from moorage.worker.drivers.process import ENGINE, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
-from moorage.worker.environment import START_FAILED, lay_over
+from moorage.worker.environment import START_FAILED, HostAtFault, lay_over
 from moorage.worker.inventory.cdi import CdiError, folders, read_registry
-from moorage.worker.job_files import FilesUnavailable
 from moorage.worker.member_messages import MemberName, Started
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.supervisor.output import member_digest, output_path
@@ -90,13 +92,6 @@ AT_ONCE: Final = 100
 _SIGNALS: Final = (137, 143)
 
 
-class HostAtFault(FilesUnavailable):
-    """This host cannot start the container: the job is tried elsewhere."""
-
-    def __init__(self, why: str) -> None:
-        Refused.__init__(self, problem("failed-precondition", why))
-
-
 class PodmanDriver(ProcessDriver):
     """See the module's text."""
 
@@ -125,10 +120,12 @@ class PodmanDriver(ProcessDriver):
         made.own = msgspec.structs.replace(kit.own, user=kit.own.user or default_user())
         made.podman = Podman(made.own.options)
         made.nodes = kit.nodes
+        made.ports = Ports(kit.supervisor.state, made._owner, settings.address)
         return made
 
     own: PodmanSettings
     podman: Podman
+    ports: Ports
     #: the files of devices, as the kit has them
     nodes: Mapping[str, Sequence[str]]
 
@@ -137,6 +134,7 @@ class PodmanDriver(ProcessDriver):
         self._folder = self._link.state / FOLDER
         self._mark = ""
         self._entries = Entries(self._owner, "")
+        self._notes = Notes(publishes=self._stream_output)
         self._pulls = asyncio.Semaphore(PULLS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[MemberName, asyncio.Task[None]] = {}
@@ -149,7 +147,9 @@ class PodmanDriver(ProcessDriver):
         self._mark = (self._link.state / MARK_NAME).read_text()
         self._entries = Entries(self._owner, self._mark)
         self._entries.clear()
+        self._notes.publish = self.publish
         living = [self._as_it_is(each) for each in living]
+        self.ports.begin(self._key(each.name) for each in living)
         # awaited: the first command of a user that is not root leaves a process behind, which must be no member's
         try:
             await self._sweep([each.name for each in living if each.phase != "stuck"])
@@ -166,16 +166,18 @@ class PodmanDriver(ProcessDriver):
     def check(self, request: Request) -> None:
         check_request(request, self.own)
 
+    async def read_log(self, ask: ReadLog) -> LogPage:
+        key = self._key((ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence))
+        return msgspec.structs.replace(await super().read_log(ask), ports=self.ports.of(key))
+
     # -- how it differs from processes
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Raises Refused for what this worker forbids, FolderUnavailable, SharingUnavailable, SecretRefused."""
+        """Raises Refused for what this worker forbids, HostAtFault, SecretRefused."""
         name, request, run = assignment.name, assignment.request, assignment.run
         check_policy(name[0], request, self.own, self._policy)
         self._policy.check_secrets(name[0], run.env)
-        if is_gang(request) and network_of(name[0], request, self.own) == "none":
-            why = f"the ranks of a gang of {name[0]} cannot meet: its containers have no network"
-            raise refuse("failed-precondition", why)
+        check_network(name[0], request, self.own)
         resolve_secrets(run.env, self._secrets_dir)  # what is missing is said now
         marks = assignment.environment(interface=self._interface, simulated=self._simulated)
         if self._folders is not None and assignment.has_folder:
@@ -202,7 +204,7 @@ class PodmanDriver(ProcessDriver):
         member = await super()._made_ready(assignment, member)
         name, request = assignment.name, assignment.request
         try:
-            await self._have_image(request.image)
+            await self._have_image(name, request.image)
             if nodes := await asyncio.to_thread(self._nodes, assignment):
                 self._file(name, _NODES).write_text("\n".join(nodes))
             return msgspec.structs.replace(member, argv=await self._words(assignment))
@@ -264,6 +266,8 @@ class PodmanDriver(ProcessDriver):
             for suffix in (_MADE, _TOLD, _NODES):
                 self._file(name, suffix).unlink(missing_ok=True)
             self._entries.remove(self._key(name))
+            self.ports.give_back(self._key(name))
+            self._notes.over(name)
         self._remove(())
 
     # -- inside
@@ -292,9 +296,9 @@ class PodmanDriver(ProcessDriver):
             return last_error(file.read())
         return "podman said nothing of it"
 
-    async def _have_image(self, image: str) -> None:
+    async def _have_image(self, name: MemberName, image: str) -> None:
         """Have the image here, as the settings say. Raises CannotStart."""
-        pull, words = self.own.pull, ["pull", "--quiet"]
+        pull, words, head = self.own.pull, ["pull"], f"pulling the image {image}"
         if pull != "always":
             found = await self.podman.ask("image", "exists", "--", image)
             if found.code == 0:
@@ -303,8 +307,11 @@ class PodmanDriver(ProcessDriver):
                 raise CannotStart(None, found.error)
             if pull == "never":
                 raise CannotStart(CODE_CANNOT_START, f"there is no image {image} (and it is not pulled here)")
+        if self._pulls.locked():
+            self._notes.say(name, f"waiting to pull the image {image}")
         async with self._pulls:
-            log.info("pulling the image %s", image)
+            log.info("%s", head)
+            self._notes.say(name, head)
             with tempfile.NamedTemporaryFile(dir=MEMORY, prefix="moorage-login-") as file:  # of mode 0600
                 if (login := login_for(image, self.own, self._secrets_dir)) is not None:
                     auth = base64.b64encode(":".join(login).encode()).decode()
@@ -312,7 +319,10 @@ class PodmanDriver(ProcessDriver):
                     file.flush()
                     words.append(f"--authfile={file.name}")
                 try:
-                    done = await self.podman.ask(*words, "--", image, limit_s=PULL_S_MAX)
+                    done = await self.podman.ask(
+                        *words, "--", image,
+                        limit_s=PULL_S_MAX, heard=lambda line: self._notes.say(name, f"{head}: {line}"),
+                    )  # fmt: skip
                 except TimeoutError:
                     why = f"image {image} cannot be pulled: it is not here after {PULL_S_MAX / 60:g} minutes"
                     raise CannotStart(None, why) from None
@@ -344,10 +354,12 @@ class PodmanDriver(ProcessDriver):
         resolved = resolve_secrets(run.env, self._secrets_dir)
         secrets = lay_over({each: resolved[each] for each, value in run.env.items() if isinstance(value, Secret)}, {})
         image = await self._image(assignment.request.image) if secrets else Image()
+        wanted = ports_wanted(assignment.request)
         try:
             variables = self._entries.write(self._key(name), secrets) if secrets else None
+            published = self.ports.take(self._key(name), wanted, ports_of(name[0], self.own)) if wanted else None
             config = config_of(
-                assignment, self.own, self._policy, {"CDISpecDirs": True}, image,
+                assignment, self.own, self._policy, {"CDISpecDirs": True}, image, published=published,
                 labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables,
                 folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
                 interface=self._interface, simulated=self._simulated, nodes=self.nodes,
@@ -376,6 +388,7 @@ class PodmanDriver(ProcessDriver):
         self._file(name, _TOLD).touch()
         self._entries.remove(self._key(name))  # the container has it
         self.report(Started([name]))
+        self._notes.started(name, self.ports.of(self._key(name)))
 
     async def _missing(self, name: MemberName) -> str:
         """What a container should have got by CDI and has not; "" where all is well, or it is over."""

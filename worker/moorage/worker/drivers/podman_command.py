@@ -7,7 +7,7 @@ import contextlib
 import os
 import resource
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -98,19 +98,25 @@ class Podman:
         """Return the variables that podman gets: none of them is a job's."""
         return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
-    async def ask(self, *words: str, stdin: bytes | None = None, limit_s: float = ASK_S) -> Done:
-        """Run a command to its end. Raises TimeoutError, and OSError where it cannot be run."""
+    async def ask(self, *words: str, limit_s: float = ASK_S, heard: Callable[[str], None] | None = None) -> Done:
+        """Run a command to its end; `heard` gets the last line of its standard error whenever it writes there.
+
+        Raises TimeoutError, and OSError where it cannot be run.
+        """
         process = await asyncio.create_subprocess_exec(
             *self.words(*words),
             env=self.environment(),
-            stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd="/",
         )
         try:
             async with asyncio.timeout(limit_s):
-                out, error = await process.communicate(stdin)
+                assert process.stdout is not None
+                assert process.stderr is not None
+                out, error = await asyncio.gather(process.stdout.read(), _last_of(process.stderr, heard))
+                await process.wait()
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -118,6 +124,16 @@ class Podman:
                 await process.wait()
         assert process.returncode is not None
         return Done(process.returncode, out.decode(errors="replace"), last_error(error))
+
+
+async def _last_of(stream: asyncio.StreamReader, heard: Callable[[str], None] | None) -> bytes:
+    """Read a stream to its end, and return the last of it."""
+    last = b""
+    while piece := await stream.read(_ERROR_BYTES_MAX):
+        last = (last + piece)[-_ERROR_BYTES_MAX:]
+        if heard is not None and (lines := last.decode(errors="replace").split("\n")[:-1]):  # whole ones
+            heard(lines[-1])
+    return last
 
 
 def words_of(config: Mapping[str, Any], limits: frozenset[str]) -> list[str]:
@@ -137,6 +153,7 @@ def words_of(config: Mapping[str, Any], limits: frozenset[str]) -> list[str]:
         *(f"--env={each}" for each in config["Env"]),
         *(f"--ulimit={each}" for each in _ulimits()),
         *(f"--ulimit={each['Name']}={each['Soft']}:{each['Hard']}" for each in host.get("Ulimits", ())),
+        *(f"--publish={words}" for words in _published(host.get("PortBindings", {}))),
         *(f"--device={name}" for each in host.get("DeviceRequests", ()) for name in each["DeviceIDs"]),
         *(f"--device={each['PathOnHost']}" for each in host.get("Devices", ())),
     ]  # fmt: skip
@@ -153,6 +170,15 @@ def words_of(config: Mapping[str, Any], limits: frozenset[str]) -> list[str]:
     if "Entrypoint" in config:
         words.append(f"--entrypoint={msgspec.json.encode(config['Entrypoint']).decode()}")
     return [*words, "--", config["Image"], *config.get("Cmd", ())]
+
+
+def _published(bindings: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
+    """Return address, port of the host and port of the container, as podman writes them."""
+    return [
+        f"{each['HostIp']}:{each['HostPort']}:{own}" if each["HostIp"] else f"{each['HostPort']}:{own}"
+        for own, places in bindings.items()
+        for each in places
+    ]
 
 
 def _mount(mount: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.attempt_files import AttemptFiles
-from moorage.worker.attempt_folders import DISK, AttemptFolders, FolderUnavailable, owner_ids
+from moorage.worker.attempt_folders import DISK, AttemptFolders, owner_ids
 from moorage.worker.descriptors import trouble_with_descriptors
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
@@ -33,7 +33,7 @@ from moorage.worker.drivers.base import (
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import WORKER_STOPPED, SupervisorLink, key_of, name_of, owner_of
-from moorage.worker.environment import START_FAILED, SharingUnavailable, check_sharing, process_environment
+from moorage.worker.environment import START_FAILED, HostAtFault, check_sharing, process_environment
 from moorage.worker.job_files import FilesUnavailable, JobFiles
 from moorage.worker.member_messages import (
     Ended,
@@ -200,7 +200,7 @@ class ProcessDriver(Driver):
                     members.append(member)
                 else:
                     self._bring(assignment, member)
-            except (SharingUnavailable, FolderUnavailable) as error:  # what `check` saw has gone since
+            except HostAtFault as error:  # what `check` saw has gone since
                 not_started.append((assignment.name, error.problem.message))
             except MoorageError as error:
                 failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
@@ -328,7 +328,7 @@ class ProcessDriver(Driver):
     async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
         """Have all here that it needs, and return it as it is to start.
 
-        Raises FilesUnavailable and FolderUnavailable where this host is at fault, else MoorageError.
+        Raises HostAtFault, and other MoorageErrors where the job is at fault.
         """
         name, address = assignment.name, assignment.run.files
         user = None if member.user is None else str(member.user)
@@ -363,8 +363,8 @@ class ProcessDriver(Driver):
         began_s = asyncio.get_running_loop().time()
         try:
             member = await self._made_ready(assignment, member)
-        except (FilesUnavailable, FolderUnavailable) as error:
-            self._not_brought(name, NotStarted([(name, f"{START_FAILED}: {error.problem.message}")]))
+        except HostAtFault as error:
+            self._not_brought(name, NotStarted([(name, error.problem.message)]))
         except MoorageError as error:
             why = f"{START_FAILED}: {error.problem.message}"
             self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
@@ -419,7 +419,7 @@ class ProcessDriver(Driver):
         return key_of(self._owner, name)
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Raises SharingUnavailable, FolderUnavailable, SecretRefused, and Refused for what the policy forbids."""
+        """Raises HostAtFault, SecretRefused, and Refused for what the policy forbids."""
         run, request = assignment.run, assignment.request
         tenant = assignment.name[0]
         self._policy.check_program(tenant, run)

@@ -154,7 +154,7 @@ class VmDriver(ProcessDriver):
             self._booting.pop(name, None)
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Raises FolderUnavailable, SecretRefused, and Refused for what the policy forbids."""
+        """Raises HostAtFault, SecretRefused, and Refused for what the policy forbids."""
         run, own = assignment.run, self.own
         tenant, resources = assignment.name[0], assignment.request.resources
         self._policy.check_program(tenant, run)

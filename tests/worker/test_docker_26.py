@@ -1,0 +1,121 @@
+"""The driver docker on Debian 13's engine, which has CDI: the GPUs of the lease and no others, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+
+from moorage.schemas.frames import Device
+from moorage.worker.member_messages import Ended, NotStarted, Started, StartFailed
+from tests.engines import DockerEngine, engine, path_26, why_no_docker_26
+from tests.registries import Registry
+from tests.worker.test_docker_driver import IMAGE, Rig, no_containers, settings, state_of
+
+KIND: Final = "moorage.test/gpu"
+#: of the engine's disk, and of a layer that does not fit there
+DISK_BYTES: Final = 48 << 20
+LAYER_BYTES: Final = 2 * DISK_BYTES
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cdi")
+
+
+@pytest.fixture(scope="module")
+def docker(specs: Path) -> Iterator[DockerEngine]:
+    if why := why_no_docker_26():
+        pytest.skip(why)
+    (specs / "gpu.json").write_bytes(spec_of(KIND, "0", "1", "2"))
+    config = {"features": {"cdi": True}, "cdi-spec-dirs": [str(specs)]}
+    with engine(config=config, path=path_26(), disk_bytes=DISK_BYTES) as made:
+        made.make_image(IMAGE)
+        yield made
+
+
+def spec_of(kind: str, *names: str) -> bytes:
+    """A spec whose devices are files in /dev of their own, each of them /dev/null."""
+    nodes = {name: [{"path": f"/dev/moorage-test-{name}", "hostPath": "/dev/null"}] for name in names}
+    edits = [{"name": name, "containerEdits": {"deviceNodes": node}} for name, node in nodes.items()]
+    return msgspec.json.encode({"cdiVersion": "0.5.0", "kind": kind, "devices": edits})
+
+
+def cards(*names: str, kind: str = KIND) -> list[Device]:
+    return [Device(at, "nvidia", "made up", f"GPU-{name}", cdi=[f"{kind}={name}"]) for at, name in enumerate(names)]
+
+
+@pytest.mark.slow
+async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_a_broken_spec_sends_it_elsewhere(
+    docker: DockerEngine, specs: Path, tmp_path: Path
+) -> None:
+    own = settings(docker)
+    async with state_of(tmp_path) as state:
+        async with Rig(state, own, devices=cards("0", "2")) as rig:
+            shows = "ls /dev/moorage-test-*; echo $NVIDIA_VISIBLE_DEVICES $CUDA_VISIBLE_DEVICES"
+            name = rig.start("j1", "sh", "-c", shows, env={"NVIDIA_VISIBLE_DEVICES": "all"})
+            assert await rig.reported(Ended, name) == (name, 0, "exit")
+            assert await rig.output(name) == "/dev/moorage-test-0\n/dev/moorage-test-2\nvoid GPU-0,GPU-2\n"
+        async with Rig(state, own, devices=cards("7")) as rig:
+            name = rig.start("j2", "true")
+            assert f"unresolvable CDI devices {KIND}=7" in (await rig.reported(NotStarted, name))[1]
+        broken = specs / "broken.json"
+        broken.write_text('{"cdiVersion": "0.5.0", "kind":')
+        async with Rig(state, own, devices=cards("0", kind="moorage.broken/gpu")) as rig:
+            name = rig.start("j3", "true")
+            assert "unresolvable CDI devices moorage.broken/gpu=0" in (await rig.reported(NotStarted, name))[1]
+            broken.write_bytes(spec_of("moorage.test/g", "0"))  # this engine dies where it reads a kind of one letter
+            rig.devices = cards("0", kind="moorage.test/g")
+            name = rig.start("j4", "true")
+            told = (await rig.reported(NotStarted, name))[1]
+            assert "is no CDI name" in told or "engine" in told
+            broken.unlink()
+            docker.kill()
+            docker.start()
+            rig.devices = cards("1")
+            name = rig.start("j5", "sh", "-c", "ls /dev/moorage-test-*")
+            assert await rig.reported(Ended, name) == (name, 0, "exit"), "the next engine has them"
+            assert await rig.output(name) == "/dev/moorage-test-1\n"
+            await no_containers(docker)
+
+
+@pytest.mark.slow
+async def test_a_pull_that_fails_says_whose_fault_it_is(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
+        with Registry.serving() as registry:
+            absent = rig.start("absent", "true", image=f"{registry.address}/box:2")
+            assert "cannot be pulled" in (await rig.reported(StartFailed, absent))[2], "nor elsewhere"
+            registry.comes.clear()
+            image = f"{registry.address}/box:1"
+            name = rig.start("restarts", "sh", "-c", "exit 3", image=image)
+            assert await asyncio.to_thread(registry.asked.wait, 60)
+            docker.kill()
+            assert "engine" in (await rig.reported(NotStarted, name))[1], "killed in the middle of a pull"
+            registry.comes.set()
+            docker.start()
+            again = rig.start("again", "sh", "-c", "exit 3", image=image)
+            assert await rig.reported(Ended, again) == (again, 3, "exit")
+        with Registry.serving(large_layer()) as registry:
+            name = rig.start("full", "true", image=f"{registry.address}/box:1")
+            told = (await rig.reported(NotStarted, name))[1]
+            assert "no space left on device" in told
+            assert rig.told(Started, name) is None
+        again = rig.start("here", "sh", "-c", "exit 4")
+        assert await rig.reported(Ended, again) == (again, 4, "exit"), "what the disk had is there"
+        await no_containers(docker)
+
+
+def large_layer() -> bytes:
+    """A layer of one file that is larger than the engine's disk, and small on its way there."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        info = tarfile.TarInfo("large")
+        info.size = LAYER_BYTES
+        tar.addfile(info, io.BytesIO(bytes(LAYER_BYTES)))
+    return made.getvalue()

@@ -1,0 +1,42 @@
+"""How far the pull of an image is, from what an engine tells of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+#: layers of one image that are counted; engines allow 127
+LAYERS_MAX: Final = 256
+_MIB: Final = 1 << 20
+
+
+class PullProgress:
+    """Gathers what an engine tells of one pull. `text` says it in a line."""
+
+    def __init__(self, image: str) -> None:
+        self._head = f"pulling the image {image}"
+        self._layers: dict[str, tuple[int, int]] = {}
+        self._shown = 0
+
+    def add(self, told: Mapping[str, Any]) -> None:
+        """Take one message of the engine: what it says of bytes that are there and of bytes in all, by layer."""
+        layer, status = str(told.get("id", "")), told.get("status")
+        detail = told.get("progressDetail")
+        if status == "Downloading" and isinstance(detail, dict):
+            here, size = detail.get("current"), detail.get("total")
+            is_new = layer not in self._layers
+            if isinstance(here, int) and isinstance(size, int) and (len(self._layers) < LAYERS_MAX or not is_new):
+                self._layers[layer] = min(here, size), size
+        elif status in ("Download complete", "Pull complete") and layer in self._layers:
+            size = self._layers[layer][1]
+            self._layers[layer] = size, size
+
+    @property
+    def text(self) -> str:
+        """Sizes of layers come as they begin, so the part that is there never goes back, though more is to come."""
+        size = sum(size for _, size in self._layers.values())
+        if size <= 0:
+            return self._head
+        part = 100 * sum(here for here, _ in self._layers.values()) // size
+        self._shown = max(self._shown, part)
+        return f"{self._head}: {self._shown} % of {max(1, size // _MIB)} MiB"
