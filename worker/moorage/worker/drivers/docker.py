@@ -184,7 +184,8 @@ class DockerDriver(Driver):
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
         is_over = ask.ended_ms > 0 and name not in self._host.members
-        return await read_output(self._host.link, self._host.key(name), ask, is_over, self._host.worker)
+        link = self._host.link
+        return await read_output(link.state, link.keeper, self._host.key(name), ask, is_over, self._host.worker)
 
     # -- what the supervisor says (see `supervisor_link.Listener`)
 

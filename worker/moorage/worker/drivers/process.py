@@ -45,6 +45,7 @@ from moorage.worker.member_messages import (
     Stuck,
 )
 from moorage.worker.member_processes import MemberProcesses
+from moorage.worker.output_keeper import OutputKeeper
 from moorage.worker.output_pages import read_page
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
@@ -246,7 +247,8 @@ class ProcessDriver(Driver):
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
         is_over = ask.ended_ms > 0 and name not in self._known
-        return await read_output(self._link, self._key(name), ask, is_over, self._worker)
+        link = self._link
+        return await read_output(link.state, link.keeper, self._key(name), ask, is_over, self._worker)
 
     # -- what the supervisor says (see `supervisor_link.Listener`)
 
@@ -453,19 +455,19 @@ class ProcessDriver(Driver):
         )
 
 
-async def read_output(link: SupervisorLink, key: str, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
+async def read_output(state: Path, keeper: OutputKeeper, key: str, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
     """Return a page of the kept output of a member with this key. Raises Refused (`not-kept`).
 
     `is_over` was looked at before this call: then the file is whole. What is not over by the ledger may be about to
     start here.
     """
-    path = output_path(link.state, key, _STREAMS_KEPT[ask.stream])
+    path = output_path(state, key, _STREAMS_KEPT[ask.stream])
     try:
         page = await asyncio.to_thread(read_page, path, ask, is_over)
     except OSError as error:
         raise refuse("not-kept", f"the output cannot be read: {error.strerror or error}", job=ask.job) from None
-    if page is None and is_over and link.keeper.is_cleared(ask.ended_ms):
-        bounds = link.keeper.bounds
+    if page is None and is_over and keeper.is_cleared(ask.ended_ms):
+        bounds = keeper.bounds
         raise refuse(
             "not-kept",
             f"nothing is kept of {'stdout' if ask.stream == 'out' else 'stderr'}: it was silent, or is cleared",
