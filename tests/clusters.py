@@ -26,11 +26,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from moorage.worker.drivers.kubernetes_api import Cluster, ClusterDown, ClusterError
+from tests.docs.markdown import DOCS, page
 from tests.waiting import until
 
 START_S: Final = 90.0
@@ -39,6 +41,10 @@ IMAGE: Final = "moorage-test:checks"
 RESOURCE: Final = "nvidia.com/gpu"
 ADMIN: Final = "admin-of-the-tests"
 STRANGER: Final = "may-do-nothing"
+NAMESPACE: Final = "moorage"
+#: the service account of the how-to page
+WORKER: Final = "worker-of-the-page"
+ACCOUNT: Final = "system:serviceaccount:moorage:moorage-worker"
 _MARK: Final = "TEST_KUBELET_POD"
 
 
@@ -69,7 +75,8 @@ class ApiServer:
                 serialization.NoEncryption(),
             )
         )
-        (folder / "tokens.csv").write_text(f"{ADMIN},admin,1,system:masters\n{STRANGER},stranger,2\n")
+        users = (f"{ADMIN},admin,1,system:masters", f"{STRANGER},stranger,2", f"{WORKER},{ACCOUNT},3")
+        (folder / "tokens.csv").write_text("\n".join(users))
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api: subprocess.Popen[bytes] | None = None
         self._etcd = self._run(
@@ -78,10 +85,23 @@ class ApiServer:
             f"--listen-peer-urls=http://127.0.0.1:{self._peer_port}",
         )  # fmt: skip
         self.start()
+        asyncio.run(self._apply())
+
+    async def _apply(self) -> None:
+        """Put into the cluster what the how-to page says: the namespace, and the worker's rights."""
+        blocks = page(DOCS / "how-to/run-in-kubernetes.md").blocks
+        [wanted] = [block.body for block in blocks if block.title == "moorage.yaml"]
+        cluster = Cluster(self.kubeconfig())
+        for made in yaml.safe_load_all(wanted):
+            version, kind, namespace = made["apiVersion"], made["kind"], made["metadata"].get("namespace")
+            root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+            place = f"{root}/namespaces/{namespace}" if namespace else root
+            await cluster._ask("POST", f"{place}/{kind.lower()}s", None, made)
+        await cluster.close()
 
     def _run(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            command = [binaries() / name, *options]
+            command = [str(binaries() / name), *options]
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def start(self) -> None:
@@ -136,7 +156,7 @@ class ApiServer:
             "current-context": "tests",
             "clusters": [{"name": "tests", "cluster": address}],
             "users": [{"name": "tests", "user": {"token": token}}],
-            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests", "namespace": "default"}}],
+            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests", "namespace": NAMESPACE}}],
         }
         path.write_text(json.dumps(config))
         return path
@@ -293,11 +313,8 @@ class Kubelet:
 
     def _do(self, work: Any) -> None:
         async def done() -> None:
-            while True:
-                try:
-                    return await work
-                except (ClusterDown, ClusterError) as error:
-                    return print(f"kubelet: {error}")
+            with contextlib.suppress(ClusterDown, ClusterError):  # the pod is gone
+                await work
 
         task = self._loop.create_task(done())
         self._tasks.add(task)
@@ -390,7 +407,7 @@ class Kubelet:
         status = {"phase": phase, "startTime": started, "containerStatuses": [container]}
         if ran.reason:
             status["reason"] = ran.reason
-        path = f"/api/v1/namespaces/default/pods/{ran.name}/status"
+        path = self._cluster._path("pods", f"{ran.name}/status")
         await self._cluster._ask("PATCH", path, None, {"status": status}, "application/merge-patch+json")
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:

@@ -1,5 +1,6 @@
-"""Nothing is skipped in CI but for want of a GPU, or of a kube-apiserver, which takes long to build: any other tool that
-is missing there is a defect of `.ci/run`, not a reason.
+"""Nothing is skipped in CI but for want of a GPU, or of a kube-apiserver, which takes long to build.
+
+Any other tool that is missing there is a defect of `.ci/run`, not a reason.
 
 Hooks of pytest; `tests/conftest.py` takes them over. CI is where the environment says `CI=true`, as `.ci/run` does.
 """

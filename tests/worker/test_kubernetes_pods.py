@@ -14,6 +14,7 @@ from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.container_config import FOLDER_AT
 from moorage.worker.drivers.kubernetes import KubernetesSettings
 from moorage.worker.drivers.kubernetes_api import _lines
 from moorage.worker.drivers.kubernetes_devices import devices_of, is_ready, taken_slots
@@ -106,11 +107,11 @@ def test_words_reach_the_program_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("argv", "cwd", "wanted"),
     [
-        (["a"], None, "/work"),
-        (["a"], "src", "/work/src"),
+        (["a"], None, FOLDER_AT),
+        (["a"], "src", f"{FOLDER_AT}/src"),
         (["a"], "/opt", "/opt"),
         ([], None, None),
-        ([], "b", "/work/b"),
+        ([], "b", f"{FOLDER_AT}/b"),
     ],
 )
 def test_a_command_starts_in_the_attempts_folder(argv: list[str], cwd: str | None, wanted: str | None) -> None:

@@ -170,7 +170,7 @@ class KubernetesDriver(Driver):
         except (ClusterDown, ClusterError) as error:
             raise _no_cluster(error) from None
         living: list[Living] = []
-        found: list[tuple[_Member, Mapping[str, Any]]] = []
+        found: list[tuple[_Member, dict[str, Any]]] = []
         for pod in pods:
             name, seen = member_of(pod), read(pod)
             if name is None:

@@ -19,7 +19,6 @@ from moorage.worker.drivers.container_output import ContainerOutput, clear_marks
 from moorage.worker.drivers.kubernetes_api import Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes_pod import CONTAINER
 from moorage.worker.drivers.output_frames import OutputFrames
-from moorage.worker.drivers.process import read_output
 from moorage.worker.drivers.supervisor_link import key_of
 from moorage.worker.member_messages import MemberName
 from moorage.worker.output_keeper import OutputBounds, OutputKeeper
@@ -71,7 +70,7 @@ class PodOutputs:
 
     async def page(self, name: MemberName, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
         """Return a page of what is kept of a member. Raises Refused (`not-kept`)."""
-        return await read_output(self._folder, self.keeper, key_of(self._owner, name), ask, is_over, worker)
+        return await self.keeper.page(key_of(self._owner, name), ask, is_over, worker)
 
     async def follow(self, name: MemberName, pod: str, over: asyncio.Event) -> None:
         """Keep the output of a pod whose container has begun, until it is `over` and all is read."""
