@@ -15,6 +15,7 @@ from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.docker import DockerDriver
 from moorage.worker.drivers.handler import HandlerDriver
+from moorage.worker.drivers.kubernetes import KubernetesDriver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.podman import PodmanDriver
 from moorage.worker.drivers.process import ProcessDriver
@@ -29,7 +30,7 @@ from tests.nvidia.stub import Board, Stub
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/explanation/sharing-modes.md"
 DRIVERS: tuple[type[Driver], ...] = (
-    ProcessDriver, DockerDriver, PodmanDriver, VmDriver, HandlerDriver, NoopDriver,
+    ProcessDriver, DockerDriver, PodmanDriver, VmDriver, KubernetesDriver, HandlerDriver, NoopDriver,
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.transitions import backoff_ms, is_address
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.records import Op
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place
 from tests.scheduler.driving import Driving
 from tests.scheduler.honest_worker import HeldMember
@@ -403,6 +404,27 @@ def test_a_lost_worker(stage: str, on_partition: str, becomes: list[str]) -> Non
     drive.pass_time(3_000, renew=False)
     assert drive.states("j") == becomes
     assert not drive.engine.fleet.hosts
+
+
+@pytest.mark.parametrize("fence", ["none", "agent", "supervisor"])
+def test_a_lost_worker_whose_driver_fences_nothing_keeps_its_jobs(fence: str) -> None:
+    drive = Driving()
+    can = Capabilities(fence=fence, outlives_agent=True)
+    worker = drive.worker("w0", 2, drivers=["process", "parrot"], capabilities={"parrot": can})
+    drive.submit("j", gpu={}, run={"driver": "parrot", "argv": ["x"]})
+    drive.submit("plain", gpu={})
+    drive.settle()
+    drive.pass_time(30_000, renew=False)
+    assert drive.states("plain") == ["QUEUED"]
+    if fence != "none":
+        assert drive.states("j") == ["QUEUED"]
+        return
+    assert drive.states("j") == ["LOST_KEPT"]
+    drive.worker("other", 2, drivers=["process", "parrot"], capabilities={"parrot": can})
+    drive.pass_time(100_000)
+    assert drive.states("j") == ["LOST_KEPT"], "its pod may run still"
+    drive.join(worker)
+    assert drive.states("j") == ["RUNNING"]
 
 
 @pytest.mark.parametrize("stage", ["PLACED", "CLAIMED", "RUNNING"])

@@ -17,6 +17,7 @@ OWN: Final = {
     "worker/moorage/worker/drivers/process.py": "process",
     "worker/moorage/worker/drivers/noop.py": "noop",
     "worker/moorage/worker/drivers/docker.py": "docker",
+    "worker/moorage/worker/drivers/kubernetes.py": "kubernetes",
     "worker/moorage/worker/drivers/vm.py": "vm",
     "worker/moorage/worker/drivers/podman.py": "podman",
     "worker/moorage/worker/drivers/podman_command.py": "podman",
@@ -28,9 +29,17 @@ SAID: Final[dict[str, set[str]]] = {
     # the one table of the default driver, and of those whose workers tell no capabilities
     "schemas/moorage/schemas/capabilities.py": {"process", "noop", "handler"},
     # the one table of what those that come with moorage read of a request
-    "schemas/moorage/schemas/driver_config.py": {"process", "noop", "handler", "docker", "podman", "vm"},
+    "schemas/moorage/schemas/driver_config.py": {
+        "process",
+        "noop",
+        "handler",
+        "docker",
+        "podman",
+        "vm",
+        "kubernetes",
+    },
     # the one table of those that come with moorage
-    "worker/moorage/worker/drivers/__init__.py": {"noop", "docker", "podman", "vm"},
+    "worker/moorage/worker/drivers/__init__.py": {"noop", "docker", "podman", "vm", "kubernetes"},
     # hosts and jobs of published traces, for `moorage simulate`
     "scheduler/moorage/scheduler/simulate/world.py": {"process", "noop", "handler", "docker"},
     "scheduler/moorage/scheduler/simulate/trace.py": {"noop"},

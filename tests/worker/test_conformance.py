@@ -23,6 +23,7 @@ from moorage.worker.handler_context import HandlerContext
 from moorage.worker.member_messages import Ended, MemberName, Started
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.protocol import StartMember
+from tests.clusters import NODE, WORKER, cluster, why_no_cluster
 from tests.docs.markdown import DOCS
 from tests.engines import DockerEngine, engine, why_no_dockerd
 from tests.guests import kernel, make_initramfs, why_no_vm
@@ -287,6 +288,37 @@ class TestVm(Processes):
             yield
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+class TestKubernetes(Containers):
+    """Pods on a real API server, whose kubelet is played: it runs them as processes of this host."""
+
+    driver = "kubernetes"
+    dashes: ClassVar[dict[str, str]] = {
+        "limits": "the kubelet bounds a pod's memory, and the tests have none of their own",
+        "gang": "the driver runs no gang: a rank that is lost with its node is kept, and would hold up the rest",
+    }
+    stack: ClassVar[contextlib.ExitStack]
+
+    @classmethod
+    def setup_class(cls) -> None:
+        if why := why_no_cluster():
+            pytest.skip(why)
+        super().setup_class()
+        cls.stack = contextlib.ExitStack()
+        server, _ = cls.stack.enter_context(cluster())
+        cls.settings = f'[driver.kubernetes]\nnode = "{NODE}"\nkubeconfig = "{server.kubeconfig(WORKER)}"\n'
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        cls.stack.close()
+        super().teardown_class()
+
+    def shows_folder(self) -> Job:
+        return shell("touch here && ls -id .")  # in /work, which a process of this host has elsewhere
+
+
 #: the drivers that come with moorage, and the checks that are not for them: all others pass. `limits` of processes
 #: needs a host that can bound memory
 TABLE: Final[dict[str, set[str]]] = {
@@ -296,6 +328,7 @@ TABLE: Final[dict[str, set[str]]] = {
     "vm": {"children", "devices", "folder", "gang"},
     "podman": set(),
     "podman, rootless": {"limits"},
+    "kubernetes": {"limits", "gang"},
 }
 KINDS: Final[dict[str, type[DriverChecks]]] = {
     "process": TestProcess,
@@ -304,6 +337,7 @@ KINDS: Final[dict[str, type[DriverChecks]]] = {
     "podman": TestPodman,
     "podman, rootless": TestRootless,
     "vm": TestVm,
+    "kubernetes": TestKubernetes,
 }
 
 

@@ -52,7 +52,7 @@ def test_it_is_found_as_module_and_class_and_by_an_entry_point(tmp_path: Path, m
     with pytest.raises(Refused) as refused:
         find(["parrot"], NO_FILE, {}, simulated=False)
     assert refused.value.problem.message == "no driver parrot"
-    assert refused.value.problem.allowed == "process, noop, docker, podman, vm, module:Class of your own"
+    assert refused.value.problem.allowed == "process, noop, docker, podman, kubernetes, vm, module:Class of your own"
     offer(tmp_path, WORD)
     for word in (WORD, "parrot"):
         process, parrot = find(["process", word], NO_FILE, {}, simulated=False)
@@ -163,7 +163,9 @@ def test_the_drivers_of_moorage_declare_what_the_table_of_older_releases_says() 
         before = msgspec.structs.replace(UP_TO_0_2[driver.name], config=None)  # their blocks have more keys by now
         assert msgspec.structs.replace(driver.capabilities, brings_files=False) == before  # they had no folders
         assert driver.capabilities.fence in FENCES
-    assert {*UP_TO_0_2} & {*BUILT_IN} == {*BUILT_IN} - {"docker", "podman", "vm"}, "which no release before has"
+    assert {*UP_TO_0_2} & {*BUILT_IN} == {*BUILT_IN} - {"docker", "kubernetes", "podman", "vm"}, (
+        "which no release before has"
+    )
 
 
 @pytest.mark.slow

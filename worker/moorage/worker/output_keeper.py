@@ -20,11 +20,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from moorage.schemas.errors import refuse
+from moorage.schemas.frames import LogPage, ReadLog
+from moorage.schemas.frames.output import StreamName
 from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
+from moorage.worker.output_pages import read_page
 from moorage.worker.settings import OUTPUT_BYTES_DEFAULT, OUTPUT_KEEP_DEFAULT, OUTPUT_MEMBERS_DEFAULT
-from moorage.worker.supervisor.output import member_digest
-from moorage.worker.supervisor.protocol import OUTPUT_FOLDER
+from moorage.worker.supervisor.output import member_digest, output_path
+from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Stream
 
 #: between two looks, and how many ends bring the next one forward
 SWEEP_S: Final = 30.0
@@ -35,6 +39,7 @@ MARK: Final = "output.cleared"
 BLOCK_BYTES: Final = 512
 _NAME: Final = re.compile(r"([0-9a-f]{32})\.(stdout|stderr)")
 _STREAMS: Final = ("stdout", "stderr")
+_STREAM_OF: Final[dict[StreamName, Stream]] = {"out": "stdout", "err": "stderr"}
 
 log = logging.getLogger("moorage.worker")
 
@@ -119,6 +124,29 @@ class OutputKeeper:
         except FileNotFoundError:
             return False
         return ended_ms / 1000 <= cleared_s + SWEEP_S
+
+    async def page(self, key: str, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
+        """Return a page of the kept output of a member with this key. Raises Refused (`not-kept`).
+
+        `is_over` was looked at before this call: then the file is whole. What is not over by the ledger may be about to
+        start here.
+        """
+        path = output_path(self._state, key, _STREAM_OF[ask.stream])
+        try:
+            page = await asyncio.to_thread(read_page, path, ask, is_over)
+        except OSError as error:
+            raise refuse("not-kept", f"the output cannot be read: {error.strerror or error}", job=ask.job) from None
+        if page is None and is_over and self.is_cleared(ask.ended_ms):
+            bounds = self.bounds
+            raise refuse(
+                "not-kept",
+                f"nothing is kept of {'stdout' if ask.stream == 'out' else 'stderr'}: it was silent, or is cleared",
+                found=f"output_keep {bounds.keep_s:g} s, output_bytes {bounds.bytes_max}, "
+                f"output_members {bounds.members_max}",
+                job=ask.job,
+                next=f"raise them for later jobs, in [worker] of the settings of {worker}",
+            )
+        return page if page is not None else LogPage(ask.attempt, ask.stream, over=is_over)
 
     async def run(self) -> None:
         """Sweep now, and then for ever."""

@@ -230,7 +230,7 @@ async def _put_agents(
     """One by one into `worker.agents`, so that those made before one that fails can be closed. Raises Refused."""
     if hosts is None:
         name = settings.worker or facts.worker
-        machine = await open_machine()
+        machine = await _devices(name, settings, drivers)
         try:
             worker.agents.append(_agent(worker.host, name, settings, facts, machine, drivers, link, files))
         except BaseException:
@@ -243,6 +243,23 @@ async def _put_agents(
         inventory = SimulatedInventory(simulated, faults, name)
         simulated_facts = facts_of_simulated(simulated, name, facts)
         worker.agents.append(_agent(worker.host, name, settings, simulated_facts, inventory, drivers, link, files))
+
+
+async def _devices(name: str, settings: WorkerSettings, drivers: list[Found]) -> Inventory:
+    """The devices of this host, or those that a driver has in their place. Raises Refused."""
+    for each in drivers:
+        found = await each.kind.open_inventory(name, settings, each.own)
+        if found is not None and len(drivers) > 1:
+            raise refuse(
+                "failed-precondition",
+                f"the devices of the driver {each.kind.name} are not this host's: it is a worker's only driver",
+                field="$.drivers",
+                found=", ".join(other.kind.name for other in drivers),
+                next=f"run a worker with the driver {each.kind.name} alone, and another one for the rest",
+            )
+        if found is not None:
+            return found
+    return await open_machine()
 
 
 def _agent(

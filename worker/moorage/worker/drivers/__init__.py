@@ -15,6 +15,7 @@ BUILT_IN: Final = {
     "noop": "moorage.worker.drivers.noop:NoopDriver",
     "docker": "moorage.worker.drivers.docker:DockerDriver",
     "podman": "moorage.worker.drivers.podman:PodmanDriver",
+    "kubernetes": "moorage.worker.drivers.kubernetes:KubernetesDriver",
     "vm": "moorage.worker.drivers.vm:VmDriver",
 }
 #: what a worker offers whose settings name no driver, and a simulated one

@@ -22,6 +22,7 @@ from moorage.schemas.frames import Device, LogPage, ReadLog, Start
 from moorage.schemas.gpu import Sharing
 from moorage.schemas.job import Request, Run
 from moorage.worker.environment import Gang, JobEnvironment, gpu_environment
+from moorage.worker.inventory.base import Inventory
 from moorage.worker.member_messages import (
     Ended,
     MemberName,
@@ -142,6 +143,14 @@ class Driver:
     def from_kit(cls, kit: Kit) -> Driver:
         """Return a driver for the worker of this kit; one that declares settings gets them as its argument."""
         return cls() if cls.settings is None else cls(kit.own)  # type: ignore[call-arg]
+
+    @classmethod
+    async def open_inventory(cls, worker: str, settings: WorkerSettings, own: Any) -> Inventory | None:
+        """Return the devices of the worker with this id, where they are not those of this host; None where they are.
+
+        `own` are the settings that the driver declares. Raises Refused.
+        """
+        return None
 
     def can(self) -> Capabilities:
         """Return what hello tells of it: its capabilities, with the keys of its `config`."""

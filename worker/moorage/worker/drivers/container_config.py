@@ -56,8 +56,8 @@ class Image(NamedTuple):
         return cls(config.get("Entrypoint") or (), config.get("Cmd") or (), config.get("User") or "")
 
 
-class ContainerSettings(msgspec.Struct, frozen=True):
-    """Settings of a driver of containers. A job can change none of them, but for the user with `request_user`."""
+class ImageSettings(msgspec.Struct, frozen=True):
+    """Settings of a driver of images. A job can change none of them, but for the user with `request_user`."""
 
     gpu_enabled: Annotated[bool, setting("Whether its jobs may have GPUs.")] = True
     user: Annotated[
@@ -72,11 +72,25 @@ class ContainerSettings(msgspec.Struct, frozen=True):
     pull: Annotated[Literal["missing", "always", "never"], setting("When an image is pulled from its registry.")] = (
         "missing"
     )
+    digests_only: Annotated[bool, setting("Whether an image must be named by its digest: NAME@sha256:...")] = False
+    shm: Annotated[int, setting("Size of /dev/shm.", unit="bytes", ge=_MIB, le=1 << 42)] = 64 * _MIB
+    nvidia_capabilities: Annotated[
+        str, setting("NVIDIA_DRIVER_CAPABILITIES of containers with NVIDIA GPUs, commas between.")
+    ] = "compute,utility"
+
+    def __post_init__(self) -> None:
+        check_rules("images_for", self.images_for)
+        if self.user != "image" and not re.fullmatch(r"[0-9]+(:[0-9]+)?", self.user):
+            raise ValueError(f"user must be UID, UID:GID or image, found {self.user!r}")
+
+
+class ContainerSettings(ImageSettings, frozen=True):
+    """Settings of a driver of containers, which this host runs."""
+
     registry_secrets: Annotated[
         dict[str, str],
         setting("Secret with USER:PASSWORD for a registry, by the name that images have it under."),
     ] = {}
-    digests_only: Annotated[bool, setting("Whether an image must be named by its digest: NAME@sha256:...")] = False
     network: Annotated[str, setting("Network of containers: none, bridge, or the name of one; never the host's.")] = (
         "none"
     )
@@ -103,29 +117,24 @@ class ContainerSettings(msgspec.Struct, frozen=True):
         dict[str, str], setting("More of them for a tenant's containers, blanks between; * is every other tenant.")
     ] = {}
     pids_max: Annotated[int, setting("Processes and threads of a container.", ge=1, le=1 << 22)] = 4096
-    shm: Annotated[int, setting("Size of /dev/shm.", unit="bytes", ge=_MIB, le=1 << 42)] = 64 * _MIB
     memlock: Annotated[bool, setting("Whether containers may lock any amount of memory, as RDMA needs it.")] = False
-    nvidia_capabilities: Annotated[
-        str, setting("NVIDIA_DRIVER_CAPABILITIES of containers with NVIDIA GPUs, commas between.")
-    ] = "compute,utility"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for network in (self.network, *self.network_for.values()):
             if not network or network.startswith(_SHARED_NETWORKS):
                 raise ValueError(f"network must be none, bridge or the name of a network, found {network!r}")
         for ports in (self.ports, *self.ports_for.values()):
             range_of(ports)
-        for name in ("images_for", "network_for", "ports_for", "mounts_for"):
+        for name in ("network_for", "ports_for", "mounts_for"):
             check_rules(name, getattr(self, name))
-        if self.user != "image" and not re.fullmatch(r"[0-9]+(:[0-9]+)?", self.user):
-            raise ValueError(f"user must be UID, UID:GID or image, found {self.user!r}")
         for mount in (*self.mounts, *(word for words in self.mounts_for.values() for word in words.split())):
             if not re.fullmatch(r"/[^:]*:/[^:]+:(ro|rw)", mount):
                 raise ValueError(f"mounts must be as /host/path:/path:ro, found {mount!r}")
 
 
-def check_request(request: Request, settings: ContainerSettings) -> None:
-    """Raise Refused for what can never run as a container here: `invalid-argument` where no other host could either."""
+def check_image(request: Request) -> None:
+    """Raise Refused (`invalid-argument`) for a request that names no image."""
     image = request.image
     if not image:
         raise _wrong(
@@ -133,6 +142,11 @@ def check_request(request: Request, settings: ContainerSettings) -> None:
         )
     if not _IMAGE.fullmatch(image):
         raise _wrong("this is no name of an image", "$.run.image", image, "NAME, NAME:TAG or NAME@sha256:DIGEST")
+
+
+def check_request(request: Request, settings: ContainerSettings) -> None:
+    """Raise Refused for what can never run as a container here: `invalid-argument` where no other host could either."""
+    check_image(request)
     if request.gpu is not None and request.gpu.effective_sharing == "mps":
         raise SharingUnavailable("mps", "containers share by time-slice alone")
     networks = {settings.network, *settings.network_for.values()}
@@ -168,7 +182,7 @@ def _wrong(message: str, field: str, found: str | None, allowed: str) -> Refused
     return refuse("invalid-argument", message, field=field, found=found, allowed=allowed)
 
 
-def check_policy(tenant: str, request: Request, settings: ContainerSettings, policy: Policy) -> None:
+def check_policy(tenant: str, request: Request, settings: ImageSettings, policy: Policy) -> None:
     """Raise Refused (`not-permitted`) for what this worker does not let the tenant do."""
     run, image = request.workload, request.image
     if settings.digests_only and "@sha256:" not in image:

@@ -12,8 +12,9 @@ from moorage.worker.drivers.container_engine import EngineError
 _NO_PROGRAM: Final = re.compile(r"exec: .*(executable file not found|no such file or directory)", re.IGNORECASE)
 _BAD_PROGRAM: Final = re.compile(r"exec: .*(permission denied|is a directory)|exec format error", re.IGNORECASE)
 #: what a registry says where the image is not there, or not for everybody: no other host would fare better
-_NO_IMAGE: Final = re.compile(
-    r"manifest unknown|manifest for .* not found|repository does not exist|pull access denied|invalid reference format",
+NO_IMAGE: Final = re.compile(
+    r"manifest unknown|manifest for .* not found|repository does not exist|pull access denied|invalid reference format"
+    r"|failed to resolve reference .*: not found",
     re.IGNORECASE,
 )
 
@@ -41,5 +42,5 @@ def start_fault(error: EngineError, is_created: bool) -> CannotStart:
 
 def pull_fault(image: str, error: EngineError) -> CannotStart:
     """Return whose fault it is that an image could not be pulled."""
-    is_the_jobs = error.status == 404 or _NO_IMAGE.search(error.message)
+    is_the_jobs = error.status == 404 or NO_IMAGE.search(error.message)
     return CannotStart(CODE_CANNOT_START if is_the_jobs else None, f"image {image} cannot be pulled: {error.message}")

@@ -58,6 +58,6 @@ class NextGpu:
         return found
 
 
-def kubernetes_limits(gpu: GpuSpec) -> dict[str, str]:
+def kubernetes_limits(gpu: GpuSpec, resource: str = NVIDIA) -> dict[str, str]:
     """Return the limits of a container in a cluster, which chooses the devices: a count, as text."""
-    return {NVIDIA: str(gpu.count)}
+    return {resource: str(gpu.count)}

@@ -37,7 +37,6 @@ from moorage.worker.drivers.container_removal import Removal
 from moorage.worker.drivers.container_start import Starter
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
-from moorage.worker.drivers.process import read_output
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.environment import START_FAILED
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Replaced, Started, StartFailed, Stuck
@@ -193,7 +192,7 @@ class DockerDriver(Driver):
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
         is_over = ask.ended_ms > 0 and name not in self._host.members
-        page = await read_output(self._host.link, self._host.key(name), ask, is_over, self._host.worker)
+        page = await self._host.link.keeper.page(self._host.key(name), ask, is_over, self._host.worker)
         return msgspec.structs.replace(page, ports=self._ports.of(self._host.key(name)))
 
     # -- what the supervisor says (see `supervisor_link.Listener`)

@@ -8,13 +8,13 @@ import logging
 import os
 from collections.abc import Collection, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import ProcessBlock
-from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
+from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
@@ -45,11 +45,9 @@ from moorage.worker.member_messages import (
     Stuck,
 )
 from moorage.worker.member_processes import MemberProcesses
-from moorage.worker.output_pages import read_page
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import SHUTS_DOWN, Event, Output, StartMember, Unproven
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 from moorage.worker.supervisor.protocol import Started as ChildStarted
@@ -66,7 +64,6 @@ _WANTS: Final = {
 }
 #: the stage of a start that an engine could not do, and no job is at fault for
 ENGINE: Final = "engine"
-_STREAMS_KEPT: Final[dict[str, Literal["stdout", "stderr"]]] = {"out": "stdout", "err": "stderr"}
 
 
 class ProcessSettings(msgspec.Struct, frozen=True):
@@ -246,7 +243,7 @@ class ProcessDriver(Driver):
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
         is_over = ask.ended_ms > 0 and name not in self._known
-        return await read_output(self._link, self._key(name), ask, is_over, self._worker)
+        return await self._link.keeper.page(self._key(name), ask, is_over, self._worker)
 
     # -- what the supervisor says (see `supervisor_link.Listener`)
 
@@ -451,30 +448,6 @@ class ProcessDriver(Driver):
             cpu_milli=(resources.cpu_milli or None) if resources else None,
             memory_bytes=(resources.memory_mib * _MIB or None) if resources else None,
         )
-
-
-async def read_output(link: SupervisorLink, key: str, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
-    """Return a page of the kept output of a member with this key. Raises Refused (`not-kept`).
-
-    `is_over` was looked at before this call: then the file is whole. What is not over by the ledger may be about to
-    start here.
-    """
-    path = output_path(link.state, key, _STREAMS_KEPT[ask.stream])
-    try:
-        page = await asyncio.to_thread(read_page, path, ask, is_over)
-    except OSError as error:
-        raise refuse("not-kept", f"the output cannot be read: {error.strerror or error}", job=ask.job) from None
-    if page is None and is_over and link.keeper.is_cleared(ask.ended_ms):
-        bounds = link.keeper.bounds
-        raise refuse(
-            "not-kept",
-            f"nothing is kept of {'stdout' if ask.stream == 'out' else 'stderr'}: it was silent, or is cleared",
-            found=f"output_keep {bounds.keep_s:g} s, output_bytes {bounds.bytes_max}, "
-            f"output_members {bounds.members_max}",
-            job=ask.job,
-            next=f"raise them for later jobs, in [worker] of the settings of {worker}",
-        )
-    return page if page is not None else LogPage(ask.attempt, ask.stream, over=is_over)
 
 
 def _is_the_hosts(event: ChildEnded) -> bool:

@@ -44,6 +44,8 @@ ReportFault = Callable[[int, Fault], None]
 class DeviceProcess:
     """A process that holds a device: host pid, short name (its comm), the name or number of its user.
 
+    Pid 0 is of a holder that is no process of this host, by its name.
+
     `memory_mib` None where the driver does not tell.
     """
 
@@ -75,7 +77,8 @@ class SlotReading:
         for process in self.processes:
             if process.pid not in ours and not process.name.startswith(MPS_COMM):
                 who = f" (user {process.user})" if process.user else ""
-                return f"pid {process.pid} {in_one_line(process.name)}".rstrip() + who
+                pid = f"pid {process.pid} " if process.pid else ""
+                return f"{pid}{in_one_line(process.name)}".rstrip() + who
         return ""
 
 

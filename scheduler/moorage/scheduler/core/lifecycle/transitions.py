@@ -499,22 +499,29 @@ class Lifecycle:
                     to = self._next_after(replica, Count.LOSS)
                     self._lost(draft, replica, to, why)
                     self._back_to_queue(draft, replica, to, Count.LOSS)
-            elif why == "lost" and self._may_live_on(draft, replica, state):
-                draft.keep_lost(replica, "worker lost, on_partition keep: waits for the worker or an operator")
+            elif why == "lost" and (kept := self._may_live_on(draft, replica, state, worker)):
+                draft.keep_lost(replica, f"worker lost, {kept}: waits for the worker or an operator")
             else:
                 self._never_ran(draft, Op.LOSE, replica, member, state, f"worker {worker.id}: {why}", Count.LOSS)
 
-    def _may_live_on(self, draft: Draft, replica: Replica, state: int) -> bool:
-        """Whether a replica of a lost worker may live on there by `on_partition`, so that it must not be placed again.
+    def _may_live_on(self, draft: Draft, replica: Replica, state: int, worker: Worker) -> str:
+        """Return why a replica of a lost worker may live on there, so that it must not be placed again; "" if it may
+        not: its request says so (`on_partition`), or nothing ends what its driver runs (`fence`).
 
         A PLACED one may be running, too: perhaps only its facts did not get through the partition. One that is ENDING
         may not have heard that it is to end.
         """
-        if self.request_of(replica.job).on_partition != "keep" or draft.job(replica.job).gang != GangPhase.NONE:
-            return False
+        request = self.request_of(replica.job)
+        driver = request.workload.driver
+        why = "on_partition keep" if request.on_partition == "keep" else ""
+        if (worker.hello.get("capabilities") or {}).get(driver, {}).get("fence") == "none":
+            why = f"nothing ends what its driver {driver} runs"
+        if not why or draft.job(replica.job).gang != GangPhase.NONE:
+            return ""
         if state == ENDING:
-            return self._after_ending(draft, replica) == QUEUED and draft.level_allows(KEPT_WHILE_ENDING_LEVEL)
-        return state in _ON_WORKER
+            again = self._after_ending(draft, replica) == QUEUED and draft.level_allows(KEPT_WHILE_ENDING_LEVEL)
+            return why if again else ""
+        return why if state in _ON_WORKER else ""
 
     def _lost(self, draft: Draft, replica: Replica, to: int, why: str) -> None:
         member = draft.replica(replica).member

@@ -1,0 +1,567 @@
+"""The driver of pods: the worker of a node starts them there through the cluster's API, and the kubelet runs them.
+
+One worker a node. A member is one pod, bound to the node, whose name is that of the attempt: so a start that is sent
+twice starts once. What becomes of it is seen by a watch (kubernetes_verdict.py). A pod that is deleted stays in the
+cluster, by a finalizer, until its end is in the ledger: so no end is missed, whatever is down meanwhile.
+
+Nothing but the agent ends a pod of a worker that is cut off, and it has to reach the API server for that: `fence` is
+none. When such a worker is lost its attempts are kept, and not placed elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.driver_config import KubernetesBlock
+from moorage.schemas.errors import MoorageError, refuse
+from moorage.schemas.frames import LogPage, ReadLog
+from moorage.schemas.job import Request, Secret
+from moorage.schemas.settings import setting
+from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
+from moorage.worker.drivers.container_config import ImageSettings, check_image, check_policy
+from moorage.worker.drivers.container_faults import CannotStart
+from moorage.worker.drivers.device_requests import NVIDIA
+from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.kubernetes_api import CONFLICT, GONE, Cluster, ClusterDown, ClusterError
+from moorage.worker.drivers.kubernetes_devices import ClusterInventory
+from moorage.worker.drivers.kubernetes_output import PodOutputs
+from moorage.worker.drivers.kubernetes_pod import (
+    ENDS,
+    FINALIZER,
+    LABEL,
+    check_request,
+    exact_deadline_s,
+    grace_s_of,
+    member_of,
+    owner_label,
+    pod_name,
+    pod_of,
+    secret_of,
+)
+from moorage.worker.drivers.kubernetes_verdict import Seen, read, waited_s
+from moorage.worker.drivers.supervisor_link import owner_of
+from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
+from moorage.worker.inventory.base import Inventory
+from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.output_keeper import OutputBounds
+from moorage.worker.secret_files import resolve_secrets
+from moorage.worker.settings import WorkerSettings
+
+#: below the worker's state folder: what pods write
+FOLDER: Final = "kubernetes"
+#: between two tries to reach the API server
+RETRY_S: Final = 1.0
+#: how long after its grace a pod may still be there until its end is in doubt
+STUCK_S: Final = 30.0
+#: pods that are created at once
+STARTS_MAX: Final = 16
+_BUSY: Final = 429
+_DIR_BYTES: Final = 10 << 30
+
+log = logging.getLogger("moorage.worker")
+
+
+class KubernetesSettings(ImageSettings, frozen=True):
+    """Settings of the driver `kubernetes`. A job can change none of them, but for the user with `request_user`."""
+
+    node: Annotated[str, setting("Name of the worker's node; in a pod, spec.nodeName by the downward API. Needed.")] = (
+        ""
+    )
+    namespace: Annotated[str, setting("Namespace of the pods; that of the kubeconfig or the service account.")] = ""
+    kubeconfig: Annotated[
+        Path | None,
+        setting("Kubeconfig; else the service account of the pod that the agent runs in, KUBECONFIG, ~/.kube/config."),
+    ] = None
+    context: Annotated[str, setting("Context of the kubeconfig; its current one by default.")] = ""
+    resource: Annotated[str, setting("Resource of the node whose units are the worker's GPUs.")] = NVIDIA
+    start_within: Annotated[
+        float, setting("How long a pod may wait for its container, images included.", unit="s", ge=1, le=86400)
+    ] = 600.0
+    folder: Annotated[int, setting("Size of /work, on the node's disk.", unit="bytes", ge=1 << 20, le=1 << 44)] = (
+        _DIR_BYTES
+    )
+    pull_secrets: Annotated[
+        tuple[str, ...], setting("Secrets of the namespace with logins for registries (imagePullSecrets).")
+    ] = ()
+    runtime_class: Annotated[str, setting("RuntimeClass of the pods, such as nvidia; the cluster's default.")] = ""
+
+    def connect(self) -> Cluster:
+        """Return the cluster. Raises Refused."""
+        return Cluster(self.kubeconfig, self.context, self.namespace)
+
+
+class _Member:
+    """A member from its placement until its end is reported."""
+
+    def __init__(self, name: MemberName) -> None:
+        self.name = name
+        self.is_sent = False
+        """Whether the cluster may have its pod."""
+        self.is_there = False
+        """Whether the cluster has, or had, its pod."""
+        self.has_secret = False
+        self.is_started = False
+        self.over = asyncio.Event()
+        self.asked: tuple[float, str] | None = None
+        """Grace and reason of the end that moorage has asked for."""
+        self.given_up: Seen | None = None
+        """What is to be reported of a pod that is removed because it cannot start."""
+        self.waits_for = ""
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.timers: list[asyncio.TimerHandle] = []
+        self.output: asyncio.Task[None] | None = None
+
+
+class KubernetesDriver(Driver):
+    """See the module's text."""
+
+    name = "kubernetes"
+    settings = KubernetesSettings
+    config = KubernetesBlock
+    capabilities = Capabilities(keeps_output=True, ends_streams=True, outlives_agent=True, fence="none")
+
+    @classmethod
+    async def open_inventory(cls, worker: str, settings: WorkerSettings, own: Any) -> Inventory:
+        """Return the units of the node's resource. Raises Refused."""
+        cluster = own.connect()
+        try:
+            node = await _node(cluster, own)
+        finally:
+            await cluster.close()
+        return ClusterInventory(own.connect, node, owner_label(settings.prefix, worker), own.resource)
+
+    @classmethod
+    def from_kit(cls, kit: Kit) -> KubernetesDriver:
+        return cls(kit)
+
+    def __init__(self, kit: Kit) -> None:
+        super().__init__()
+        own: KubernetesSettings = kit.own
+        self._own = own
+        self._kit = kit
+        self._cluster = own.connect()
+        self._owner = owner_label(kit.settings.prefix, kit.worker)
+        self._selector = f"{LABEL}={self._owner}"
+        self._members: dict[MemberName, _Member] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starts = asyncio.Semaphore(STARTS_MAX)
+        settings = kit.settings
+        self._outputs = PodOutputs(
+            self._cluster,
+            settings.state_dir / FOLDER,
+            owner_of(kit.worker, self.name),
+            OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members),
+            settings.output_cap_bytes,
+            settings.stream_output,
+        )
+
+    async def open(self) -> list[Living]:
+        self._outputs.publish = self.publish
+        if not self._kit.simulated:
+            await _node(self._cluster, self._own)
+        try:
+            pods, version = await self._cluster.list("pods", self._selector)
+        except (ClusterDown, ClusterError) as error:
+            raise _no_cluster(error) from None
+        living: list[Living] = []
+        found: list[tuple[_Member, dict[str, Any]]] = []
+        for pod in pods:
+            name, seen = member_of(pod), read(pod)
+            if name is None:
+                log.warning("the pod %s has the label of this worker, and is no member", pod["metadata"]["name"])
+                continue
+            if seen.is_over and seen.kind in ("refused", "failed"):
+                phase = "refused" if seen.kind == "refused" else "exited"
+                living.append(Living(name, phase, seen.code, f"{START_FAILED}: {seen.why}"))
+                continue
+            member = self._members[name] = _Member(name)
+            member.is_sent = member.is_there = member.has_secret = True
+            # an end is told once its output is read: until then it is as if it ran
+            member.is_started = seen.kind in ("running", "ended")
+            living.append(Living(name, "running" if member.is_started else "starting"))
+            found.append((member, pod))
+        await self._outputs.open(self._members.keys())
+        for member, pod in found:
+            if member.is_started:
+                self._follow(member)
+            else:
+                self._allow_start(member)
+            self._on_pod(pod, is_gone=False)
+        self._begin(self._watch(version))
+        if self._kit.settings.secrets_dir is not None:
+            self._begin(self._drop_secrets())
+        return living
+
+    async def close(self) -> None:
+        tasks = set(self._tasks)
+        for member in self._members.values():
+            tasks |= member.tasks
+            for timer in member.timers:
+                timer.cancel()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._outputs.close()
+        await self._cluster.close()
+
+    def check(self, request: Request) -> None:
+        check_image(request)
+        check_request(request)
+
+    def start(self, assignments: list[Assignment]) -> None:
+        for assignment in assignments:
+            member = self._members[assignment.name] = _Member(assignment.name)
+            self._run(member, self._start(member, assignment))
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        member = self._members.get(name)
+        if member is None or member.over.is_set():
+            return
+        member.asked = grace_s, "fence" if why == "fence" else "end"
+        if member.is_sent:
+            self._run(member, self._remove(member))
+
+    def forget(self, names: list[MemberName]) -> None:
+        for name in names:
+            member = self._members.pop(name, None)  # an operator has said that its devices are free
+            for task in member.tasks if member is not None else ():
+                task.cancel()
+            self._begin(self._drop(pod_name(self._owner, name)))
+
+    def keeps(self, settings: WorkerSettings) -> dict[str, float]:
+        bounds = self._outputs.keeper.bounds
+        return {"output_s": bounds.keep_s, "output_bytes": bounds.bytes_max}
+
+    async def read_log(self, ask: ReadLog) -> LogPage:
+        name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        is_over = ask.ended_ms > 0 and name not in self._members
+        return await self._outputs.page(name, ask, is_over, self._kit.worker)
+
+    # -- inside: starting a member
+
+    async def _start(self, member: _Member, assignment: Assignment) -> None:
+        try:
+            pod, secret = self._made(assignment)
+            async with self._starts:
+                await self._create(member, pod, secret)
+        except CannotStart as refused:
+            if refused.code is None:
+                self._is_over(member, Seen("refused", str(refused), is_over=True))
+            else:
+                self._is_over(member, Seen("failed", str(refused), refused.code, is_over=True))
+            return
+        self._allow_start(member)
+        if member.asked is not None:
+            await self._remove(member)
+
+    def _made(self, assignment: Assignment) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return the pod and the Secret of a member. Raises CannotStart."""
+        kit, own, run, tenant = self._kit, self._own, assignment.run, assignment.name[0]
+        try:
+            check_policy(tenant, assignment.request, own, kit.policy)
+            kit.policy.check_secrets(tenant, run.env)
+            resolved = resolve_secrets(run.env, kit.settings.secrets_dir)
+            pod = pod_of(
+                assignment, own, owner=self._owner, node=own.node, resource=own.resource,
+                start_within_s=own.start_within, folder_bytes=own.folder, pull_secrets=own.pull_secrets,
+                slots=tuple(device.index for device in assignment.devices),
+                runtime_class=own.runtime_class, user=kit.policy.user_of(tenant) or run.user, simulated=kit.simulated,
+            )  # fmt: skip
+        except SharingUnavailable as error:
+            raise CannotStart(None, _words(error)) from None
+        except MoorageError as error:
+            raise CannotStart(CODE_CANNOT_START, _words(error)) from None
+        hidden = lay_over({key: resolved[key] for key, value in run.env.items() if isinstance(value, Secret)}, {})
+        return pod, secret_of(self._owner, assignment.name, hidden) if hidden else None
+
+    async def _create(self, member: _Member, pod: dict[str, Any], secret: dict[str, Any] | None) -> None:
+        """Have the pod in the cluster. Raises CannotStart once it is known that it is not there."""
+        loop = asyncio.get_running_loop()
+        until_s, trouble = loop.time() + self._own.start_within, ""
+        name = pod["metadata"]["name"]
+        while True:
+            if (member.asked is not None or loop.time() > until_s) and not member.is_sent:
+                raise CannotStart(None, trouble or "it was asked to end before its start")
+            try:
+                if secret is not None:
+                    await self._put("secrets", secret)
+                if member.asked is not None or loop.time() > until_s:
+                    if await self._cluster.get("pods", name) is not None:
+                        member.is_there = member.has_secret = True
+                        return
+                    raise CannotStart(None, trouble or "it was asked to end before its start")
+                member.is_sent = True
+                made = await self._put("pods", pod)
+            except ClusterDown as error:
+                trouble = str(error)
+            except ClusterError as error:
+                trouble = f"the cluster refused the pod: {error}"
+                if error.status != _BUSY and error.status < 500:
+                    raise CannotStart(CODE_CANNOT_START if error.status in (400, 422) else None, trouble) from None
+            else:
+                break
+            log.warning("%s: %s", member.name[1], trouble)
+            await asyncio.sleep(RETRY_S)
+        member.is_there = True
+        if secret is not None:
+            member.has_secret = True
+            self._run(member, self._own_secret(name, made["metadata"]["uid"]))
+
+    async def _put(self, kind: str, made: dict[str, Any]) -> dict[str, Any]:
+        """Create an object, or return the one that an earlier try has created."""
+        try:
+            return await self._cluster.create(kind, made)
+        except ClusterError as error:
+            if error.status != CONFLICT:
+                raise
+        found = await self._cluster.get(kind, made["metadata"]["name"])
+        if found is None:
+            raise ClusterError(_BUSY, "an object of this name has just been removed")
+        for key in ("labels", "annotations"):
+            wanted, there = made["metadata"].get(key, {}), found["metadata"].get(key) or {}
+            if not wanted.items() <= there.items():
+                raise ClusterError(CONFLICT, f"another one of {kind} has the name {made['metadata']['name']}")
+        return found
+
+    async def _own_secret(self, name: str, uid: str) -> None:
+        """Have the cluster remove the Secret with its pod, should nothing here do it before."""
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+        with contextlib.suppress(ClusterDown, ClusterError):
+            await self._cluster.patch("secrets", name, {"metadata": {"ownerReferences": [owner]}})
+
+    def _allow_start(self, member: _Member) -> None:
+        self._at(member, self._own.start_within, self._too_late)
+
+    def _too_late(self, member: _Member) -> None:
+        if not member.is_started:
+            why = f"the pod did not start within {self._own.start_within:g} s"
+            self._give_up(member, Seen("refused", f"{why}: {member.waits_for}" if member.waits_for else why))
+
+    def _give_up(self, member: _Member, seen: Seen) -> None:
+        """Remove a pod that does not start; what is to be said of it is said once it is gone."""
+        if member.given_up is None and not member.over.is_set():
+            member.given_up = seen
+            self._run(member, self._remove(member))
+
+    # -- inside: what the cluster shows
+
+    async def _watch(self, version: str) -> None:
+        while True:
+            try:
+                if not version:
+                    pods, version = await self._cluster.list("pods", self._selector)
+                    listed = {pod["metadata"]["name"] for pod in pods}
+                    for pod in pods:
+                        self._on_pod(pod, is_gone=False)
+                    for member in list(self._members.values()):
+                        if member.is_there and pod_name(self._owner, member.name) not in listed:
+                            self._run(member, self._look_for(member))
+                async for kind, found in self._cluster.watch("pods", self._selector, version):
+                    version = found["metadata"]["resourceVersion"]
+                    if kind != "BOOKMARK":
+                        self._on_pod(found, is_gone=kind == "DELETED")
+            except ClusterError as error:
+                if error.status == GONE:
+                    version = ""
+                    continue
+                log.warning("the cluster does not show its pods: %s", error)
+                await asyncio.sleep(RETRY_S)
+            except ClusterDown as error:
+                log.warning("%s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _look_for(self, member: _Member) -> None:
+        """It is not in a list of before or after its creation: only its name tells."""
+        while not member.over.is_set():
+            with contextlib.suppress(ClusterDown, ClusterError):
+                if await self._cluster.get("pods", pod_name(self._owner, member.name)) is None:
+                    self._vanished(member)
+                return
+            await asyncio.sleep(RETRY_S)
+
+    def _on_pod(self, pod: Mapping[str, Any], *, is_gone: bool) -> None:
+        name = member_of(pod)
+        member = self._members.get(name) if name is not None else None
+        if name is None or member is None:
+            return
+        if member.over.is_set():
+            return
+        seen = read(pod)
+        member.waits_for = seen.why if seen.kind == "waiting" and seen.why else member.waits_for
+        if seen.is_over:
+            self._is_over(member, seen)
+        elif is_gone:
+            self._vanished(member)
+        elif seen.kind == "failed":
+            self._give_up(member, seen)
+        elif seen.kind == "running" and member.given_up is None:
+            self._is_running(member, pod)
+
+    def _vanished(self, member: _Member) -> None:
+        log.error(
+            "%s: its pod was taken out of the cluster, and the kubelet has not said that it is over: whether it runs is"
+            " not known, and its devices stay out of use until an operator says that they are free", member.name[1],
+        )  # fmt: skip
+        self.report(Stuck([member.name]))
+
+    def _is_running(self, member: _Member, pod: Mapping[str, Any]) -> None:
+        if not member.is_started:
+            member.is_started = True
+            self.report(Started([member.name]))
+            self._follow(member)
+        name, exact_s = pod["metadata"]["name"], exact_deadline_s(pod, waited_s(pod))
+        if exact_s is not None:
+            change = {"spec": {"activeDeadlineSeconds": exact_s}}
+            self._run(member, self._until_done(lambda: self._cluster.patch("pods", name, change)))
+        if member.has_secret:
+            member.has_secret = False
+            self._run(member, self._drop_secret(name))
+
+    def _follow(self, member: _Member) -> None:
+        name = pod_name(self._owner, member.name)
+        member.output = self._run(member, self._outputs.follow(member.name, name, member.over))
+
+    def _is_over(self, member: _Member, seen: Seen) -> None:
+        for timer in member.timers:
+            timer.cancel()
+        if seen.kind == "ended" and seen.began and not member.is_started:
+            member.is_started = True
+            self.report(Started([member.name]))
+            self._follow(member)
+        member.over.set()
+        self._begin(self._tell(member, seen))
+
+    async def _tell(self, member: _Member, seen: Seen) -> None:
+        """Report an end, once the output is told."""
+        if member.output is not None:
+            await asyncio.wait((member.output,))
+        name = member.name
+        self._members.pop(name, None)
+        if not member.is_started:
+            seen = member.given_up or seen
+        why = f"{START_FAILED}: {seen.why}"
+        if member.asked is not None and not member.is_started:
+            self.report(Ended([(name, CODE_LOST, member.asked[1])]))
+        elif seen.kind == "refused" and not member.is_started:
+            self.report(NotStarted([(name, why)]))
+        elif seen.kind == "failed" and not member.is_started:
+            self.report(StartFailed([(name, seen.code, why)]))
+        elif seen.kind == "ended":
+            self.report(Ended([(name, seen.code, seen.why)]))
+        else:
+            self.report(Ended([(name, CODE_LOST, "lost")]))
+
+    # -- inside: ending a member, and what is left of it
+
+    async def _remove(self, member: _Member) -> None:
+        """Ask for the end of a pod. That the cluster has heard it is no end: the watch shows that."""
+        name = pod_name(self._owner, member.name)
+        grace_s, why = member.asked or (1.0, "lost")
+        self._at(member, grace_s_of(grace_s) + STUCK_S, self._in_doubt)
+        await self._until_done(lambda: self._cluster.patch("pods", name, {"metadata": {"annotations": {ENDS: why}}}))
+        await self._until_done(lambda: self._cluster.delete("pods", name, grace_s_of(grace_s)))
+
+    def _in_doubt(self, member: _Member) -> None:
+        if not member.over.is_set():
+            log.error("%s: its pod was asked to end, and the kubelet has not said that it is over", member.name[1])
+            self.report(Stuck([member.name]))
+
+    async def _drop(self, name: str) -> None:
+        """The end is in the ledger: nothing is left in the cluster."""
+        pod = await self._until_done(lambda: self._cluster.get("pods", name))
+        if pod is not None:
+            kept = [each for each in pod["metadata"].get("finalizers") or () if each != FINALIZER]
+            await self._until_done(lambda: self._cluster.patch("pods", name, {"metadata": {"finalizers": kept}}))
+            await self._until_done(lambda: self._cluster.delete("pods", name))
+        await self._drop_secret(name)
+
+    async def _drop_secret(self, name: str) -> None:
+        if self._kit.settings.secrets_dir is not None:
+            await self._until_done(lambda: self._cluster.delete("secrets", name))
+
+    async def _drop_secrets(self) -> None:
+        """Remove the Secrets that an agent before this one left without a pod."""
+        secrets, _ = await self._until_done(lambda: self._cluster.list("secrets", self._selector))
+        for secret in secrets:
+            name = secret["metadata"]["name"]
+            if not any(pod_name(self._owner, each) == name for each in self._members):
+                await self._drop_secret(name)
+
+    async def _until_done(self, ask: Any) -> Any:
+        """Ask the cluster until it answers; an answer that will stay as it is, is logged and let be."""
+        while True:
+            try:
+                return await ask()
+            except ClusterError as error:
+                log.warning("the cluster: %s", error)
+                if error.status < 500 and error.status not in (CONFLICT, _BUSY, 401, 403):
+                    return None
+            except ClusterDown as error:
+                log.debug("%s", error)
+            await asyncio.sleep(RETRY_S)
+
+    # -- inside: tasks
+
+    def _run(self, member: _Member, way: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a part of a member's way. A defect of ours leaves its devices quarantined, and other members alone."""
+
+        async def run() -> None:
+            try:
+                await way
+            except Exception:
+                log.exception("lost track of the pod of %s", member.name[1])
+                self.report(Stuck([member.name]))
+
+        task = asyncio.get_running_loop().create_task(run())
+        member.tasks.add(task)
+        task.add_done_callback(member.tasks.discard)
+        return task
+
+    def _begin(self, way: Coroutine[Any, Any, None]) -> None:
+        async def run() -> None:
+            try:
+                await way
+            except Exception:
+                log.exception("the driver kubernetes lost a task")
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _at(self, member: _Member, after_s: float, what: Any) -> None:
+        member.timers.append(asyncio.get_running_loop().call_later(after_s, what, member))
+
+
+async def _node(cluster: Cluster, own: KubernetesSettings) -> dict[str, Any]:
+    """Return the worker's node. Raises Refused."""
+    if not own.node:
+        raise refuse(
+            "failed-precondition",
+            "the driver kubernetes does not know its node",
+            field="$.driver.kubernetes.node",
+            next="set node in [driver.kubernetes]; in a pod, MOORAGE_DRIVER_KUBERNETES_NODE from spec.nodeName",
+        )
+    try:
+        return await cluster.node(own.node)
+    except (ClusterDown, ClusterError) as error:
+        raise _no_cluster(error) from None
+
+
+def _no_cluster(error: ClusterDown | ClusterError) -> MoorageError:
+    return refuse(
+        "failed-precondition",
+        f"the driver kubernetes cannot use its cluster: {error}",
+        field="$.driver.kubernetes",
+        next="see whether the API server is reachable, and whether the user may list pods and read the node",
+    )
+
+
+def _words(error: MoorageError) -> str:
+    return error.problem.message.removeprefix(f"{START_FAILED}: ")

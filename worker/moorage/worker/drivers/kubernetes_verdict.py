@@ -1,0 +1,121 @@
+"""What a pod's status says of its member: whether it waits, runs or is over, and whose fault it is. Pure.
+
+A member is over when the kubelet says so: its container is terminated, or the kubelet has refused the pod and made no
+container. That the pod is deleted, or marked as failed by some other part of the cluster, says nothing of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple
+
+from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST
+from moorage.worker.drivers.container_engine import EngineError
+from moorage.worker.drivers.container_faults import NO_IMAGE, start_fault
+from moorage.worker.drivers.kubernetes_pod import ENDS
+
+#: what a kubelet says of a container whose program it could not start
+_NOT_STARTED: Final = ("StartError", "ContainerCannotRun", "RunContainerError")
+#: an image that no other node has either: it cannot be named so, or this cluster's nodes must have it already
+_BAD_IMAGE: Final = ("InvalidImageName", "ErrImageNeverPull")
+_PULLING: Final = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
+_TEXT_CHARS_MAX: Final = 300
+
+
+class Seen(NamedTuple):
+    """What a pod's status says. `ended`: its container has run and is over, with `code`. Of the others none has run:
+    `refused` is the node's fault, `failed` the job's, with `code`.
+
+    `is_over` is false for a pod that will not start and is still to be removed. `began` says that its container is
+    known to have begun.
+    """
+
+    kind: Literal["waiting", "running", "ended", "refused", "failed"]
+    why: str = ""
+    code: int = 0
+    is_over: bool = False
+    began: bool = False
+
+
+def read(pod: Mapping[str, Any]) -> Seen:
+    """Return what a pod's status says of its member."""
+    status = pod.get("status", {})
+    container = next(iter(status.get("containerStatuses") or ()), {})
+    state = container.get("state") or {}
+    if (terminated := state.get("terminated")) is not None:
+        return _terminated(pod, terminated)
+    if status.get("phase") == "Failed" and not container.get("containerID") and not _is_forgotten(status):
+        if status.get("reason") == "DeadlineExceeded":
+            return Seen("ended", "timeout", CODE_LOST, is_over=True)
+        return Seen("refused", f"the node refused the pod: {_text(status)}", is_over=True)
+    if "running" in state:
+        return Seen("running", began=True)
+    waiting = state.get("waiting") or {}
+    reason, text = waiting.get("reason", ""), _text(waiting)
+    if reason in _BAD_IMAGE or (reason in _PULLING and NO_IMAGE.search(waiting.get("message", ""))):
+        return Seen("failed", f"image {_image(pod)} cannot be pulled: {text}", CODE_CANNOT_START)
+    return Seen("waiting", f"image {_image(pod)} cannot be pulled: {text}" if reason in _PULLING else text)
+
+
+def _terminated(pod: Mapping[str, Any], terminated: Mapping[str, Any]) -> Seen:
+    status, reason = pod["status"], terminated.get("reason", "")
+    if reason in _NOT_STARTED:
+        fault = start_fault(EngineError(500, terminated.get("message") or reason), is_created=True)
+        if fault.code is None:
+            return Seen("refused", str(fault), is_over=True)
+        return Seen("failed", str(fault), fault.code, is_over=True)
+    code, began = int(terminated.get("exitCode", CODE_LOST)), bool(terminated.get("startedAt"))
+    if reason == "OOMKilled":
+        return Seen("ended", "out of memory: it was killed at its limit", CODE_LOST, is_over=True, began=True)
+    why = "exit"
+    if status.get("reason") == "DeadlineExceeded":
+        why = "timeout"
+    elif status.get("reason") or reason == "ContainerStatusUnknown":  # Evicted, Preempting, Terminated, NodeLost
+        why = "lost"
+    if (asked := asked_at(pod)) is not None and not _was_before(terminated, asked):
+        why = pod["metadata"].get("annotations", {}).get(ENDS, "lost" if why == "exit" else why)
+    if why != "exit" and code in (137, 143):
+        code = 128 - code  # by the kubelet's signal
+    return Seen("ended", why, code, is_over=True, began=began)
+
+
+def asked_at(pod: Mapping[str, Any]) -> datetime | None:
+    """Return when the pod was asked to end; None for a pod that was not."""
+    metadata = pod["metadata"]
+    if "deletionTimestamp" not in metadata:
+        return None
+    until = datetime.fromisoformat(metadata["deletionTimestamp"])
+    return until - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+
+
+def waited_s(pod: Mapping[str, Any]) -> float:
+    """Return how long the kubelet had the pod before its container began; 0 where that is not known."""
+    status = pod.get("status", {})
+    container = next(iter(status.get("containerStatuses") or ()), {})
+    began = ((container.get("state") or {}).get("running") or {}).get("startedAt")
+    if began is None or "startTime" not in status:
+        return 0.0
+    return max(0.0, (datetime.fromisoformat(began) - datetime.fromisoformat(status["startTime"])).total_seconds())
+
+
+def _was_before(terminated: Mapping[str, Any], moment: datetime) -> bool:
+    ended = terminated.get("finishedAt")
+    return ended is not None and datetime.fromisoformat(ended) < moment
+
+
+def _is_forgotten(status: Mapping[str, Any]) -> bool:
+    """Whether the cluster, and not the kubelet, has set the pod to failed, since its node is gone."""
+    return any(
+        each.get("type") == "DisruptionTarget" and each.get("reason") == "DeletionByPodGC"
+        for each in status.get("conditions") or ()
+    )
+
+
+def _image(pod: Mapping[str, Any]) -> str:
+    return str(pod["spec"]["containers"][0]["image"])
+
+
+def _text(said: Mapping[str, Any]) -> str:
+    words = [str(said[key]) for key in ("reason", "message") if said.get(key)]
+    return ": ".join(words)[:_TEXT_CHARS_MAX]
