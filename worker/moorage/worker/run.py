@@ -26,6 +26,7 @@ from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.fleet_host import FleetHost
+from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, folder_machine, host_facts
 from moorage.worker.inventory.machine import open_machine
@@ -285,6 +286,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         uids=settings.lease_uids,
         gid=settings.lease_gid,
         free_wait_s=settings.free_wait_s,
+        idle=IdleWatch(settings.idle_warn_s, settings.idle_reclaim_s),
     )
     try:
         await lender.open(settings.lease_socket or settings.state_dir / SOCKET_NAME)
@@ -292,6 +294,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         log.warning("%s: no leases for processes of this host: %s", agent.worker, error)
         return None
     agent.on_draining = lender.drain
+    agent.reporter.meters.append(lender.seen)
     return lender
 
 
