@@ -22,6 +22,7 @@ from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.system.collector import leave_what_stays
 from moorage.worker.agent import Agent
 from moorage.worker.attempt_folders import FOLDERS, clear_unknown
+from moorage.worker.changed_devices import devices_changed
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
@@ -174,16 +175,31 @@ async def _start(
 async def run(
     settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event, file: SettingsFile = NO_FILE
 ) -> None:
-    """`start`, then serve until `stop` is set. Raises what an agent that broke raised, and Refused with
-    worker-id-in-use where another worker has the id of the only one, and keeps it."""
-    worker = await start(settings, target, file)
-    if len(worker.agents) == 1:
-        worker.agents[0].on_given_up = worker.host.give_up
-    leave_what_stays()
-    try:
-        await worker.host.serve(stop)
-    finally:
-        await worker.stop()
+    """`start`, then serve until `stop` is set; and all of it anew where a drained worker has other devices now.
+
+    Raises what an agent that broke raised, and Refused with worker-id-in-use where another worker has the id of the
+    only one, and keeps it.
+    """
+    again = True
+    while again:
+        again = False
+        worker = await start(settings, target, file)
+        changes = []
+        if len(worker.agents) == 1:
+            worker.agents[0].on_given_up = worker.host.give_up
+            if not worker.agents[0].inventory.simulated:
+                changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
+        leave_what_stays()
+        try:
+            await worker.host.serve(stop, *changes)
+            for change in (each for each in changes if each.done()):
+                change.result()  # a defect in it is raised
+                again = not stop.is_set()
+        finally:
+            for change in changes:
+                change.cancel()
+            await asyncio.gather(*changes, return_exceptions=True)
+            await worker.stop()
 
 
 @contextlib.contextmanager
