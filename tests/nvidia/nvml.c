@@ -556,3 +556,37 @@ ret nvmlEventSetWait_v2(struct set *set, struct event *event, unsigned timeout_m
         usleep(5000);
     }
 }
+
+/* ------------------------------------------------------------------------------------------------ compute mode */
+
+static int keeps_no_compute(const char *line, const void *what) {
+    return strncmp(line, "compute", 7) || !stub_is(line, "uuid", what);
+}
+
+ret nvmlDeviceGetHandleByUUID(const char *uuid, device *found) {
+    ENTER(uuid);
+    char *line = stub_device(state, uuid, 0);
+    *found = line ? handle_of(uuid) : NULL;
+    LEAVE(*found ? OK : NOT_FOUND);
+}
+
+/* `compute=N` of a device, until it is set: then a line `compute` in the file `mig`. */
+ret nvmlDeviceGetComputeMode(device handle, int *mode) {
+    ENTER_DEVICE(handle);
+    const char *at = state;
+    char *each;
+    *mode = stub_number(line, "compute", 0);
+    while ((each = stub_line(&at, "compute"))) {
+        if (stub_is(each, "uuid", handle->uuid)) *mode = stub_number(each, "mode", 0);
+        free(each);
+    }
+    LEAVE(OK);
+}
+
+ret nvmlDeviceSetComputeMode(device handle, int mode) {
+    ENTER_DEVICE(handle);
+    char more[256];
+    snprintf(more, sizeof more, "compute uuid=%s mode=%d\n", handle->uuid, mode);
+    rewrite(keeps_no_compute, handle->uuid, more);
+    LEAVE(OK);
+}

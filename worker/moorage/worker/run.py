@@ -23,6 +23,7 @@ from moorage.system.collector import leave_what_stays
 from moorage.worker.agent import Agent
 from moorage.worker.attempt_folders import FOLDERS, clear_unknown
 from moorage.worker.changed_devices import devices_changed
+from moorage.worker.compute_modes import FILE_NAME, ComputeModes
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
@@ -67,6 +68,7 @@ class Worker:
         self.agents = agents
         self.lender: LeaseServer | None = None
         self.files: JobFiles | None = None
+        self.compute_modes: ComputeModes | None = None
 
     def close_unused(self) -> None:
         """Close what belongs to agents, some of which the host has not taken over: the start has failed."""
@@ -95,6 +97,8 @@ class Worker:
                     await agent.left.wait()
         if self.lender is not None:
             await self.lender.close()
+        if self.compute_modes is not None and not any(agent.pool.shared_slots() for agent in self.agents):
+            await self.compute_modes.close()
         for agent in self.agents:
             agent.inventory.close()
         await self.host.close()
@@ -160,6 +164,9 @@ async def _start(
         files.open()
     worker.files = files
     await _put_agents(worker, settings, facts, hosts, drivers, link, files)
+    if hosts is None:
+        worker.compute_modes = _compute_modes(worker.agents[0], facts)
+        await worker.compute_modes.open()
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
@@ -289,6 +296,16 @@ def _agent(
         log.warning("%s: the journal's last %d bytes were torn and are cut", name, journal.torn_bytes)
     health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)
     return Agent(host, name, settings, facts, inventory, drivers, journal, health)
+
+
+def _compute_modes(agent: Agent, facts: HostFacts) -> ComputeModes:
+    """The compute modes of the whole NVIDIA GPUs that the fleet may use. MIG slices have none of their own."""
+    lent = agent.pool.lent
+    uuids = [d.uuid for slot, d in enumerate(agent.devices) if slot in lent and d.vendor == "nvidia" and not d.mig]
+    settings = agent.settings
+    shares = "time-slice" in settings.modes_offered
+    file = settings.state_dir / FILE_NAME
+    return ComputeModes(uuids, file, facts.boot, shares=shares, length=settings.time_slice)
 
 
 async def _lender(agent: Agent) -> LeaseServer | None:

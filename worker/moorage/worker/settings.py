@@ -14,6 +14,7 @@ from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
+from moorage.worker.compute_modes import Length
 from moorage.worker.device_health import PROBATION_S
 from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
 from moorage.worker.inventory.base import FREE_WAIT_S
@@ -94,6 +95,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guard_grace_s: Annotated[
         float, setting("How long a job may hold more of a shared GPU's memory than its share.", unit="s", ge=0, le=600)
     ] = GUARD_GRACE_S
+    time_slice: Annotated[
+        Length | None,
+        setting("Length of time slices on GPUs that jobs share, where nvidia-smi can set it; as it is by default."),
+    ] = None
     idle_warn_s: Annotated[
         float,
         setting(
