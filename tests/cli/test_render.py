@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.fleet.workers import model_words, packed
+from moorage.cli.fleet.workers import levels, model_words, packed
 from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, ordinal, table, waits
@@ -207,6 +207,18 @@ def test_many_workers_stand_several_in_a_line() -> None:
         "n03 ····",
     ]
     assert len(packed(workers, 10, 20)[0]) == 7
+
+
+def test_a_worker_tells_how_it_keeps_sharers_to_their_parts() -> None:
+    guarded, advisory = ({"memory": word, "compute": "advisory"} for word in ("guarded", "advisory"))
+    told = {
+        "process": {"enforced": {"exclusive": advisory, "time-slice": guarded, "mps": advisory}},
+        "noop": {"gpu_enabled": True},
+    }
+    assert levels(told) == [
+        "process jobs with mps: memory advisory, compute advisory",
+        "process jobs with time-slice: memory guarded, compute advisory",
+    ]
 
 
 def test_a_fleet_without_room_shows_what_wants_a_look_first_and_counts_the_rest() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from moorage.client.follow.story import AHEAD_MAX, Story, changes_of, shown_event
 from moorage.schemas.capabilities import Enforced
-from moorage.schemas.frames import Answer, Event
+from moorage.schemas.frames import Answer, Event, Idle
 from tests.client.scripted_scheduler import change, shown
 
 
@@ -88,6 +88,15 @@ def test_how_a_job_is_kept_is_news_without_a_transition_and_an_event_heard_twice
     assert story.take(heard(2, state="PLACED", enforced=Enforced("guarded", "advisory"))) is None
     now = replace(heard(2, state="PLACED", enforced=Enforced("advisory", "advisory")), changes=[])
     assert story.take(now) is now
+
+
+def test_that_a_job_is_idle_is_news_without_a_transition_each_time() -> None:
+    story = Story("j")
+    story.take(heard(1))
+    idle = replace(heard(1, idle=Idle(1800)), changes=[])
+    assert story.take(idle) is idle
+    assert story.take(idle) is idle
+    assert [each.rev for each in story.changes] == [1]
 
 
 def test_only_the_reason_why_a_job_waits_is_news_without_a_transition() -> None:

@@ -10,15 +10,21 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from moorage.schemas.gpu import SHARING_MODES
+from moorage.schemas.errors import Refused
+from moorage.schemas.gpu import SHARING_MODES, GpuSpec, Sharing
+from moorage.schemas.job import Request, Run
+from moorage.schemas.settings import NO_FILE
 from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.docker import DockerDriver
 from moorage.worker.drivers.handler import HandlerDriver
+from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes import KubernetesDriver
+from moorage.worker.drivers.loading import find
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.podman import PodmanDriver
 from moorage.worker.drivers.process import ProcessDriver
+from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.drivers.vm import VmDriver
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.nvml import open_nvml
@@ -26,9 +32,12 @@ from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.member_messages import Event, Log
 from moorage.worker.memory_guard import MemoryGuard
+from moorage.worker.policy import Policy
+from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/explanation/sharing-modes.md"
+MODES: tuple[Sharing, ...] = ("exclusive", "time-slice", "mps")
 DRIVERS: tuple[type[Driver], ...] = (
     ProcessDriver, DockerDriver, PodmanDriver, VmDriver, KubernetesDriver, HandlerDriver, NoopDriver,
 )  # fmt: skip
@@ -55,22 +64,53 @@ class Clock:
 
 def documented() -> dict[str, list[str]]:
     """The cells by driver."""
-    rows = re.findall(r"^\| `(\w+)` \| (memory .*) \|$", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| ((?:memory|refused).*) \|$", PAGE.read_text(), re.MULTILINE)
     return {driver: cells.split(" | ") for driver, cells in rows}
 
 
-async def reported(inventory: Inventory) -> dict[str, list[str]]:
-    drivers = {driver.name: driver.__new__(driver) for driver in DRIVERS}
+def made(folder: Path, *, simulated: bool) -> dict[str, Driver]:
+    """Every driver that comes with moorage, as a worker makes it."""
+    settings = WorkerSettings(folder, "w1")
+    link = SupervisorLink(folder / "supervisor")
+    kit = Kit("w1", settings, Policy.of(settings), link, 1, simulated=True)  # it looks for no directory of MPS
+    found = find([kind.name for kind in DRIVERS if kind is not HandlerDriver], NO_FILE, simulated=True)
+    drivers = {each.kind.name: each.make(kit) for each in found}
+    drivers["handler"] = handler = HandlerDriver.__new__(HandlerDriver)
+    handler._handlers = {"x": lambda: None}  # type: ignore[dict-item]
+    if not simulated:
+        drivers["vm"] = VmDriver.from_kit(kit._replace(simulated=False, own=VmDriver.own))
+    return drivers
+
+
+def refuses(driver: Driver, mode: Sharing, *, simulated: bool) -> bool:
+    """Whether no job of the driver has a GPU in this mode, whatever the host has."""
+    argv = ["sleep", "1"] if driver.name == "noop" else ["x"]
+    run = Run(driver=driver.name, argv=argv, image="i" if driver.name in ("docker", "podman") else None)
+    try:
+        driver.check(Request(run=run, gpu=GpuSpec(sharing=mode)))
+    except Refused:
+        return True
+    return not driver.capabilities.gpu_enabled or (driver.capabilities.simulated_only and not simulated)
+
+
+async def reported(inventory: Inventory, folder: Path) -> dict[str, list[str]]:
+    drivers = made(folder, simulated=inventory.simulated)
     guard = MemoryGuard(Clock(), {}, inventory, drivers, SHARING_MODES, 1.0)
     await guard.open()
     found = {}
     for name, driver in drivers.items():
-        levels = [guard.levels(driver)[mode] for mode in ("exclusive", "time-slice", "mps")]
-        found[name] = [f"memory {level.memory}, compute {level.compute}" for level in levels]
+        levels = guard.levels(driver)
+        found[name] = [
+            "refused"
+            if refuses(driver, mode, simulated=inventory.simulated)
+            else f"memory {levels[mode].memory}, compute {levels[mode].compute}"
+            for mode in MODES
+        ]
+    await drivers["docker"].close()
     return found
 
 
-def test_the_table_is_what_a_worker_with_nvidia_gpus_reports(tmp_path: Path) -> None:
+def test_the_table_is_what_a_worker_with_nvidia_gpus_offers_refuses_and_reports(tmp_path: Path) -> None:
     assert {driver.name for driver in DRIVERS} == {"handler", *BUILT_IN}, (
         "each driver that comes with moorage has its row"
     )
@@ -78,7 +118,7 @@ def test_the_table_is_what_a_worker_with_nvidia_gpus_reports(tmp_path: Path) -> 
     async def scene() -> dict[str, list[str]]:
         inventory = await open_nvml()
         try:
-            return await reported(inventory)
+            return await reported(inventory, tmp_path)
         finally:
             inventory.close()
 
@@ -86,7 +126,7 @@ def test_the_table_is_what_a_worker_with_nvidia_gpus_reports(tmp_path: Path) -> 
         assert asyncio.run(scene()) == documented()
 
 
-def test_nothing_is_guarded_on_simulated_gpus() -> None:
+def test_nothing_is_guarded_on_simulated_gpus(tmp_path: Path) -> None:
     inventory = SimulatedInventory(simulated_hosts("1xH100", name="sim")[0])
-    levels = asyncio.run(reported(inventory))
+    levels = asyncio.run(reported(inventory, tmp_path))
     assert not [cell for cells in levels.values() for cell in cells if "guarded" in cell]

@@ -22,7 +22,7 @@ static void add_visible(const char *state, const char *wanted) {
 
 int cuInit(unsigned flags) {
     (void)flags;
-    char *state = stub_read("state"), number[16];
+    char *state = stub_state(), number[16];
     const char *wanted = getenv("CUDA_VISIBLE_DEVICES");
     if (!state) return NO_DEVICE;
     visible_count = 0;
@@ -72,7 +72,7 @@ static void tell(int device) {
 
 /* Whether so much more fits on the device; if so it is taken. */
 static int take(int device, unsigned long long bytes) {
-    char *state = stub_read("state"), *line = state ? stub_device(state, visible[device], 0) : NULL;
+    char *state = stub_state(), *line = state ? stub_device(state, visible[device], 0) : NULL;
     int fits = line && stub_used(state, visible[device]) + bytes <= stub_number(line, "total", 81559) * MIB;
     free(line);
     free(state);
@@ -83,7 +83,7 @@ static int take(int device, unsigned long long bytes) {
 }
 
 int cuDevicePrimaryCtxRetain(void **context, int device) {
-    char *state = stub_read("state");
+    char *state = stub_state();
     const char *at = state ? state : "";
     char *line = stub_line(&at, "context");
     unsigned long long mib = line ? stub_number(line, "mib", CONTEXT_MIB) : CONTEXT_MIB;
@@ -97,7 +97,7 @@ int cuCtxSetCurrent(void *context) { current = (int)(long)context - 1; return OK
 
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     if (current < 0) return NO_CONTEXT;
-    char *state = stub_read("state"), *line = state ? stub_device(state, visible[current], 0) : NULL;
+    char *state = stub_state(), *line = state ? stub_device(state, visible[current], 0) : NULL;
     if (!line) { free(state); return NO_DEVICE; }
     *total = stub_number(line, "total", 81559) * MIB;
     *free_bytes = *total - stub_used(state, visible[current]);

@@ -57,11 +57,11 @@ static char *enter(const char *call, const char *uuid, ret *code) {
         FILE *calls = access(path, W_OK) ? NULL : fopen(path, "a");
         if (calls) { fprintf(calls, "%s %s\n", call, uuid); fclose(calls); }
     }
-    char *state = stub_read("state");
+    char *state = stub_state();
     while (state && hangs(state, call, uuid)) {
         free(state);
         usleep(5000);
-        state = stub_read("state");
+        state = stub_state();
     }
     *code = state ? refused(state, call, uuid) : NO_DRIVER;
     if (*code) { free(state); return NULL; }
@@ -94,7 +94,7 @@ ret nvmlDeviceGetCount_v2(unsigned *count) {
 }
 
 ret nvmlDeviceGetHandleByIndex_v2(unsigned index, device *found) {
-    char uuid[128] = "", *all = stub_read("state"), *line = all ? stub_device(all, NULL, index) : NULL;
+    char uuid[128] = "", *all = stub_state(), *line = all ? stub_device(all, NULL, index) : NULL;
     if (line) stub_word(line, "uuid", uuid, sizeof uuid);
     free(line);
     free(all);
@@ -271,10 +271,210 @@ ret nvmlDeviceGetGraphicsRunningProcesses_v3(device handle, unsigned *count, str
 
 /* --------------------------------------------------------------------------------------------------------- MIG */
 
+/* A GPU that says `divides=1` has these profiles, and its mode and slices stand in the file `mig`: a line `mode`, and for
+   each GPU instance a line `instance` and, once it has its compute instance, a line `slice`, as in `state`. */
+static const struct { const char *name; unsigned id, slices, parts, count, mib; } profiles[] = {
+    {"1g.10gb", 19, 1, 1, 7, 9856}, {"2g.20gb", 14, 2, 2, 3, 20096}, {"3g.40gb", 9, 3, 4, 2, 40192},
+    {"4g.40gb", 5, 4, 4, 1, 40192}, {"7g.80gb", 0, 7, 8, 1, 80384} };
+enum { PROFILES = 5, PARTS_MAX = 8, INSTANCES_MAX = 64, IN_USE = 19, INSUFFICIENT = 23 };
+typedef struct { char gpu[128]; unsigned id; } *instance;
+static struct { char gpu[128]; unsigned id; } instances[INSTANCES_MAX];
+
+static instance instance_of(const char *gpu, unsigned id) {
+    for (int n = 0; n < INSTANCES_MAX; n++) {
+        if (!*instances[n].gpu) {
+            snprintf(instances[n].gpu, sizeof instances[n].gpu, "%s", gpu);
+            instances[n].id = id;
+        }
+        if (instances[n].id == id && !strcmp(instances[n].gpu, gpu)) return (instance)&instances[n];
+    }
+    return NULL;
+}
+
+/* Write the file `mig` anew, with what of it `keeps` and one line more. */
+static void rewrite(int (*keeps)(const char *line, const void *what), const void *what, const char *more) {
+    char path[4096], fresh[4200], *old = stub_read("mig");
+    snprintf(path, sizeof path, "%s/mig", stub_folder());
+    snprintf(fresh, sizeof fresh, "%s.new", path);
+    FILE *file = fopen(fresh, "w");
+    for (char *line = old ? strtok(old, "\n") : NULL; line; line = strtok(NULL, "\n"))
+        if (keeps(line, what)) fprintf(file, "%s\n", line);
+    fprintf(file, "%s", more);
+    fclose(file);
+    rename(fresh, path);
+    free(old);
+}
+
+static int keeps_all(const char *line, const void *what) { (void)line, (void)what; return 1; }
+static int keeps_others(const char *line, const void *what) {
+    const instance of = (instance)what;
+    return !stub_is(line, "parent", of->gpu) || stub_number(line, "instance", -1) != of->id;
+}
+static int keeps_instances(const char *line, const void *what) {
+    return strncmp(line, "slice", 5) || keeps_others(line, what);
+}
+static int keeps_no_mode(const char *line, const void *what) {
+    return strncmp(line, "mode", 4) || !stub_is(line, "uuid", what);
+}
+
+static int mode_of(const char *state, device handle, const char *line) {
+    const char *at = state;
+    char *each;
+    int mode = stub_number(line, "mig", 0);
+    while ((each = stub_line(&at, "mode"))) {
+        if (stub_is(each, "uuid", handle->uuid)) mode = stub_number(each, "mig", mode);
+        free(each);
+    }
+    return mode;
+}
+
 ret nvmlDeviceGetMigMode(device handle, unsigned *current, unsigned *pending) {
     ENTER_DEVICE(handle);
-    *current = *pending = stub_number(line, "mig", 0);
+    *current = *pending = mode_of(state, handle, line);
     LEAVE(OK);
+}
+
+ret nvmlDeviceSetMigMode(device handle, unsigned mode, ret *status) {
+    ENTER_DEVICE(handle);
+    char more[256];
+    snprintf(more, sizeof more, "mode uuid=%s mig=%u\n", handle->uuid, mode);
+    *status = OK;
+    int divides = stub_number(line, "divides", 0);
+    if (divides == 1) rewrite(keeps_no_mode, handle->uuid, more); /* 2: at its next reset, which never comes */
+    LEAVE(divides ? OK : NOT_SUPPORTED);
+}
+
+struct gpu_profile { unsigned version, id, p2p, slices, count, units[6]; unsigned long long mib; char name[96]; };
+
+ret nvmlDeviceGetGpuInstanceProfileInfoV(device handle, unsigned number, struct gpu_profile *info) {
+    ENTER_DEVICE(handle);
+    int is_one = number < PROFILES && stub_number(line, "divides", 0);
+    if (is_one) {
+        info->id = profiles[number].id;
+        info->slices = profiles[number].slices;
+        info->count = profiles[number].count;
+        info->mib = profiles[number].mib;
+        snprintf(info->name, sizeof info->name, "MIG %s", profiles[number].name);
+    }
+    LEAVE(is_one ? OK : NOT_SUPPORTED);
+}
+
+static unsigned profile_at(unsigned id) {
+    unsigned n = 0;
+    while (n < PROFILES && profiles[n].id != id) n++;
+    return n;
+}
+
+ret nvmlDeviceGetGpuInstances(device handle, unsigned id, instance *found, unsigned *count) {
+    ENTER_DEVICE(handle);
+    const char *at = state;
+    char *each;
+    for (*count = 0; (each = stub_line(&at, "instance")); free(each))
+        if (stub_is(each, "parent", handle->uuid) && stub_number(each, "profile", -1) == id)
+            found[(*count)++] = instance_of(handle->uuid, stub_number(each, "instance", 0));
+    LEAVE(OK);
+}
+
+ret nvmlDeviceCreateGpuInstance(device handle, unsigned id, instance *made) {
+    ENTER_DEVICE(handle);
+    unsigned at_profile = profile_at(id), parts = 0, highest = 0;
+    const char *at = state;
+    char *each, more[256];
+    while ((each = stub_line(&at, "instance"))) {
+        if (stub_is(each, "parent", handle->uuid)) {
+            parts += profiles[profile_at(stub_number(each, "profile", 0))].parts;
+            unsigned used = stub_number(each, "instance", 0);
+            if (used > highest) highest = used;
+        }
+        free(each);
+    }
+    if (!mode_of(state, handle, line)) LEAVE(NOT_SUPPORTED);
+    if (at_profile == PROFILES) LEAVE(INVALID);
+    if (parts + profiles[at_profile].parts > PARTS_MAX) LEAVE(INSUFFICIENT);
+    snprintf(more, sizeof more, "instance parent=%s instance=%u profile=%u\n", handle->uuid, highest + 1, id);
+    rewrite(keeps_all, NULL, more);
+    *made = instance_of(handle->uuid, highest + 1);
+    LEAVE(OK);
+}
+
+struct compute_profile { unsigned version, id, slices, count, units[6]; char name[96]; };
+
+/* The profile of an instance, in `profiles`. */
+static unsigned profile_of(const char *state, instance of) {
+    const char *at = state;
+    char *each;
+    unsigned found = PROFILES;
+    while ((each = stub_line(&at, "instance"))) {
+        if (stub_is(each, "parent", of->gpu) && stub_number(each, "instance", 0) == of->id)
+            found = profile_at(stub_number(each, "profile", 0));
+        free(each);
+    }
+    return found;
+}
+
+ret nvmlGpuInstanceGetComputeInstanceProfileInfoV(
+    instance of, unsigned number, unsigned engine, struct compute_profile *info) {
+    ENTER(of->gpu);
+    unsigned found = profile_of(state, of);
+    int is_one = engine == 0 && found < PROFILES && number < PROFILES && profiles[number].slices <= profiles[found].slices;
+    if (is_one) {
+        info->id = number;
+        info->slices = profiles[number].slices;
+        info->count = profiles[found].slices / profiles[number].slices;
+    }
+    free(state);
+    return is_one ? OK : NOT_SUPPORTED;
+}
+
+ret nvmlGpuInstanceGetComputeInstances(instance of, unsigned id, instance *found, unsigned *count) {
+    ENTER(of->gpu);
+    const char *at = state;
+    char *each;
+    for (*count = 0; (each = stub_line(&at, "slice")); free(each))
+        if (!keeps_others(each, of) && profile_of(state, of) == id) found[(*count)++] = of;
+    free(state);
+    return OK;
+}
+
+ret nvmlGpuInstanceCreateComputeInstance(instance of, unsigned id, instance *made) {
+    ENTER(of->gpu);
+    unsigned found = profile_of(state, of);
+    free(state);
+    if (found != id) return INVALID;
+    char more[512];
+    snprintf(more, sizeof more,
+        "slice uuid=MIG-%u-%s parent=%s instance=%u index=%u total=%u name=NVIDIA_H100_80GB_HBM3_MIG_%s used=0\n",
+        of->id, of->gpu, of->gpu, of->id, of->id - 1, profiles[found].mib, profiles[found].name);
+    rewrite(keeps_all, NULL, more);
+    *made = of;
+    return OK;
+}
+
+ret nvmlComputeInstanceDestroy(instance of) {
+    ENTER(of->gpu);
+    char uuid[256];
+    snprintf(uuid, sizeof uuid, "MIG-%u-%s", of->id, of->gpu);
+    struct held held[HELD_MAX];
+    int is_used = stub_held(uuid, held);
+    free(state);
+    if (is_used) return IN_USE;
+    rewrite(keeps_instances, of, "");
+    return OK;
+}
+
+ret nvmlGpuInstanceDestroy(instance of) {
+    ENTER(of->gpu);
+    const char *at = state;
+    char *each;
+    int is_used = 0;
+    while ((each = stub_line(&at, "slice"))) {
+        is_used |= !keeps_others(each, of);
+        free(each);
+    }
+    free(state);
+    if (is_used) return IN_USE;
+    rewrite(keeps_others, of, "");
+    return OK;
 }
 
 ret nvmlDeviceGetMaxMigDeviceCount(device handle, unsigned *count) {
@@ -355,4 +555,38 @@ ret nvmlEventSetWait_v2(struct set *set, struct event *event, unsigned timeout_m
         if (waited_ms >= timeout_ms) return TIMEOUT;
         usleep(5000);
     }
+}
+
+/* ------------------------------------------------------------------------------------------------ compute mode */
+
+static int keeps_no_compute(const char *line, const void *what) {
+    return strncmp(line, "compute", 7) || !stub_is(line, "uuid", what);
+}
+
+ret nvmlDeviceGetHandleByUUID(const char *uuid, device *found) {
+    ENTER(uuid);
+    char *line = stub_device(state, uuid, 0);
+    *found = line ? handle_of(uuid) : NULL;
+    LEAVE(*found ? OK : NOT_FOUND);
+}
+
+/* `compute=N` of a device, until it is set: then a line `compute` in the file `mig`. */
+ret nvmlDeviceGetComputeMode(device handle, int *mode) {
+    ENTER_DEVICE(handle);
+    const char *at = state;
+    char *each;
+    *mode = stub_number(line, "compute", 0);
+    while ((each = stub_line(&at, "compute"))) {
+        if (stub_is(each, "uuid", handle->uuid)) *mode = stub_number(each, "mode", 0);
+        free(each);
+    }
+    LEAVE(OK);
+}
+
+ret nvmlDeviceSetComputeMode(device handle, int mode) {
+    ENTER_DEVICE(handle);
+    char more[256];
+    snprintf(more, sizeof more, "compute uuid=%s mode=%d\n", handle->uuid, mode);
+    rewrite(keeps_no_compute, handle->uuid, more);
+    LEAVE(OK);
 }

@@ -33,6 +33,14 @@ static char *stub_read(const char *name) {
     return text;
 }
 
+/* `state`, which the test writes, and behind it `mig`, which nvmlDeviceCreateGpuInstance and its kin write. */
+static char *stub_state(void) {
+    char *state = stub_read("state"), *mig = state ? stub_read("mig") : NULL;
+    if (mig) strncat(state, mig, STATE_MAX - 1 - strlen(state));
+    free(mig);
+    return state;
+}
+
 /* The value of `key` in a line, into `value`; 0 where the line has none. */
 static int stub_word(const char *line, const char *key, char *value, size_t size) {
     char wanted[64];

@@ -61,6 +61,8 @@ CALLS: Final = {
     "uuid": ("nvmlDeviceGetUUID",),
     "compute": ("nvmlDeviceGetCudaComputeCapability",),
     "mig": ("nvmlDeviceGetMigMode",),
+    "compute_mode": ("nvmlDeviceGetComputeMode",),
+    "set_compute_mode": ("nvmlDeviceSetComputeMode",),
     "memory": ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"),
     "memory_v2": ("nvmlDeviceGetMemoryInfo_v2",),
     "temperature": ("nvmlDeviceGetTemperature",),

@@ -309,6 +309,12 @@ def test_sharers_are_within_what_a_mode_allows(tmp_path: Path, sharers: dict[str
         worker_settings({"sharers_max": sharers}, tmp_path, env={})
 
 
+@pytest.mark.parametrize("rules", [{"acme": -1}, {"acme": 10**9}, {"no such tenant!": 60}])
+def test_an_end_of_idle_jobs_that_cannot_be_is_refused(rules: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="idle_reclaim_s"):
+        worker_settings({"idle_reclaim_s": rules}, tmp_path, env={})
+
+
 def test_a_cluster_has_its_own_defaults_and_what_is_said_stays() -> None:
     one, _ = scheduler_settings({}, env={})
     three, found = scheduler_settings({"replicas": "3", "takeover_s": "10s"}, env={})

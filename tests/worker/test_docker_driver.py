@@ -38,6 +38,7 @@ from moorage.worker.drivers.container_start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.docker import DockerDriver, DockerSettings
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.environment import SharingUnavailable
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
 from moorage.worker.rendezvous import own_address
@@ -811,6 +812,30 @@ def test_a_job_is_not_root_and_sees_no_gpu_unless_it_is_given_one() -> None:
     for wrong in ({"network": "host"}, {"network": "container:x"}, {"user": "root"}, {"mounts": ("/etc",)}):
         with pytest.raises(ValueError, match="must be"):
             DockerSettings(**wrong)
+
+
+def test_a_time_slicing_file_is_mounted_read_only_where_the_operator_permits_it(tmp_path: Path) -> None:
+    file = tmp_path / "slices.yaml"
+    file.write_text("version: v1\n")
+    asks = request(image="a", argv=["x"]), GpuSpec(sharing="time-slice", time_slicing_config_path=str(file))
+    asked = msgspec.structs.replace(asks[0], gpu=asks[1])
+    own = DockerSettings(time_slicing_configs=(f"{tmp_path}/*.yaml",))
+    check_policy("acme", asked, own, NO_RULES)
+    devices = [Device(0, "nvidia", "H100", "GPU-a")]
+    assignment = Assignment(("acme", "j", 0, 1, 7), asked, devices, "time-slice")
+    config = config_of(assignment, own, NO_RULES, {}, labels={}, log_bytes=1 << 20)
+    target = "/etc/nvidia/gpu-time-slicing.yaml"
+    assert config["HostConfig"]["Mounts"] == [{"Type": "bind", "Source": str(file), "Target": target, "ReadOnly": True}]
+    assert made(own, devices)["HostConfig"]["Mounts"] == [], "a job that names none has none"
+    for path in (f"{tmp_path}/../shadow.yaml", "/etc/shadow", f"{tmp_path}/a,U=true.yaml"):
+        elsewhere = msgspec.structs.replace(asks[1], time_slicing_config_path=path)
+        with pytest.raises(Refused, match="may not be mounted"):
+            check_policy("acme", msgspec.structs.replace(asked, gpu=elsewhere), own, NO_RULES)
+    with pytest.raises(Refused, match="may not be mounted"):
+        check_policy("acme", asked, DockerSettings(), NO_RULES)
+    file.unlink()
+    with pytest.raises(SharingUnavailable, match="not a regular file"):
+        config_of(assignment, own, NO_RULES, {}, labels={}, log_bytes=1 << 20)
 
 
 def test_gpus_come_by_cdi_where_the_engine_says_so_and_by_the_hook_where_not() -> None:

@@ -111,7 +111,7 @@ def test_a_driver_that_hangs_at_the_start_is_an_error_in_bounded_time(tmp_path: 
 
 
 READINGS: dict[str, tuple[Board, SlotReading]] = {
-    "idle": (Board("GPU-a"), SlotReading(memory_used_mib=1, temperature_c=31)),
+    "idle": (Board("GPU-a"), SlotReading(0, 1, 31)),
     "busy": (
         Board("GPU-a", used_mib=4000, more={"util": 97, "temperature": 90}),
         SlotReading(97, 4000, 90),
@@ -127,11 +127,11 @@ READINGS: dict[str, tuple[Board, SlotReading]] = {
     ),
     "no right to see processes": (
         Board("GPU-a", errors={"processes": int(pynvml.NVML_ERROR_NO_PERMISSION)}),
-        SlotReading(memory_used_mib=1, temperature_c=31),
+        SlotReading(0, 1, 31),
     ),
     "an older driver counts what it reserves": (
         Board("GPU-a", errors={"memory_v2": int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)}),
-        SlotReading(memory_used_mib=601, temperature_c=31),
+        SlotReading(0, 601, 31),
     ),
 }
 

@@ -20,12 +20,14 @@ import moorage
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
+from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.leases import returning
 from moorage.worker.leases import server as lease_server
 from moorage.worker.leases.client import AskedBack, LeaseRefused, borrow, recall
+from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
 from moorage.worker.pool import GpuPool
@@ -145,6 +147,20 @@ async def test_a_lease_is_whole_devices_until_given_back() -> None:
             assert not lease.lost
         await until(lambda: not w.taken(), what="both devices free")
         await lease.give_back()  # again: nothing
+
+
+async def test_a_lease_without_use_is_asked_back_by_the_rules_and_one_in_use_or_shared_is_not() -> None:
+    idle = IdleWatch[Holder](30, {"*": 60})
+    async with lender("3xH100", modes=("exclusive", "time-slice"), idle=idle) as w:
+        works, still = SlotReading(util_percent=1), SlotReading(util_percent=0)
+        async with borrow(w.path) as busy, borrow(w.path) as unused, borrow(w.path, "1xH100@time-slice") as shares:
+            for now_s in (0.0, 59.0):
+                w.server.seen([works, still, still], now_s)
+                assert unused.asked_back is None
+            w.server.seen([works, still, still], 60.0)
+            asked = await unused.wait_asked_back()
+            assert asked.reason == "no use of its GPUs for 60 s, 60 are allowed"
+            assert (busy.asked_back, shares.asked_back, w.quarantined()) == (None, None, {})
 
 
 async def test_the_line_is_first_come_first_served() -> None:

@@ -98,6 +98,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin release --queue --tenant vision",
         "moorage admin release --worker n07 --why 'nvidia-smi shows it clean'",
     ),
+    "admin mig": (
+        "moorage admin mig gpu-1 0 3g.40gb,4x1g.10gb",
+        "moorage admin mig gpu-1 0 off --at-most 30m",
+    ),
     "admin requeue": (
         "moorage admin requeue train-42 --why 'wrong host'",
         "moorage admin requeue train-42,train-43",

@@ -58,6 +58,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             "moorage.cli.fleet.admin:release",
             "Undo hold; or put a worker's quarantined GPUs back to use.",
         ),
+        Verb("admin mig", "moorage.cli.fleet.mig:mig", "Divide a GPU of this host into other MIG slices."),
         Verb("admin requeue", "moorage.cli.fleet.admin:requeue", "End running jobs and queue them again."),
         Verb("admin priority", "moorage.cli.fleet.admin:priority", "Change the priority of jobs."),
         Verb("admin limit", "moorage.cli.fleet.admin:limit", "Limit a tenant's GPUs and jobs."),

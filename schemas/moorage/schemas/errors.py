@@ -59,6 +59,7 @@ ENDS: Final[dict[str, str]] = {
     "start-failed": "the command could not be started: the message says at which step, and why",
     "timeout": "it ran longer than its timeout_s, or its deadline passed while it ran",
     "over-memory": "it held more of a shared GPU's memory than its share, and was ended (a CUDA context counts)",
+    "idle": "its GPUs showed no use for longer than its worker's idle_reclaim_s allows, so its worker ended it",
     "end": "its worker ended it when asked to: for a cancel, a drain, a preemption or an act of an operator",
     "disk": "its folder took more than its worker's folder_bytes, so its worker ended it",
     "not-stored": "it ended well, and the files that it was to keep could not be stored",

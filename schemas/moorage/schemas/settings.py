@@ -421,6 +421,7 @@ _EXAMPLES: Final[dict[Any, str]] = {
     "simulate": '"4x8xH100"',
     "labels": '{ zone = "a" }',
     "sharers_max": "{ mps = 8 }",
+    "idle_reclaim_s": "{ vision = 7200 }",
     "lent_slots": "[0, 1, 2, 3]",
     "lease_uids": "[1000]",
     "port": "4222",

@@ -85,7 +85,6 @@ from moorage.worker.reporter import Reporter
 from moorage.worker.restoring import device_names, match, same_slots
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.throttled_log import ThrottledLog
-from moorage.worker.usage_meter import UsageMeter
 
 #: with more events than this in the queue, frames of the leader are dropped and counted (it sends them again)
 QUEUE_MAX: Final = 65_536
@@ -172,7 +171,7 @@ class Agent:
         self.watch.explained = self.guard.explained
         self.reporter = Reporter(
             self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
-            UsageMeter(self.members.held),
+            self.members.held,
         )  # fmt: skip
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address))
         self.output = OutputReader(self, worker, self.members.session, self.drivers)

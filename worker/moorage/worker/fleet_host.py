@@ -90,11 +90,11 @@ class FleetHost:
         self._dirty.pop(agent, None)
         await agent.close()
 
-    async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set. Raises what an agent that broke raised."""
+    async def serve(self, stop: asyncio.Event, *others: asyncio.Task[None]) -> None:
+        """Serve until `stop` is set, or one of the `others` is done. Raises what an agent that broke raised."""
         stopped = self._loop.create_task(stop.wait())
         try:
-            await asyncio.wait((stopped, self.failed), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((stopped, self.failed, *others), return_when=asyncio.FIRST_COMPLETED)
             if self.failed.done():
                 self.failed.result()
         finally:

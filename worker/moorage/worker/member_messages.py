@@ -194,6 +194,12 @@ class OverGrant(msgspec.Struct, frozen=True):
     items: list[tuple[MemberName, str]]
 
 
+class IdleSeen(msgspec.Struct, frozen=True):
+    """Members whose devices show no use: (name, for how many seconds, after how many it ends, 0: never, ends now)."""
+
+    items: list[tuple[MemberName, int, int, bool]]
+
+
 class Metered(msgspec.Struct, frozen=True):
     """(name, milliseconds of a GPU at work, MiB milliseconds) that members have used since the reading before."""
 
@@ -252,6 +258,7 @@ Event = (
     | HealthChanged
     | HelloChanged
     | OverGrant
+    | IdleSeen
     | Metered
     | Tick
     | TurnOver

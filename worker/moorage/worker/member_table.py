@@ -26,6 +26,7 @@ from moorage.worker.member_messages import (
     Ended,
     EndMember,
     Forget,
+    IdleSeen,
     Log,
     Member,
     MemberName,
@@ -59,6 +60,8 @@ DETAIL_CHARS_MAX: Final = 200
 OVER_GRANT_GRACE_S: Final = 0.5
 #: how the reason of such an end begins
 OVER_GRANT: Final = "over-memory: "
+#: the same, of a member whose devices showed no use for too long
+IDLE: Final = "idle: "
 #: attempts that are suspected of having ended a supervisor; more of them run as any other job
 SUSPECTS_MAX: Final = 4_096
 #: minus SIGKILL: the exit code of a member whose end nobody could observe
@@ -263,6 +266,19 @@ class MemberTable:
             if member is not None and member.phase in ("starting", "running", "ending"):
                 self._end_member(member, min(member.grace_s, OVER_GRANT_GRACE_S), why)
 
+    def on_idle(self, event: IdleSeen, *, reports: bool) -> None:
+        """Report members whose devices show no use, if the ledger takes that, and end those that are to end."""
+        for name, seconds, ends_s, ends in event.items:
+            member = self.held.get(name)
+            if member is None or member.phase != "running":
+                continue
+            if ends:
+                self._end_member(
+                    member, member.grace_s, f"{IDLE}no use of its GPUs for {seconds} s, {ends_s} are allowed"
+                )
+            elif reports:
+                self.outbox.gathered.append(Fact("idle", *name, seconds, str(ends_s) if ends_s else ""))
+
     def on_metered(self, event: Metered) -> None:
         """Add up what members use of their devices."""
         for name, gpu_ms, mib_ms in event.items:
@@ -321,7 +337,7 @@ class MemberTable:
             self.dropped["end-of-nothing"] += 1
             return
         member.phase = "exited"
-        if reason == ENDED_AS_ASKED and member.why.startswith(OVER_GRANT):
+        if reason == ENDED_AS_ASKED and member.why.startswith((OVER_GRANT, IDLE)):
             reason = member.why
         member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
         self._judge(name, reason)

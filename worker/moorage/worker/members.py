@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem, in_a_line
-from moorage.schemas.frames import VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
+from moorage.schemas.frames import IDLE_LEVEL, VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
 from moorage.worker.inventory.base import FREE_WAIT_S
 from moorage.worker.lease_session import JOINS_UNANSWERED_TOLD, NEVER_S, LeaseSession
 from moorage.worker.member_messages import (
@@ -26,6 +26,7 @@ from moorage.worker.member_messages import (
     GiveUp,
     HealthChanged,
     HelloChanged,
+    IdleSeen,
     Leave,
     Log,
     Metered,
@@ -111,6 +112,7 @@ class Members:
             HealthChanged: self._on_health_changed,
             HelloChanged: self._on_hello_changed,
             OverGrant: self.table.end_over_grant,
+            IdleSeen: self._on_idle,
             Metered: self.table.on_metered,
             Tick: self._on_tick,
             TurnOver: self._on_turn_over,
@@ -369,6 +371,9 @@ class Members:
     def _on_health_changed(self, event: HealthChanged) -> None:
         if self.session.phase == "live":
             self._renew()
+
+    def _on_idle(self, event: IdleSeen) -> None:
+        self.table.on_idle(event, reports=self.session.level >= IDLE_LEVEL)
 
     def _on_hello_changed(self, event: HelloChanged) -> None:
         """Say it at once, and begin a session with it: the ledger has what a join told. What runs here runs on."""

@@ -240,6 +240,10 @@ class GpuPool:
         """The positions that no placement can have because a local claim holds them or they are in quarantine."""
         return [state.slot for state in self.slot_states() if state.local or state.quarantine]
 
+    def shared_slots(self) -> list[int]:
+        """The positions that sharers use now."""
+        return [state.slot for state in self.slot_states() if state.mode not in (None, "exclusive")]
+
     def validate(self) -> None:
         """Check the pool against itself, in O(slots + leases + waiters); raises PoolCorrupted."""
         self._reap()

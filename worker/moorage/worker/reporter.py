@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -16,12 +16,13 @@ from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.drivers.base import Driver
+from moorage.worker.idle_watch import IdleJobs
 from moorage.worker.inspection import inspect
 from moorage.worker.inventory.base import Inventory, SlotReading
 from moorage.worker.inventory.faults import Fault, Gravity
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.lease_session import NEVER_S
-from moorage.worker.member_messages import HealthChanged, Log
+from moorage.worker.member_messages import Event, HealthChanged, Log, Member, MemberName
 from moorage.worker.memory_guard import MemoryGuard
 from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool, SlotState
@@ -30,6 +31,7 @@ from moorage.worker.shell import Shell
 from moorage.worker.usage_meter import UsageMeter
 
 T = TypeVar("T")
+Meter = Callable[[Sequence[SlotReading], float], Event | None]  # what is read of each slot, and the time
 
 
 class Reporter:
@@ -47,7 +49,7 @@ class Reporter:
         watch: DeviceWatch,
         policy: Policy,
         guard: MemoryGuard,
-        meter: UsageMeter,
+        held: Mapping[MemberName, Member],
     ) -> None:
         self.worker = worker
         self.settings = settings
@@ -58,7 +60,11 @@ class Reporter:
         self.watch = watch
         self.policy = policy
         self.guard = guard
-        self.meter = meter
+        #: what takes in every reading of real devices, and may make an event of it
+        self.meters: list[Meter] = [
+            UsageMeter(held).read,
+            IdleJobs(held, settings.idle_warn_s, settings.idle_reclaim_s).read,
+        ]
         self.devices = inventory.devices()
         self.subjects = Subjects(settings.prefix)
         self._shell = shell
@@ -192,9 +198,9 @@ class Reporter:
         self._readings = readings
         if self.watch.seen(readings, self._shell.now()):
             self._health_changed()
-        used = None if self.inventory.simulated else self.meter.read(readings, self._shell.now())
-        if used is not None:
-            self._shell.enqueue(used)
+        for meter in () if self.inventory.simulated else self.meters:
+            if (event := meter(readings, self._shell.now())) is not None:
+                self._shell.enqueue(event)
 
     def _on_fault(self, slot: int, fault: Fault) -> None:
         """A device says by itself that something happened to it."""
@@ -234,7 +240,7 @@ class Reporter:
             leased=state.sharers > 0,
             sharers=state.sharers,
             mode=state.mode or "",
-            util_percent=reading.util_percent,
+            util_percent=reading.util_percent or 0,
             memory_used_mib=reading.memory_used_mib,
             temperature_c=reading.temperature_c,
             health=health,

@@ -22,10 +22,13 @@ from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.system.collector import leave_what_stays
 from moorage.worker.agent import Agent
 from moorage.worker.attempt_folders import FOLDERS, clear_unknown
+from moorage.worker.changed_devices import devices_changed
+from moorage.worker.compute_modes import FILE_NAME, ComputeModes
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.fleet_host import FleetHost
+from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, folder_machine, host_facts
 from moorage.worker.inventory.machine import open_machine
@@ -65,6 +68,7 @@ class Worker:
         self.agents = agents
         self.lender: LeaseServer | None = None
         self.files: JobFiles | None = None
+        self.compute_modes: ComputeModes | None = None
 
     def close_unused(self) -> None:
         """Close what belongs to agents, some of which the host has not taken over: the start has failed."""
@@ -93,6 +97,8 @@ class Worker:
                     await agent.left.wait()
         if self.lender is not None:
             await self.lender.close()
+        if self.compute_modes is not None and not any(agent.pool.shared_slots() for agent in self.agents):
+            await self.compute_modes.close()
         for agent in self.agents:
             agent.inventory.close()
         await self.host.close()
@@ -158,6 +164,9 @@ async def _start(
         files.open()
     worker.files = files
     await _put_agents(worker, settings, facts, hosts, drivers, link, files)
+    if hosts is None:
+        worker.compute_modes = _compute_modes(worker.agents[0], facts)
+        await worker.compute_modes.open()
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
@@ -173,16 +182,31 @@ async def _start(
 async def run(
     settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event, file: SettingsFile = NO_FILE
 ) -> None:
-    """`start`, then serve until `stop` is set. Raises what an agent that broke raised, and Refused with
-    worker-id-in-use where another worker has the id of the only one, and keeps it."""
-    worker = await start(settings, target, file)
-    if len(worker.agents) == 1:
-        worker.agents[0].on_given_up = worker.host.give_up
-    leave_what_stays()
-    try:
-        await worker.host.serve(stop)
-    finally:
-        await worker.stop()
+    """`start`, then serve until `stop` is set; and all of it anew where a drained worker has other devices now.
+
+    Raises what an agent that broke raised, and Refused with worker-id-in-use where another worker has the id of the
+    only one, and keeps it.
+    """
+    again = True
+    while again:
+        again = False
+        worker = await start(settings, target, file)
+        changes = []
+        if len(worker.agents) == 1:
+            worker.agents[0].on_given_up = worker.host.give_up
+            if not worker.agents[0].inventory.simulated:
+                changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
+        leave_what_stays()
+        try:
+            await worker.host.serve(stop, *changes)
+            for change in (each for each in changes if each.done()):
+                change.result()  # a defect in it is raised
+                again = not stop.is_set()
+        finally:
+            for change in changes:
+                change.cancel()
+            await asyncio.gather(*changes, return_exceptions=True)
+            await worker.stop()
 
 
 @contextlib.contextmanager
@@ -291,6 +315,16 @@ def _agent(
     return Agent(host, name, settings, facts, inventory, drivers, journal, health)
 
 
+def _compute_modes(agent: Agent, facts: HostFacts) -> ComputeModes:
+    """The compute modes of the whole NVIDIA GPUs that the fleet may use. MIG slices have none of their own."""
+    lent = agent.pool.lent
+    uuids = [d.uuid for slot, d in enumerate(agent.devices) if slot in lent and d.vendor == "nvidia" and not d.mig]
+    settings = agent.settings
+    shares = "time-slice" in settings.modes_offered
+    file = settings.state_dir / FILE_NAME
+    return ComputeModes(uuids, file, facts.boot, shares=shares, length=settings.time_slice)
+
+
 async def _lender(agent: Agent) -> LeaseServer | None:
     """The agent's socket for leases; None, with a word in the log, where there can be none: jobs do not need it."""
     settings = agent.settings
@@ -302,6 +336,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         uids=settings.lease_uids,
         gid=settings.lease_gid,
         free_wait_s=settings.free_wait_s,
+        idle=IdleWatch(settings.idle_warn_s, settings.idle_reclaim_s),
     )
     try:
         await lender.open(settings.lease_socket or settings.state_dir / SOCKET_NAME)
@@ -309,6 +344,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         log.warning("%s: no leases for processes of this host: %s", agent.worker, error)
         return None
     agent.on_draining = lender.drain
+    agent.reporter.meters.append(lender.seen)
     return lender
 
 

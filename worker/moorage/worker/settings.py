@@ -14,6 +14,7 @@ from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
+from moorage.worker.compute_modes import Length
 from moorage.worker.device_health import PROBATION_S
 from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
 from moorage.worker.inventory.base import FREE_WAIT_S
@@ -21,6 +22,8 @@ from moorage.worker.inventory.base import FREE_WAIT_S
 SECTION: Final = "worker"
 LABELS_MAX: Final = 64
 GUARD_GRACE_S: Final = 1.0
+IDLE_WARN_S: Final = 1800.0
+IDLE_RECLAIM_S_MAX: Final = 366 * 86400
 LEASE_UIDS_MAX: Final = 64
 #: at most so many tenants in one setting
 TENANTS_MAX: Final = 1_000
@@ -92,6 +95,25 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guard_grace_s: Annotated[
         float, setting("How long a job may hold more of a shared GPU's memory than its share.", unit="s", ge=0, le=600)
     ] = GUARD_GRACE_S
+    time_slice: Annotated[
+        Length | None,
+        setting("Length of time slices on GPUs that jobs share, where nvidia-smi can set it; as it is by default."),
+    ] = None
+    idle_warn_s: Annotated[
+        float,
+        setting(
+            "A job that has GPUs alone gets an event after each so many seconds without use of them; 0: none.",
+            unit="s",
+            ge=0,
+            le=30 * 86400,
+        ),
+    ] = IDLE_WARN_S
+    idle_reclaim_s: Annotated[
+        dict[str, int],
+        setting(
+            "Seconds without use of its GPUs after which a tenant's job ends; * is every other tenant, 0 is never."
+        ),
+    ] = {}
     address: Annotated[str | None, setting("Where gang members reach this host; found out by default.")] = None
     interface: Annotated[str | None, setting("Network interface for NCCL and gloo; left to them by default.")] = None
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None
@@ -212,6 +234,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"sharers_max must name mps or time-slice, found {mode!r}")
             if not 0 <= sharers <= SHARERS_MAX[mode]:
                 raise ValueError(f"sharers_max must be 0..{SHARERS_MAX[mode]} for {mode}, found {sharers}")
+        check_rules("idle_reclaim_s", dict.fromkeys(self.idle_reclaim_s, ""))
+        for tenant, seconds in self.idle_reclaim_s.items():
+            if not 0 <= seconds <= IDLE_RECLAIM_S_MAX:
+                raise ValueError(f"idle_reclaim_s must be 0..{IDLE_RECLAIM_S_MAX} for {tenant}, found {seconds}")
         for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
             check_rules(name, getattr(self, name))
         if len(self.lease_uids) > LEASE_UIDS_MAX:

@@ -11,7 +11,8 @@ from moorage.worker.member_messages import Member, MemberName, Metered
 class UsageMeter:
     """One worker's; `held` are its members.
 
-    Of sharers nothing is measured: what a device does is not told by process on every board.
+    Of sharers nothing is measured: what a device does is not told by process on every board. Nor is anything while a
+    device does not tell its utilisation, as a MIG slice.
     """
 
     def __init__(self, held: Mapping[MemberName, Member]) -> None:
@@ -27,14 +28,12 @@ class UsageMeter:
             for name, member in self._held.items()
             if member.slots and member.place.mode == "exclusive" and member.phase in ("running", "ending")
         }
-        items = [
-            (
-                name,
-                sum(readings[slot].util_percent for slot in member.slots) * passed_ms // 100,
-                sum(readings[slot].memory_used_mib for slot in member.slots) * passed_ms,
-            )
-            for name, member in running.items()
-            if name in self._before
-        ]
+        items: list[tuple[MemberName, int, int]] = []
+        for name, member in running.items():
+            percents = [readings[slot].util_percent for slot in member.slots]
+            told = [percent for percent in percents if percent is not None]
+            if name in self._before and len(told) == len(percents):
+                memory_mib = sum(readings[slot].memory_used_mib for slot in member.slots)
+                items.append((name, sum(told) * passed_ms // 100, memory_mib * passed_ms))
         self._before = set(running)
         return Metered(items) if items else None

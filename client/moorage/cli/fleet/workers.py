@@ -13,6 +13,7 @@ from moorage.cli.framework.console import paint, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import GAP, age, table
 from moorage.cli.framework.screen import Screen
+from moorage.cli.jobs.show_ls_cancel import enforced_words
 from moorage.client.errors import rejected
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
@@ -87,8 +88,18 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
         ]
         columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
         tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
-        for line in _troubles([row])[:TROUBLES_MAX]:
+        for line in [*_troubles([row])[:TROUBLES_MAX], *levels(row.get("capabilities", {}))]:
             say(line)
+
+
+def levels(capabilities: dict[str, Any]) -> list[str]:
+    """How a worker keeps sharers to their parts of a GPU: a line for each driver and mode, of those that it tells."""
+    return [
+        f"{driver} jobs with {mode}: {enforced_words(level)}"
+        for driver, told in sorted(capabilities.items())
+        for mode, level in sorted(told.get("enforced", {}).items())
+        if mode != "exclusive"
+    ]
 
 
 def _fleet(data: dict[str, Any]) -> None:

@@ -39,6 +39,8 @@ def show(
                 if not options.shown(event, [event]):
                     if event.enforced is not None and not event.changes:
                         tell(f"from now on {enforced_words(_as_dict(event.enforced))}")
+                    if event.idle is not None:
+                        tell(idle_words(event.idle.seconds, event.idle.ends_s))
                     for change in event.changes:
                         tell("\t".join(map(str, _change_row(_as_dict(change), None))))
             return None
@@ -137,6 +139,12 @@ def _levels(data: dict[str, Any]) -> list[dict[str, str]]:
     """How its replicas on shared GPUs are kept to their parts; one that has its GPUs alone needs no word."""
     rows = data.get("replica_states", [])
     return [row["enforced"] for row in rows if "enforced" in row and row.get("mode") != "exclusive"]
+
+
+def idle_words(seconds: int, ends_s: int) -> str:
+    """That a job's GPUs show no use, and when its worker ends it."""
+    ends = f"; its worker ends it at {age(ends_s * 1000)}" if ends_s else ""
+    return f"its GPUs have shown no use for {age(seconds * 1000)}{ends}"
 
 
 def enforced_words(enforced: dict[str, str]) -> str:

@@ -54,10 +54,12 @@ class Story:
         """Merge an event that was heard. Return what of it is new, None if that is nothing or comes after a gap."""
         rev, changes = self.rev, event.changes
         if event.rev <= rev:
-            if event.rev < rev or (event.waiting is None and (changes or event.enforced is None)):
+            is_kept_so = event.enforced is not None and not changes
+            is_news = is_kept_so or event.waiting is not None or event.idle is not None
+            if event.rev < rev or not is_news:
                 return None
             self.why = event.why or self.why
-            return event  # no transition: only the reason why it waits has changed, or how it is kept to its part
+            return event  # no transition: why it waits, how it is kept to its part, or that it is idle
         if len(changes) != event.rev - rev or changes[0].rev != rev + 1:
             changes = behind(rev, changes)
             if len(changes) != event.rev - rev:

@@ -109,6 +109,7 @@ class Draft:
         "extra_all",
         "facts",
         "gone",
+        "idle",
         "left_queue",
         "next_num",
         "notes",
@@ -136,6 +137,7 @@ class Draft:
         self.bytes = 0
         self.counts = False  # whether this record turns the counting of usage on, or changes its half-life
         self.ends: set[int] = set()  # jobs by number of which this record asks some member to end
+        self.idle: list[tuple[Member, Fact]] = []  # reports that a member shows no use of its devices, to be told
         self.gone: set[Member] = set()
         self.numbered = 0  # workers that were never seen before
         self.started: set[Job] = set()  # jobs of which some replica runs first with this record

@@ -560,6 +560,7 @@ class Engine:
                 answer = msgspec.structs.replace(answer, ledger=self.state.seq)
             out.answers.append((reply, encode(answer, json=json)))
         self.output_writer.add_events(folded, out)
+        self.output_writer.tell_idle(flight.draft.idle, out)
         for ask in flight.asks:
             answer = ask.answer()
             if answer is not None:

@@ -14,6 +14,7 @@ from moorage.schemas.frames.inspection import Finding, Look, Looked
 from moorage.schemas.frames.lease_session import (
     ABOUT_THE_JOB,
     CANNOT_RUN,
+    IDLE_LEVEL,
     NOT_HERE,
     NOT_PERMITTED,
     OTHERS,
@@ -51,12 +52,13 @@ from moorage.schemas.frames.output import (
     Results,
     StreamName,
 )
-from moorage.schemas.frames.told import Accepted, Answer, Change, Event, Events
+from moorage.schemas.frames.told import Accepted, Answer, Change, Event, Events, Idle
 from moorage.schemas.frames.version import VERSION
 
 __all__ = [
     "ABOUT_THE_JOB",
     "CANNOT_RUN",
+    "IDLE_LEVEL",
     "LOG_OFFSET_MAX",
     "LOG_PAGE_BYTES_DEFAULT",
     "LOG_PAGE_BYTES_MAX",
@@ -85,6 +87,7 @@ __all__ = [
     "Hello",
     "HistoryFrame",
     "HistoryWorker",
+    "Idle",
     "Join",
     "Joined",
     "Load",

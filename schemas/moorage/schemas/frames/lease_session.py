@@ -74,18 +74,23 @@ class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
     phase: str
 
 
-FactKind = Literal["claimed", "refused", "withdrawn", "not-held", "started", "exited", "freed", "quarantined"]
+FactKind = Literal["claimed", "refused", "withdrawn", "not-held", "started", "idle", "exited", "freed", "quarantined"]
+#: a worker reports `idle` once the ledger has this feature level: a scheduler of the release before cannot read it
+IDLE_LEVEL: Final = 2
 
 
 class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What happened to a member at its worker. Only a fact frees a GPU.
 
-    `code` is the exit status for `exited` (negative: minus the signal), else 0. `detail` is one short word or line:
-    for `exited` the reason (exit, timeout, end, fence, start-failed, lost) or, with code 0 and from feature level 2
-    on, `result:` and the sequence of the message that has the result (0: there is none), for `refused` why, for
-    `claimed` of rank 0 of a gang `address:port`, for `quarantined` the slots as `0,3`, for `freed` what it used of
-    its GPUs as `used:` with milliseconds of a GPU at work and MiB seconds, where the worker has measured that. A
-    refusal that begins with `cannot-run: ` is the request's fault and ends the job; with `not-here: ` or
+    `code` is the exit status for `exited` (negative: minus the signal), else 0 but for `idle`. `detail` is one short
+    word or line: for `exited` the reason (exit, timeout, end, fence, start-failed, lost) or, with code 0 and from
+    feature level 2 on, `result:` and the sequence of the message that has the result (0: there is none), for `refused`
+    why, for `claimed` of rank 0 of a gang `address:port`, for `quarantined` the slots as `0,3`, for `freed` what it
+    used of its GPUs as `used:` with milliseconds of a GPU at work and MiB seconds, where the worker has measured that.
+    Of `idle`, from feature level 2 on, `code` is for how many seconds its GPUs have shown no use, and `detail` after
+    how many its worker ends it (empty: never).
+
+    A refusal that begins with `cannot-run: ` is the request's fault and ends the job; with `not-here: ` or
     `not-permitted: ` the job goes to another worker and its GPUs stay open; any other is tried again after a pause.
     """
 

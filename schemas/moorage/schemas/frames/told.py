@@ -49,6 +49,14 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     result: int | None = None
 
 
+class Idle(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The GPUs of a replica have shown no use for so many `seconds`; at `ends_s` its worker ends it (0: never)."""
+
+    seconds: int
+    ends_s: int = 0
+    replica: int = 0
+
+
 class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="event"):
     """What a ledger record changed for one job: its state now and the transitions since the previous event."""
 
@@ -66,6 +74,8 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     #: of a replica that shares its GPU: how it is kept to its part, with its placement, and with no changes when its
     #: worker does it in another way from now on. Of several replicas the least; one that has its GPU alone is kept hard
     enforced: Enforced | None = None
+    #: with no changes: a replica that has its GPUs alone shows no use of them, as its worker sees it
+    idle: Idle | None = None
 
 
 class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="events"):

@@ -33,6 +33,8 @@ _IMAGE: Final = re.compile(
 #: a kind of one letter ends dockerd 26 where it reads such a name
 _CDI: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]+=[A-Za-z0-9][A-Za-z0-9_.:-]*")
 #: where a container has the folder of its attempt
+#: where a container finds the file that its job names as `gpu.time_slicing_config_path`
+TIME_SLICING_AT: Final = "/etc/nvidia/gpu-time-slicing.yaml"
 FOLDER_AT: Final = "/work"
 #: -1 stands for no change
 _ID_MAX: Final = (1 << 32) - 1
@@ -116,6 +118,10 @@ class ContainerSettings(ImageSettings, frozen=True):
     mounts_for: Annotated[
         dict[str, str], setting("More of them for a tenant's containers, blanks between; * is every other tenant.")
     ] = {}
+    time_slicing_configs: Annotated[
+        tuple[str, ...],
+        setting("Files of this host that a job may name as gpu.time_slicing_config_path: whole paths, * in them."),
+    ] = ()
     pids_max: Annotated[int, setting("Processes and threads of a container.", ge=1, le=1 << 22)] = 4096
     memlock: Annotated[bool, setting("Whether containers may lock any amount of memory, as RDMA needs it.")] = False
 
@@ -196,10 +202,18 @@ def check_policy(tenant: str, request: Request, settings: ImageSettings, policy:
     if (ports := ports_wanted(request)) and not ports_of(tenant, settings):
         found = ", ".join(map(str, ports))
         raise _forbidden(f"containers of {tenant} may be reached on no port of this worker", found, "no ports")
+    path = _time_slicing(request)
+    is_plain = path is not None and os.path.normpath(path) == path and "," not in path  # podman's words have commas
+    if path and not (is_plain and any(fnmatch.fnmatchcase(path, each) for each in settings.time_slicing_configs)):
+        raise _forbidden(f"{path} may not be mounted on this worker", path, ", ".join(settings.time_slicing_configs))
     if run.argv:
         policy.check_program(tenant, run)
     elif policy.has_programs:
         raise _forbidden(f"tenant {tenant} must name its program on this worker", "none", "a program")
+
+
+def _time_slicing(request: Request) -> str | None:
+    return request.gpu.time_slicing_config_path if request.gpu is not None else None
 
 
 def is_gang(request: Request) -> bool:
@@ -275,6 +289,8 @@ def config_of(
         "Mounts": [{"Type": "bind", "Source": os.path.abspath(folder), "Target": FOLDER_AT}] if folder else [],
         "LogConfig": {"Type": "local", "Config": {"max-size": f"{max(_MIB, log_bytes)}", "max-file": "2"}},
     }
+    if path := _time_slicing(request):
+        host["Mounts"].append({"Type": "bind", "Source": path, "Target": TIME_SLICING_AT, "ReadOnly": True})
     if settings.memlock:
         host["Ulimits"] = [{"Name": "memlock", "Soft": -1, "Hard": -1}]
     if (resources := request.resources) is not None:

@@ -59,7 +59,7 @@ class DeviceProcess:
 class SlotReading:
     """One device at one moment. An unresponsive one has no other values than its health."""
 
-    util_percent: int = 0
+    util_percent: int | None = None  # None where the board does not tell
     memory_used_mib: int = 0
     temperature_c: int | None = None
     health: Health = "ok"

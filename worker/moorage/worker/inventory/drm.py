@@ -41,7 +41,7 @@ class DrmUnavailable(RuntimeError):
 class _Values:
     """What sysfs tells of one device now; `vram_used_mib` None where it does not tell."""
 
-    util_percent: int
+    util_percent: int | None
     vram_used_mib: int | None
     temperature_c: int | None
     uncorrected_errors: int
@@ -205,12 +205,13 @@ def _must(path: Path) -> int:
     return int(path.read_text())
 
 
-def _util_percent(card: Card) -> int:
+def _util_percent(card: Card) -> int | None:
     """The driver's own figure, else the current frequency in percent of the highest, of the busiest GT."""
     if card.busy_percent is not None:
-        return min(100, max(0, number(card.busy_percent) or 0))
+        busy = number(card.busy_percent)
+        return None if busy is None else min(100, max(0, busy))
     ratios = [100 * (number(current) or 0) // (number(most) or 1) for current, most in card.frequencies if number(most)]
-    return min(100, max(0, *ratios)) if ratios else 0
+    return min(100, max(0, *ratios)) if ratios else None
 
 
 def _temperature_c(card: Card) -> int | None:

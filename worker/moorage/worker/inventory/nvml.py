@@ -315,7 +315,7 @@ def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
         0,
     )
     return SlotReading(
-        util_percent=_optional(api, lambda: int(api.nvmlDeviceGetUtilizationRates(raw).gpu), 0),
+        util_percent=_optional(api, lambda: int(api.nvmlDeviceGetUtilizationRates(raw).gpu), None),
         memory_used_mib=int(memory.used) // _MIB,
         temperature_c=temperature,
         health=health_of(temperature, errors),

@@ -28,7 +28,8 @@ from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.gpu import GpuSpec
 from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import SERVER_OPTIONS, peer_of
-from moorage.worker.inventory.base import FREE_WAIT_S, Inventory
+from moorage.worker.idle_watch import IdleWatch
+from moorage.worker.inventory.base import FREE_WAIT_S, Inventory, SlotReading
 from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.offer import check, matching
 from moorage.worker.leases.peer import listen_alone, open_pidfd, watch
@@ -55,6 +56,8 @@ FIRST_WORD_S_MAX: Final = 5.0
 #: how long holders have when an operator drains the worker, which says no time
 DRAIN_S: Final = 3600.0
 DRAINED: Final = "the worker is drained"
+#: and when its devices show no use for too long
+IDLE_BACK_S: Final = 60.0
 
 log = logging.getLogger("moorage.worker")
 
@@ -72,6 +75,7 @@ class LeaseServer:
         uids: Sequence[int] = (),
         gid: int | None = None,
         free_wait_s: float = FREE_WAIT_S,
+        idle: IdleWatch[Holder] | None = None,
     ) -> None:
         self._worker = worker
         self._pool = pool
@@ -89,6 +93,7 @@ class LeaseServer:
         self._empty.set()
         self._closing = ""
         self._closed = False
+        self._idle = idle
 
     @property
     def holders(self) -> list[Holder]:
@@ -115,14 +120,28 @@ class LeaseServer:
             if pid is not None and holder.pid != pid:
                 continue
             asked += 1
-            if holder.asked_back is not None and holder.asked_back.deadline_boottime_s <= deadline.deadline_boottime_s:
-                continue
-            holder.asked_back = deadline
-            holder.say(deadline)
-            if holder.overdue is not None:
-                holder.overdue.cancel()
-            holder.overdue = asyncio.get_running_loop().call_later(within_s, self._returning.overdue, holder)
+            self._ask_back(holder, deadline, within_s)
         return asked
+
+    def _ask_back(self, holder: Holder, deadline: AskedBack, within_s: float) -> None:
+        if holder.asked_back is not None and holder.asked_back.deadline_boottime_s <= deadline.deadline_boottime_s:
+            return
+        holder.asked_back = deadline
+        holder.say(deadline)
+        if holder.overdue is not None:
+            holder.overdue.cancel()
+        holder.overdue = asyncio.get_running_loop().call_later(within_s, self._returning.overdue, holder)
+
+    def seen(self, readings: Sequence[SlotReading], now_s: float) -> None:
+        """Take a reading of each slot: a lease whose devices show no use is logged, then asked back, by the rules."""
+        if self._idle is None:
+            return
+        alone = {holder: ("", holder.slots) for holder in self.holders if holder.mode == "exclusive"}
+        for holder, idle in self._idle.read(alone, readings, now_s).items():
+            log.warning("%s: %r has shown no use of its GPUs for %d s", self._worker, holder, idle.seconds)
+            if idle.ends:
+                reason = f"no use of its GPUs for {idle.seconds} s, {idle.ends_s} are allowed"
+                self._ask_back(holder, AskedBack(reason, boottime_s() + IDLE_BACK_S), IDLE_BACK_S)
 
     async def leave(self, reason: str, within_s: float) -> None:
         """Lend nothing more, ask everything back, and wait for it, at most `within_s`."""

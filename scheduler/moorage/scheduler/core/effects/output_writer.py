@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.event_encoder import EventEncoder
@@ -13,11 +13,13 @@ from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.records import Mode
-from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, State, Worker
+from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, Member, State, Worker
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Accepted, Event, Held, Join, Joined
+from moorage.schemas.frames import Accepted, Event, Fact, Held, Idle, Join, Joined
 from moorage.schemas.job import STATES, Request
 
+#: of a number that a worker reports
+SECONDS_DIGITS_MAX: Final = 9
 #: explains why a new job waits, for the answer to its submit; None where the answer does not say
 ExplainWaiting = Callable[[Job], dict[str, Any] | None]
 
@@ -131,6 +133,16 @@ class OutputWriter:
                 event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, enforced=now)
                 out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
 
+    def tell_idle(self, reports: list[tuple[Member, Fact]], out: Outputs) -> None:
+        """Tell the jobs whose GPUs show no use. It is no transition: nothing of it is in the ledger."""
+        for member, fact in reports:
+            job = member.replica.job
+            if job.over:
+                continue
+            idle = Idle(_seconds(str(fact.code)), _seconds(fact.detail), member.replica.index)
+            event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, idle=idle)
+            out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
+
     def want_differences(self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int) -> list[Held]:
         """Ask again for what the list does not show, and for the end of what the ledger does not know; returns that."""
         again, unknown = self._sessions.differences(worker, held, no)
@@ -140,3 +152,8 @@ class OutputWriter:
             if entry_.phase != "exited":
                 wanted.end_unknown(worker, entry_)
         return unknown
+
+
+def _seconds(word: str) -> int:
+    """A worker's number of seconds; 0 for what is none."""
+    return int(word) if word.isascii() and word.isdigit() and len(word) <= SECONDS_DIGITS_MAX else 0

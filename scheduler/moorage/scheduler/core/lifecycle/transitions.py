@@ -183,6 +183,9 @@ class Lifecycle:
                 self._claimed(draft, replica, member, fact.detail)
         elif kind == "started":
             self._started(draft, replica, member, state)
+        elif kind == "idle":
+            if state == RUNNING:
+                draft.idle.append((member, fact))
         elif kind == "exited":
             code = min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
             self._exited(draft, replica, member, state, code, fact.detail)

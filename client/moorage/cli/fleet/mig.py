@@ -1,0 +1,170 @@
+"""`moorage admin mig`: divide a GPU of this host into other MIG slices, with its worker drained meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.options import DEFAULTS, Options, with_client
+from moorage.cli.framework.render import age
+from moorage.client.errors import rejected
+from moorage.schemas.cells import FOREIGN, LEASED
+from moorage.schemas.frames.fleet import names_of
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.worker.inventory.mig_layout import MigGpu
+
+T = TypeVar("T")
+
+#: between two questions whether the worker is empty, or lists the slices
+ASK_S: Final = 0.5
+#: how long the worker has to list what was made
+LISTED_S: Final = 120.0
+#: how long NVML has to divide a GPU
+NVML_S: Final = 120.0
+FOR_DEFAULT: Final = "1h"
+
+
+def mig(
+    worker: Annotated[
+        str, Parameter(help="The worker of this host, as moorage fleet shows it.", lists="fleet --format {worker}")
+    ],
+    gpu: Annotated[str, Parameter(help="The GPU: its index in nvidia-smi, its uuid, or its PCI address.")],
+    layout: Annotated[str, Parameter(help="Profiles with counts, as 3g.40gb,4x1g.10gb; off for a whole GPU.")],
+    /,
+    *,
+    at_most: Annotated[
+        str, Parameter(help="Give up if jobs still run there after so long; the GPU is left alone.", value="DURATION")
+    ] = FOR_DEFAULT,
+    options: Options = DEFAULTS,
+) -> int:
+    """Divide a GPU of this host into other MIG slices.
+
+    Run it as root on the worker's host. It drains the worker, waits until the last job and lease there has ended,
+    destroys the slices of that GPU, makes the new ones, waits until the worker lists them, and opens the worker again.
+    A layout that does not fit leaves the former slices. If this is cut off, the worker stays drained: the same command
+    once more makes what is missing, and moorage uncordon opens the worker.
+    """
+
+    async def work(client: AsyncClient) -> None:
+        from moorage.client.durations import seconds
+        from moorage.worker.inventory.mig_layout import parse_layout
+
+        wanted, limit_s = parse_layout(layout), seconds(at_most)
+        row = await _row(client, worker)
+        found, uuid, pci = await _opened(gpu, row)
+        await _in_time(lambda: found.check(wanted))
+        was_open = row["flag"] == "open"
+        if row["flag"] != "draining":
+            await client.drain(worker, why=f"MIG layout of GPU {gpu}: {layout}")
+        try:
+            await _emptied(client, worker, limit_s)
+        except BaseException:
+            if was_open:
+                await client.uncordon(worker)
+            raise
+        try:
+            changed = await _in_time(lambda: found.change(wanted))
+            slices = await _listed(client, worker, pci, sorted(wanted))
+        except BaseException:
+            say(f"{worker} stays drained; moorage uncordon {worker} opens it")
+            raise
+        if was_open:
+            await client.uncordon(worker)
+        if options.json:
+            emit({"kind": "mig", "worker": worker, "gpu": uuid, "changed": changed, "slices": slices})
+            return
+        done = "is so already" if not changed else many(len(slices), "slice") if slices else "whole"
+        tell(f"{worker}\tGPU {gpu}\t{done}" + "".join(f"\n{each['profile']}\t{each['uuid']}" for each in slices))
+        if not was_open:
+            say(f"{worker} was not open before, and is not now: moorage uncordon {worker}")
+
+    return with_client(options, work)
+
+
+async def _row(client: AsyncClient, worker: str) -> dict[str, Any]:
+    """What `fleet` says of a worker. Raises Rejected: not-found, and failed-precondition for a simulated one."""
+    rows = (await client.operate("fleet", {"worker": worker})).data["workers"]
+    row: dict[str, Any] | None = next((row for row in rows if row["worker"] == worker), None)
+    if row is None:
+        raise rejected(
+            "not-found", "no worker of this fleet has that id", found=worker, next="moorage fleet lists them"
+        )
+    if row["simulated"]:
+        raise rejected("failed-precondition", "the GPUs of a simulated worker cannot be divided", found=worker)
+    return row
+
+
+async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
+    """The GPU of this host with that name, its uuid and address. Raises Rejected if it is not there or not lent."""
+
+    def look() -> tuple[MigGpu, str, str]:
+        import pynvml
+
+        from moorage.worker.inventory.mig_layout import MigGpu
+
+        try:
+            pynvml.nvmlInit()
+            every = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+            known = [(pynvml.nvmlDeviceGetUUID(raw), pynvml.nvmlDeviceGetPciInfo(raw).busId) for raw in every]
+        except pynvml.NVMLError as error:
+            raise rejected("failed-precondition", f"NVML does not work on this host: {error}") from None
+        for at, (uuid, pci) in enumerate(known):
+            if gpu.lower() in (str(at), uuid.lower(), *names_of(uuid, pci, ())):
+                if all(uuid != device["uuid"] and pci != device.get("pci") for device in row["devices"]):
+                    why = f"GPU {gpu} of this host is none of the worker's"
+                    raise rejected(
+                        "failed-precondition", why, found=row["worker"], next="run this on the worker's host"
+                    )
+                return MigGpu(pynvml, every[at]), uuid, str(pci)
+        raise rejected("not-found", "this host has no such GPU", found=gpu, next="nvidia-smi -L lists them")
+
+    return await _in_time(look)
+
+
+async def _in_time(work: Callable[[], T]) -> T:
+    """What NVML answers: it may hang in the kernel. Raises Rejected."""
+    from moorage.worker.inventory.threads import in_thread
+
+    try:
+        async with asyncio.timeout(NVML_S):
+            return await in_thread("nvml-mig", work)
+    except TimeoutError:
+        raise rejected("failed-precondition", f"NVML did not answer within {NVML_S:g} s") from None
+
+
+async def _emptied(client: AsyncClient, worker: str, limit_s: float) -> None:
+    """Wait until nothing runs on the worker and none of its devices is lent. Raises Rejected after the limit."""
+    ends_s, told = time.monotonic() + limit_s, ""
+    while True:
+        row = await _row(client, worker)
+        used = sum(cell in (LEASED, FOREIGN) or cell.isdigit() for cell in row["cells"])
+        if row["flag"] == "draining" and not row["members"] and not used:
+            return
+        if time.monotonic() >= ends_s:
+            why = f"after {age(int(limit_s * 1000))} there is still work on the worker"
+            raise rejected("failed-precondition", why, found=row["cells"], next=f"moorage fleet {worker} shows it")
+        words = f"waiting for {many(row['members'], 'job')} and {many(used, 'GPU')} in use on {worker}"
+        if words != told:
+            say(words)
+        told = words
+        await asyncio.sleep(ASK_S)
+
+
+async def _listed(client: AsyncClient, worker: str, pci: str, wanted: list[str]) -> list[dict[str, Any]]:
+    """Wait until the worker lists these slices, or the whole GPU. Raises Rejected: it has to be started again."""
+    ends_s = time.monotonic() + LISTED_S
+    while time.monotonic() < ends_s:
+        row = await _row(client, worker)
+        slices = [device for device in row["devices"] if device.get("profile") and device.get("pci") == pci]
+        if row["state"] != "lost" and sorted(device["profile"] for device in slices) == wanted:
+            return [{"profile": device["profile"], "uuid": device["uuid"]} for device in slices]
+        await asyncio.sleep(ASK_S)
+    why = f"the worker does not list the new slices after {LISTED_S:g} s"
+    raise rejected("failed-precondition", why, found=worker, next="start the worker again, and look at its log")

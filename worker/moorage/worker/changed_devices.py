@@ -1,0 +1,50 @@
+"""Notice that a machine has other NVIDIA devices than its worker lists, as after its MIG slices were made anew."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from moorage.schemas.frames import Device
+from moorage.worker.agent import Agent
+from moorage.worker.inventory.nvml import NvmlUnavailable, open_nvml
+
+#: between two looks of a worker that is drained and holds nothing
+LOOK_S: Final = 2.0
+
+log = logging.getLogger("moorage.worker")
+
+
+async def devices_changed(agent: Agent) -> None:
+    """Return once the worker is drained and holds nothing, and two looks in a row show the same other devices.
+
+    The list of devices of a worker never changes while it runs, so it has to begin anew; a worker that is not drained
+    keeps its list.
+    """
+    listed = _named([device for device in agent.devices if device.vendor == "nvidia"])
+    before = listed
+    while True:
+        await asyncio.sleep(LOOK_S)
+        held = agent.members.held or any(state.sharers for state in agent.pool.slot_states())
+        now = listed if held or not agent.members.draining else await _there(listed)
+        if now == before != listed:
+            log.info("%s: this machine's GPUs are other ones now: the worker begins anew", agent.worker)
+            return
+        before = now
+
+
+async def _there(otherwise: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The devices that NVML lists now; `otherwise` where it does not say."""
+    try:
+        found = await open_nvml()
+    except NvmlUnavailable:
+        return otherwise
+    try:
+        return _named(found.devices()) if found.is_there and not found.faults else otherwise
+    finally:
+        found.close()
+
+
+def _named(devices: list[Device]) -> list[tuple[str, int]]:
+    return [(device.uuid, device.memory_mib) for device in devices]

@@ -1,0 +1,108 @@
+"""What holds GPUs and shows no use of them, from the readings that load frames are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from moorage.schemas.frames import OTHERS
+from moorage.worker.inventory.base import FREE_TOLERANCE_MIB, SlotReading
+from moorage.worker.member_messages import IdleSeen, Member, MemberName
+
+#: after a longer pause between two readings nothing is known of the time between them
+PAUSE_S_MAX: Final = 120.0
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Idle(NamedTuple):
+    """`seconds` without use so far; with `ends` they have reached what the operator allows, `ends_s` (0: any)."""
+
+    seconds: int
+    ends_s: int
+    ends: bool
+
+
+class _Still:
+    """Since when something shows no use, with the memory of its devices then."""
+
+    def __init__(self, now_s: float, memory_mib: list[int]) -> None:
+        self.since_s = now_s
+        self.memory_mib = memory_mib
+        self.warned = 0  # how many multiples of `warn_s` have been reported
+        self.ended = False
+
+
+class IdleWatch(Generic[K]):
+    """`warn_s` 0 never warns. `reclaim_s` are seconds by tenant, `*` for every other one; 0 or none: never.
+
+    A device shows use while its utilisation is above 0, or when its memory has changed since it went idle. Where the
+    board does not tell its utilisation, or does not answer, nothing counts as idle.
+    """
+
+    def __init__(self, warn_s: float, reclaim_s: Mapping[str, int]) -> None:
+        self._warn_s = warn_s
+        self._reclaim_s = reclaim_s
+        self._still: dict[K, _Still] = {}
+        self._read_s = 0.0
+
+    def read(
+        self, holders: Mapping[K, tuple[str, Sequence[int]]], readings: Sequence[SlotReading], now_s: float
+    ) -> dict[K, Idle]:
+        """Take a reading of each slot; `holders` have devices alone: tenant and slots. Returns what there is to do.
+
+        A holder is warned after each `warn_s` without use, and named once when it is to end.
+        """
+        paused = now_s - self._read_s > PAUSE_S_MAX
+        self._read_s = now_s
+        still: dict[K, _Still] = {}
+        found: dict[K, Idle] = {}
+        for key, (tenant, slots) in holders.items():
+            seen = [readings[slot] for slot in slots]
+            if not seen or any(each.util_percent != 0 or each.health == "unresponsive" for each in seen):
+                continue
+            memory_mib = [each.memory_used_mib for each in seen]
+            since = self._still.get(key)
+            if since is None or paused or _moved(since.memory_mib, memory_mib):
+                since = _Still(now_s, memory_mib)
+            still[key] = since
+            if (idle := self._judged(since, int(now_s - since.since_s), tenant)) is not None:
+                found[key] = idle
+        self._still = still
+        return found
+
+    def _judged(self, still: _Still, seconds: int, tenant: str) -> Idle | None:
+        ends_s = self._reclaim_s.get(tenant, self._reclaim_s.get(OTHERS, 0))
+        if ends_s and seconds >= ends_s:
+            if still.ended:
+                return None
+            still.ended = True
+            return Idle(seconds, ends_s, True)
+        warned = int(seconds // self._warn_s) if self._warn_s else 0
+        if warned <= still.warned:
+            return None
+        still.warned = warned
+        return Idle(seconds, ends_s, False)
+
+
+def _moved(before: Sequence[int], now: Sequence[int]) -> bool:
+    """Whether the memory of a device is another than it was, beyond what a driver's own bookkeeping moves by."""
+    return any(abs(was - is_) > FREE_TOLERANCE_MIB for was, is_ in zip(before, now, strict=True))
+
+
+class IdleJobs:
+    """The members of one worker that have their devices alone; `held` are all of its members."""
+
+    def __init__(self, held: Mapping[MemberName, Member], warn_s: float, reclaim_s: Mapping[str, int]) -> None:
+        self._held = held
+        self._watch = IdleWatch[MemberName](warn_s, reclaim_s)
+
+    def read(self, readings: Sequence[SlotReading], now_s: float) -> IdleSeen | None:
+        """Take a reading of each slot. Returns the members to warn and to end."""
+        alone = {
+            name: (member.tenant, member.slots)
+            for name, member in self._held.items()
+            if member.place.mode == "exclusive" and member.phase == "running"
+        }
+        found = self._watch.read(alone, readings, now_s)
+        return IdleSeen([(name, *idle) for name, idle in found.items()]) if found else None

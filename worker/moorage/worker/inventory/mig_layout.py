@@ -1,0 +1,221 @@
+"""Divide a GPU in MIG mode into other slices, through NVML.
+
+Source: NVML's reference on Multi Instance GPU. A slice is a GPU instance with one compute instance that has all of it,
+as `nvidia-smi mig -cgi PROFILE -C` makes them. What the driver holds is the only record: a change that is cut off
+leaves fewer slices, and the same change once more makes all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+from moorage.schemas.errors import Refused, refuse
+
+#: more slices than any GPU has
+SLICES_MAX: Final = 64
+_PART: Final = re.compile(r"(?:([1-9][0-9]?)x)?([1-8]g\.[0-9]{1,4}gb(?:[+-][a-z.]{1,16})*)")
+
+
+class Profile(NamedTuple):
+    """A kind of GPU instance: its name as in `1g.10gb`, NVML's id, its compute slices, how many a GPU has at most."""
+
+    name: str
+    id: int
+    slices: int
+    count: int
+
+
+def parse_layout(text: str) -> list[str]:
+    """`3g.40gb,4x1g.10gb` → the profiles, one a slice; `off` → none. Raises Refused."""
+    if text == "off":
+        return []
+    found: list[str] = []
+    for word in text.split(","):
+        part = _PART.fullmatch(word.strip())
+        if part is None:
+            raise _refused_layout(text)
+        found += [part[2]] * int(part[1] or 1)
+    if len(found) > SLICES_MAX:
+        raise _refused_layout(text)
+    return found
+
+
+def _refused_layout(text: str) -> Refused:
+    return refuse(
+        "invalid-argument",
+        "this is no MIG layout",
+        field="$.layout",
+        found=text[:80],
+        allowed="profiles with counts, as 3g.40gb,4x1g.10gb, or off",
+    )
+
+
+class MigGpu:
+    """A GPU that can be divided; `api` is pynvml, initialised. What NVML refuses is raised as Refused."""
+
+    def __init__(self, api: Any, raw: Any) -> None:
+        self._api = api
+        self._raw = raw
+        self.profiles = {each.name: each for each in self._profiles()}
+
+    def check(self, layout: Sequence[str]) -> None:
+        """Raise Refused for profiles that this GPU does not have, or more of one than it has room for."""
+        for name, count in Counter(layout).items():
+            profile = self.profiles.get(name)
+            if profile is None or count > profile.count:
+                raise refuse(
+                    "failed-precondition",
+                    "the GPU has no such slices" if self.profiles else "the GPU cannot be divided into MIG slices",
+                    field="$.layout",
+                    found=f"{count}x{name}",
+                    allowed=", ".join(f"{each.count}x{each.name}" for each in self.profiles.values()) or "none",
+                )
+
+    def layout(self) -> list[str]:
+        """Return the profiles of its slices now, those alone that can be used; in order."""
+        return sorted(
+            profile.name
+            for profile in self.profiles.values()
+            for instance in self._instances(profile)
+            if self._compute_instances(instance)
+        )
+
+    def change(self, layout: Sequence[str]) -> bool:
+        """Destroy its slices and make these; False if it has them already.
+
+        Takes it into MIG mode first, and out of it for an empty layout. Raises Refused, with the former slices there.
+        """
+        self.check(layout)
+        is_on = self._is_on()
+        if is_on and layout and self.layout() == sorted(layout) and self._count() == len(layout):
+            return False
+        if not layout and not is_on:
+            return False
+        former = self.layout() if is_on else []
+        try:
+            if is_on:
+                self._destroy_all()
+            if not layout or not is_on:
+                self._switch(1 if layout else 0)
+            self._create_all(layout)
+        except Refused:
+            if former:
+                self._restore(former)
+            raise
+        return True
+
+    # ------------------------------------------------------------------------------------------------- inside
+
+    def _profiles(self) -> list[Profile]:
+        api = self._api
+        found = []
+        for number in range(api.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            try:
+                info = api.nvmlDeviceGetGpuInstanceProfileInfo(self._raw, number, version=2)
+            except (api.NVMLError_NotSupported, api.NVMLError_InvalidArgument, api.NVMLError_FunctionNotFound):
+                continue  # not of this GPU, or of a driver that does not tell names
+            name = info.name if isinstance(info.name, str) else info.name.decode(errors="replace")
+            found.append(
+                Profile(name.removeprefix("MIG "), int(info.id), int(info.sliceCount), int(info.instanceCount))
+            )
+        return found
+
+    def _is_on(self) -> bool:
+        try:
+            current, _ = self._api.nvmlDeviceGetMigMode(self._raw)
+        except self._api.NVMLError_NotSupported:
+            return False
+        except self._api.NVMLError as error:
+            self._refuse(error, "reading the MIG mode")
+        return bool(current == self._api.NVML_DEVICE_MIG_ENABLE)
+
+    def _switch(self, mode: int) -> None:
+        try:
+            self._api.nvmlDeviceSetMigMode(self._raw, mode)
+        except self._api.NVMLError as error:
+            self._refuse(error, "setting the MIG mode")
+        if self._is_on() != bool(mode):
+            raise refuse(
+                "failed-precondition",
+                "the GPU takes another MIG mode at its next reset",
+                next="nvidia-smi --gpu-reset -i GPU, and this command again",
+            )
+
+    def _count(self) -> int:
+        return sum(len(self._instances(profile)) for profile in self.profiles.values())
+
+    def _destroy_all(self) -> None:
+        try:
+            for profile in self.profiles.values():
+                for instance in self._instances(profile):
+                    for compute in self._compute_instances(instance):
+                        self._api.nvmlComputeInstanceDestroy(compute)
+                    self._api.nvmlGpuInstanceDestroy(instance)
+        except self._api.NVMLError as error:
+            self._refuse(error, "destroying the slices")
+
+    def _create_all(self, layout: Sequence[str]) -> None:
+        """The largest first: the driver chooses the places, and a large slice has few that will do."""
+        api = self._api
+        try:
+            for name in sorted(layout, key=lambda name: (-self.profiles[name].slices, name)):
+                instance = api.nvmlDeviceCreateGpuInstance(self._raw, self.profiles[name].id)
+                api.nvmlGpuInstanceCreateComputeInstance(instance, self._whole(instance, self.profiles[name].slices))
+        except api.NVMLError as error:
+            self._refuse(error, f"making {','.join(layout)}")
+
+    def _restore(self, former: Sequence[str]) -> None:
+        """Make the slices again that were there; what a process uses could not be destroyed, and is there still."""
+        with contextlib.suppress(Refused):
+            self._destroy_all()
+        with contextlib.suppress(Refused):
+            self._create_all(list((Counter(former) - Counter(self.layout())).elements()))
+
+    def _whole(self, instance: Any, slices: int) -> int:
+        """The id of the compute instance that has all of a GPU instance: the one with as many slices."""
+        return next((info.id for info in self._compute_profiles(instance) if info.sliceCount == slices), 0)
+
+    def _compute_profiles(self, instance: Any) -> list[Any]:
+        api = self._api
+        found = []
+        for number in range(api.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+            try:
+                found.append(
+                    api.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                        instance, number, api.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, version=2
+                    )
+                )
+            except (api.NVMLError_NotSupported, api.NVMLError_InvalidArgument):
+                continue
+        return found
+
+    def _instances(self, profile: Profile) -> list[Any]:
+        found, count = (self._api.c_nvmlGpuInstance_t * max(1, profile.count))(), ctypes.c_uint(profile.count)
+        self._api.nvmlDeviceGetGpuInstances(self._raw, profile.id, found, ctypes.byref(count))
+        return [found[at] for at in range(count.value)]
+
+    def _compute_instances(self, instance: Any) -> list[Any]:
+        api = self._api
+        found: list[Any] = []
+        for info in self._compute_profiles(instance):
+            room = (api.c_nvmlComputeInstance_t * max(1, info.instanceCount))()
+            count = ctypes.c_uint(info.instanceCount)
+            api.nvmlGpuInstanceGetComputeInstances(instance, info.id, room, ctypes.byref(count))
+            found += [room[at] for at in range(count.value)]
+        return found
+
+    def _refuse(self, error: Any, doing: str) -> NoReturn:
+        api = self._api
+        helps = {
+            api.NVML_ERROR_NO_PERMISSION: "run it as root: dividing a GPU needs that right",
+            api.NVML_ERROR_IN_USE: "a process uses the GPU: moorage fleet and nvidia-smi show which",
+            getattr(api, "NVML_ERROR_INSUFFICIENT_RESOURCES", None): "smaller slices, or fewer: nvidia-smi mig -lgipp",
+        }
+        raise refuse(
+            "failed-precondition", f"NVML refused {doing}: {error}", next=helps.get(error.value, "")
+        ) from error
