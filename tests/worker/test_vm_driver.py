@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ import pytest
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run
-from moorage.worker.drivers.base import Assignment, DriverEvent
+from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.drivers.vm import GUEST_MIB, VmDriver, VmSettings, accelerators
@@ -19,6 +20,7 @@ from moorage.worker.member_messages import Ended, MemberName, NotStarted, Starte
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
+from moorage.worker.supervisor.output import cut_notice, output_path
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 from moorage.worker.supervisor.protocol import Event, Output
 from moorage.worker.supervisor.protocol import Started as ChildStarted
@@ -129,11 +131,74 @@ async def test_a_job_counts_as_started_once_its_vm_is_up_and_a_runner_without_an
     assert made._booting == {}
 
 
+@pytest.mark.parametrize(
+    ("said", "booting", "reason"),
+    [
+        ("moorage: with kvm: no sign\n", "moorage: with kvm: no sign", "start-failed"),
+        (f"moorage: with kvm: no sign\n{UP} (tcg)\nwords", None, "supervisor-died"),
+        (cut_notice("stderr", 0).decode(), None, "supervisor-died"),  # no output is kept here: it may be up
+    ],
+    ids=["not-up", "up", "unknown"],
+)
+def test_an_agent_that_takes_a_vm_over_knows_whether_it_was_up(
+    tmp_path: Path, said: str, booting: str | None, reason: str
+) -> None:
+    made = driver(tmp_path, VmSettings())
+    path = output_path(tmp_path / "s", made._key(NAME), "stderr")
+    path.parent.mkdir(parents=True)
+    path.write_text(said)
+    made._taken_over(NAME)
+    assert made._booting.get(NAME) == booting
+    is_up = made._as_it_is(Living(NAME, "running")).phase == "running"
+    assert is_up == (booting is None)
+    later = driver(tmp_path, VmSettings())  # it ended while there was no agent
+    ended: Any = {"reason": "exit", "proof": "walk", "signal": 9}
+    assert later._end_of(NAME, ChildEnded(key=made._key(NAME), **ended)).reason == reason
+    path.unlink()  # nothing is kept of it any more: it may have run
+    assert driver(tmp_path, VmSettings())._end_of(NAME, ChildEnded(key="", **ended)).reason == "supervisor-died"
+
+
 def test_processes_and_vms_of_a_worker_keep_their_folders_apart(tmp_path: Path) -> None:
     """A driver takes folders of attempts that it does not know for those of attempts that are over."""
     made = driver(tmp_path, VmSettings())
     assert made._folders is not None
     assert made._folders.root.name == "w1@vm"
+
+
+@pytest.mark.slow
+async def test_a_vm_that_boots_when_its_agent_dies_is_starting_for_the_next_one(tmp_path: Path) -> None:
+    """A program in the place of QEMU comes up once the second agent is there, and runs on."""
+    qemu, begun, go = tmp_path / "qemu", tmp_path / "begun", tmp_path / "go"
+    qemu.write_text(
+        f"""#!{sys.executable}
+import pathlib, re, socket, sys, time
+job = socket.socket(fileno=int(re.search("id=job,fd=([0-9]+)", " ".join(sys.argv))[1]))
+pathlib.Path({str(begun)!r}).touch()
+while not pathlib.Path({str(go)!r}).exists():
+    time.sleep(0.05)
+job.sendall(b"up\\n")
+time.sleep(600)
+"""
+    )
+    qemu.chmod(0o755)
+    (tmp_path / "image").touch()
+    own = VmSettings(kernel=tmp_path / "image", initramfs=tmp_path / "image", qemu=str(qemu), accelerator="tcg")
+    first = driver(tmp_path, own, SupervisorLink(tmp_path / "s"), stream_output=False)
+    first.attach(lambda event: None, lambda name, payload: None)
+    await first.open()
+    first.start([Assignment(NAME, Request(run=Run(driver="vm", argv=["a"])), [], "none")])
+    await until(begun.exists, deadline_s=60, what="a runner that starts QEMU")
+    await first.close()
+    second = driver(tmp_path, own, SupervisorLink(tmp_path / "s"), stream_output=False)
+    events: list[DriverEvent] = []
+    second.attach(events.append, lambda name, payload: None)
+    try:
+        assert await second.open() == [Living(NAME, "starting")]
+        go.touch()
+        await until(lambda: events == [Started([NAME])], deadline_s=60, what=f"a start in {events}")
+    finally:
+        await second.close()
+        await (await Supervised.connect(tmp_path / "s", spawn_if_absent=False)).shutdown(0.0)
 
 
 # --------------------------------------------------------------------------------------------------- with real VMs

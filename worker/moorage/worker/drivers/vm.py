@@ -28,6 +28,7 @@ from moorage.worker.environment import process_environment
 from moorage.worker.member_messages import MemberName
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.supervisor.client import python_variables
+from moorage.worker.supervisor.output import cut_at, output_path
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Started, StartMember
 from moorage.worker.vm.initramfs import WORK
 from moorage.worker.vm.runner import SIGNALS, UP, VARIABLE, Plan
@@ -39,6 +40,8 @@ GUEST_MIB: Final = 128
 GPU_CPUS: Final = 4
 GPU_MEMORY_MIB: Final = 8192
 PASSED_ON: Final = tuple(number.name for number in SIGNALS)
+#: of what a runner writes while its VM comes up, at most
+_BOOT_BYTES_MAX: Final = 1 << 16
 _KVM: Final = Path("/dev/kvm")
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
@@ -98,7 +101,7 @@ class VmDriver(ProcessDriver):
                     found=str(path or getattr(own, name)),
                     next=f"set {name} in [driver.vm], or take vm out of drivers",
                 )
-        return await super().open()
+        return [self._as_it_is(each) for each in await super().open()]
 
     def check(self, request: Request) -> None:
         """Raise Refused (`invalid-argument`) for what no VM gives."""
@@ -141,12 +144,37 @@ class VmDriver(ProcessDriver):
         """A runner that a signal ended, unasked, heard no end of its job: the VM did not come up, or is lost."""
         if event.reason != "exit" or event.signal is None:
             return event
+        if name not in self._booting and self._said_to_boot(name):  # it ended while there was no agent
+            self._taken_over(name)
         if name in self._booting:
             message = self._booting[name].removeprefix("moorage: ") or "its runner was killed"
             return msgspec.structs.replace(event, reason="start-failed", stage=STAGE_BOOT, message=message)
         return msgspec.structs.replace(event, reason="supervisor-died")
 
+    def _taken_over(self, name: MemberName) -> None:
+        """Its VM is not up unless its runner has said so, to an agent before this one."""
+        if (said := self._said_to_boot(name)) is not None:
+            self._booting[name] = ""
+            self._hear(name, said)
+
     # -- inside
+
+    def _said_to_boot(self, name: MemberName) -> str | None:
+        """Return what a runner has written while its VM came up; None where the VM is up, or that cannot be told."""
+        try:
+            with open(output_path(self._link.state, self._key(name), "stderr"), "rb") as file:
+                said = file.read(_BOOT_BYTES_MAX)
+        except FileNotFoundError:
+            return ""
+        except OSError:
+            return None
+        text = said.decode(errors="replace")
+        return None if UP in text or cut_at(said, 0) is not None else text
+
+    def _as_it_is(self, living: Living) -> Living:
+        """A VM that is not up yet is still starting."""
+        is_up = living.phase != "running" or living.name not in self._booting
+        return living if is_up else msgspec.structs.replace(living, phase="starting")
 
     def _over(self, names: Sequence[MemberName]) -> None:
         super()._over(names)
