@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +18,7 @@ from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.drivers.vm import GUEST_MIB, VmDriver, VmSettings, accelerators
+from moorage.worker.inventory.handed_on import HandingInventory
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
@@ -24,18 +27,34 @@ from moorage.worker.supervisor.output import cut_notice, output_path
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 from moorage.worker.supervisor.protocol import Event, Output
 from moorage.worker.supervisor.protocol import Started as ChildStarted
+from moorage.worker.vm.passthrough import lock
 from moorage.worker.vm.runner import UP
 from tests.guests import kernel, make_initramfs, why_no_vm
+from tests.nvidia.stub import Stub
 from tests.waiting import until
+from tests.worker.made_up_pci import AUDIO, GPU
+from tests.worker.test_handed_on import NO_LIBRARY, Amd, opened
 
 NO_RULES: Final = Policy({}, {}, {}, None, {})
 NAME: Final[MemberName] = ("acme", "j1", 0, 1, 7)
 
 
-def driver(tmp_path: Path, own: VmSettings, link: SupervisorLink | None = None, **fields: Any) -> VmDriver:
+def driver(
+    tmp_path: Path,
+    own: VmSettings,
+    link: SupervisorLink | None = None,
+    hands: HandingInventory | None = None,
+    **fields: Any,
+) -> VmDriver:
     settings = WorkerSettings(tmp_path / "w", "w1", **fields)
-    kit = Kit("w1", settings, NO_RULES, link or SupervisorLink(tmp_path / "s"), 1, True, own)
-    return VmDriver.from_kit(kit)
+    link = link or SupervisorLink(tmp_path / "s")
+    return VmDriver.from_kit(Kit("w1", settings, NO_RULES, link, 1, hands is None, own, hands=hands))
+
+
+async def end_supervisor(tmp_path: Path) -> None:
+    """One that runs nothing has ended by itself."""
+    with contextlib.suppress(SupervisorUnavailable):
+        await (await Supervised.connect(tmp_path / "s", spawn_if_absent=False)).shutdown(0.0)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +75,23 @@ def test_what_no_vm_gives_is_refused_for_good(tmp_path: Path, request_: Request,
     assert refused.value.code == "invalid-argument"
 
 
-def test_only_simulated_workers_offer_gpus_in_vms(tmp_path: Path) -> None:
-    assert driver(tmp_path, VmSettings()).can().gpu_enabled
-    settings = WorkerSettings(tmp_path / "w", "w1")
-    kit = Kit("w1", settings, NO_RULES, SupervisorLink(tmp_path / "s"), 1, False, VmSettings())
-    assert not VmDriver.from_kit(kit).can().gpu_enabled
+async def test_a_worker_offers_gpus_in_vms_where_its_host_can_hand_them_on_else_it_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert driver(tmp_path, VmSettings()).can().gpu_enabled  # simulated
+    with Stub(tmp_path / "stub", extra=(NO_LIBRARY,)).load():
+        host = Amd(tmp_path / "root")
+        hands = await opened(host, tmp_path / "vm")
+        assert driver(tmp_path, VmSettings(), hands=hands).can().gpu_enabled
+        assert not caplog.records
+        (host.root / "sys/kernel/iommu_groups").rename(tmp_path / "gone")
+        made = driver(tmp_path, VmSettings(), hands=hands)
+        assert not made.can().gpu_enabled
+        assert caplog.messages == ["w1: VMs get no GPUs here: this host has no IOMMU, or it is off"]
+        with pytest.raises(Refused, match="the driver vm has no GPU support here") as refused:
+            made.check_block(Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec()))
+        assert refused.value.code == "failed-precondition"
+        hands.close()
 
 
 async def test_a_worker_without_a_kernel_does_not_offer_vms(tmp_path: Path) -> None:
@@ -165,40 +196,115 @@ def test_processes_and_vms_of_a_worker_keep_their_folders_apart(tmp_path: Path) 
     assert made._folders.root.name == "w1@vm"
 
 
-@pytest.mark.slow
-async def test_a_vm_that_boots_when_its_agent_dies_is_starting_for_the_next_one(tmp_path: Path) -> None:
-    """A program in the place of QEMU comes up once the second agent is there, and runs on."""
-    qemu, begun, go = tmp_path / "qemu", tmp_path / "begun", tmp_path / "go"
-    qemu.write_text(
-        f"""#!{sys.executable}
+#: in the place of QEMU: comes up once the file `go` is there, and runs on
+COMES_UP: Final = """#!{python}
 import pathlib, re, socket, sys, time
+folder = pathlib.Path({folder!r})
 job = socket.socket(fileno=int(re.search("id=job,fd=([0-9]+)", " ".join(sys.argv))[1]))
-pathlib.Path({str(begun)!r}).touch()
-while not pathlib.Path({str(go)!r}).exists():
+(folder / "begun").write_text(" ".join(sys.argv))
+while not (folder / "go").exists():
     time.sleep(0.05)
 job.sendall(b"up\\n")
 time.sleep(600)
 """
-    )
+
+
+def comes_up(folder: Path) -> VmSettings:
+    qemu = folder / "qemu"
+    qemu.write_text(COMES_UP.format(python=sys.executable, folder=str(folder)))
     qemu.chmod(0o755)
-    (tmp_path / "image").touch()
-    own = VmSettings(kernel=tmp_path / "image", initramfs=tmp_path / "image", qemu=str(qemu), accelerator="tcg")
+    (folder / "image").touch()
+    return VmSettings(kernel=folder / "image", initramfs=folder / "image", qemu=str(qemu), accelerator="tcg")
+
+
+@pytest.mark.slow
+async def test_a_vm_that_boots_when_its_agent_dies_is_starting_for_the_next_one(tmp_path: Path) -> None:
+    own = comes_up(tmp_path)
     first = driver(tmp_path, own, SupervisorLink(tmp_path / "s"), stream_output=False)
     first.attach(lambda event: None, lambda name, payload: None)
     await first.open()
     first.start([Assignment(NAME, Request(run=Run(driver="vm", argv=["a"])), [], "none")])
-    await until(begun.exists, deadline_s=60, what="a runner that starts QEMU")
+    await until((tmp_path / "begun").exists, deadline_s=60, what="a runner that starts QEMU")
     await first.close()
     second = driver(tmp_path, own, SupervisorLink(tmp_path / "s"), stream_output=False)
     events: list[DriverEvent] = []
     second.attach(events.append, lambda name, payload: None)
     try:
         assert await second.open() == [Living(NAME, "starting")]
-        go.touch()
+        (tmp_path / "go").touch()
         await until(lambda: events == [Started([NAME])], deadline_s=60, what=f"a start in {events}")
     finally:
         await second.close()
-        await (await Supervised.connect(tmp_path / "s", spawn_if_absent=False)).shutdown(0.0)
+        await end_supervisor(tmp_path)
+
+
+@pytest.mark.slow
+async def test_a_gpu_is_the_vms_until_nothing_of_it_is_left_and_then_the_hosts_again(tmp_path: Path) -> None:
+    with Stub(tmp_path / "stub", extra=(NO_LIBRARY,)).load():
+        host = Amd(tmp_path / "root")
+        hands = await opened(host, tmp_path / "vm")
+        made = driver(tmp_path, comes_up(tmp_path), hands=hands, stream_output=False)
+        events: list[DriverEvent] = []
+        made.attach(events.append, lambda name, payload: None)
+        run = Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec())
+        (tmp_path / "go").touch()
+        try:
+            await made.open()
+            made.start([Assignment(NAME, run, hands.devices()[:1], "exclusive")])
+            await until(lambda: events == [Started([NAME])], deadline_s=60, what=f"a start in {events}")
+            assert host.drivers() == ("vfio-pci", "vfio-pci")
+            words = (tmp_path / "begun").read_text()
+            assert f"vfio-pci,host={GPU},bus=gpu1" in words
+            assert f"vfio-pci,host={AUDIO},bus=gpu2" in words
+            assert lock(hands.lock_of(GPU)) is None
+            assert await hands.take_back() == []
+            assert host.drivers() == ("vfio-pci", "vfio-pci")
+            made.end(NAME, 0.0, "fence")
+            await until(lambda: len(events) == 2, deadline_s=60, what=f"an end in {events}")
+            await until(lambda: not hands.away, deadline_s=60, what="a GPU that is given back")
+            assert host.drivers() == ("amdgpu", "snd_hda_intel")
+
+            host.device("0000:19:00.0", "0x010802", "nvme")
+            made.start([Assignment(NAME, run, hands.devices()[:1], "exclusive")])
+            await until(lambda: len(events) == 3, deadline_s=60, what=f"a refusal in {events}")
+            why = "start-failed: passthrough: 0000:19:00.0 is in the IOMMU group 7 of 0000:17:00.0, and nvme uses it"
+            assert events[2] == NotStarted([(NAME, why)])
+        finally:
+            await made.close()
+            hands.close()
+            await end_supervisor(tmp_path)
+
+
+async def test_a_gpu_whose_start_is_withdrawn_while_it_is_bound_is_given_back(tmp_path: Path) -> None:
+    begun, go = threading.Event(), threading.Event()
+    bound: list[tuple[str, str]] = []
+
+    class Slow(Amd):
+        def write(self, path: Path, text: str) -> None:
+            begun.set()
+            go.wait(60)
+            super().write(path, text)
+
+        def bind(self, address: str, driver: str) -> None:
+            super().bind(address, driver)
+            bound.append((address, driver))
+
+    with Stub(tmp_path / "stub", extra=(NO_LIBRARY,)).load():
+        host = Slow(tmp_path / "root")
+        hands = await opened(host, tmp_path / "vm")
+        made = driver(tmp_path, comes_up(tmp_path), hands=hands)
+        events: list[DriverEvent] = []
+        made.attach(events.append, lambda name, payload: None)
+        run = Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec())
+        made.start([Assignment(NAME, run, hands.devices()[:1], "exclusive")])
+        await until(begun.is_set, deadline_s=60, what="a GPU that is being bound")
+        made.end(NAME, 0.0, "asked")
+        assert events == [Ended([(NAME, -15, "end")])]
+        go.set()
+        await until(lambda: (AUDIO, "vfio-pci") in bound, deadline_s=60, what="a GPU that is bound")
+        await until(lambda: host.drivers() == ("amdgpu", "snd_hda_intel"), deadline_s=60, what="it is given back")
+        await until(lambda: not hands.away, deadline_s=60, what="the devices are open again")
+        hands.close()
 
 
 # --------------------------------------------------------------------------------------------------- with real VMs
@@ -221,11 +327,7 @@ async def _reported(
         return events
     finally:
         await made.close()
-        try:
-            last = await Supervised.connect(tmp_path / "s", spawn_if_absent=False)
-            await last.shutdown(0.0)
-        except SupervisorUnavailable:
-            pass
+        await end_supervisor(tmp_path)
 
 
 def _has(kind: type) -> Callable[[list[DriverEvent]], object]:

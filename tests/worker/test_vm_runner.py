@@ -18,7 +18,9 @@ import pytest
 
 from moorage.worker.supervisor.client import python_variables
 from moorage.worker.vm import initramfs
+from moorage.worker.vm.passthrough import lock, lock_path
 from moorage.worker.vm.runner import UP, Plan, pump, pump_all, script
+from tests.worker.made_up_pci import AUDIO, GPU, Host
 
 MARK: Final = b"\x04mark"
 
@@ -235,3 +237,29 @@ def test_signals_reach_the_guest_by_name_and_before_the_guest_is_up_they_end_the
     runner.send_signal(signal.SIGTERM)
     assert finish(runner)[0] == -signal.SIGTERM
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+@pytest.mark.slow
+def test_a_gpu_is_locked_by_qemu_too_and_one_that_is_not_bound_is_refused(tmp_path: Path) -> None:
+    host = Host(tmp_path / "root")
+    wanted: dict[str, Any] = {"devices": [GPU, AUDIO], "lock": str(lock_path(tmp_path, GPU)), "root": str(host.root)}
+    refused = f"moorage: the VM did not come up: the GPU {GPU} is not this VM's\n"
+    host.bind(GPU, "vfio-pci")
+    qemu = played(tmp_path, "import time; out.sendall(b'ready\\n'); time.sleep(600)")
+    assert finish(begin(plan(tmp_path, qemu, **wanted))) == (-signal.SIGKILL, "", refused)
+    host.bind(AUDIO, "vfio-pci")
+
+    runner = begin(plan(tmp_path, qemu, **wanted))
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == b"ready\n"
+    assert finish(begin(plan(tmp_path, qemu, **wanted))) == (-signal.SIGKILL, "", refused)
+    [child] = Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
+    runner.kill()  # as a fence may, before it comes to QEMU
+    runner.wait(60)
+    assert lock(lock_path(tmp_path, GPU)) is None
+    os.kill(int(child), signal.SIGKILL)
+    kept = None
+    while kept is None:
+        kept = lock(lock_path(tmp_path, GPU))
+    os.close(kept)
+    runner.communicate(timeout=60)

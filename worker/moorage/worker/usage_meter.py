@@ -11,7 +11,8 @@ from moorage.worker.member_messages import Member, MemberName, Metered
 class UsageMeter:
     """One worker's; `held` are its members.
 
-    Of sharers nothing is measured: what a device does is not told by process on every board.
+    Of sharers nothing is measured: what a device does is not told by process on every board. What a VM uses of a
+    device that is handed on to it, the host cannot read.
     """
 
     def __init__(self, held: Mapping[MemberName, Member]) -> None:
@@ -26,6 +27,7 @@ class UsageMeter:
             name: member
             for name, member in self._held.items()
             if member.slots and member.place.mode == "exclusive" and member.phase in ("running", "ending")
+            if not any(readings[slot].handed_on for slot in member.slots)
         }
         items = [
             (

@@ -23,7 +23,7 @@ import msgspec
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import PodmanBlock
-from moorage.schemas.errors import MoorageError, Refused, problem, refuse
+from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.job import Request, Secret
 from moorage.system.proctree import MARK_NAMES, STATE_MARK
 from moorage.worker.attempt_folders import AttemptFolders
@@ -52,11 +52,10 @@ from moorage.worker.drivers.podman_command import (
     run_fault,
     words_of,
 )
-from moorage.worker.drivers.process import ENGINE, ProcessDriver
+from moorage.worker.drivers.process import ENGINE, HostAtFault, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.environment import START_FAILED, lay_over
 from moorage.worker.inventory.cdi import CdiError, folders, read_registry
-from moorage.worker.job_files import FilesUnavailable
 from moorage.worker.member_messages import MemberName, Started
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.supervisor.output import member_digest, output_path
@@ -88,13 +87,6 @@ RETRY_S: Final = 10.0
 AT_ONCE: Final = 100
 #: podman tells a signal as a shell does
 _SIGNALS: Final = (137, 143)
-
-
-class HostAtFault(FilesUnavailable):
-    """This host cannot start the container: the job is tried elsewhere."""
-
-    def __init__(self, why: str) -> None:
-        Refused.__init__(self, problem("failed-precondition", why))
 
 
 class PodmanDriver(ProcessDriver):

@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import ProcessBlock
-from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
+from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, Refused, problem, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
@@ -73,6 +73,13 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     """Settings of the driver `process`."""
 
     gpu_enabled: Annotated[bool, setting("Whether its jobs may have GPUs.")] = True
+
+
+class HostAtFault(FilesUnavailable):
+    """This host cannot start the member: the job is tried elsewhere."""
+
+    def __init__(self, why: str) -> None:
+        Refused.__init__(self, problem("failed-precondition", why))
 
 
 class ProcessDriver(Driver):

@@ -1,11 +1,14 @@
 """The driver of virtual machines: the supervisor starts a runner for each job, and the runner starts QEMU.
 
 The runner is a process as any job's: it is asked to end, timed out, fenced and taken over as one, so this is the driver
-of processes with another command line. `vm/runner.py` tells how a job comes into its VM and out of it.
+of processes with another command line. `vm/runner.py` tells how a job comes into its VM and out of it. A GPU is bound
+to vfio-pci before its runner starts, and given back once nothing of the member is left (`inventory/handed_on.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import shutil
 import sys
@@ -22,16 +25,21 @@ from moorage.schemas.settings import setting
 from moorage.system.proctree import MARK_NAMES
 from moorage.worker.drivers.base import Assignment, Living
 from moorage.worker.drivers.kit import Kit
-from moorage.worker.drivers.process import STAGE_BOOT, ProcessDriver
+from moorage.worker.drivers.process import STAGE_BOOT, HostAtFault, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of
 from moorage.worker.environment import process_environment
+from moorage.worker.inventory.handed_on import HandingInventory
+from moorage.worker.inventory.machine import sysfs_address
 from moorage.worker.member_messages import MemberName
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.supervisor.client import python_variables
 from moorage.worker.supervisor.output import cut_at, output_path
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Started, StartMember
 from moorage.worker.vm.initramfs import WORK
+from moorage.worker.vm.passthrough import NotHandedOn
 from moorage.worker.vm.runner import SIGNALS, UP, VARIABLE, Plan
+
+log = logging.getLogger("moorage.worker")
 
 _MIB: Final = 1024 * 1024
 #: what the guest's own kernel and programs may take, beside what the job asked for
@@ -39,6 +47,8 @@ GUEST_MIB: Final = 128
 #: of a VM with a GPU whose job names no resources
 GPU_CPUS: Final = 4
 GPU_MEMORY_MIB: Final = 8192
+#: how long after a GPU could not be given back it is tried again
+GIVE_BACK_S: Final = 10.0
 PASSED_ON: Final = tuple(number.name for number in SIGNALS)
 #: of what a runner writes while its VM comes up, at most
 _BOOT_BYTES_MAX: Final = 1 << 16
@@ -79,14 +89,23 @@ class VmDriver(ProcessDriver):
     own = VmSettings()
     #: what the runners of these members said last; their VMs are not up yet
     _booting: dict[MemberName, str]
+    #: hands GPUs on; None where none can be
+    _hands: HandingInventory | None = None
+    #: the PCI addresses of the GPUs that are handed on to members that this agent has started
+    _handed: dict[MemberName, str]
+    _gives_back: asyncio.Task[None] | None = None
+    _gives_again = False
 
     @classmethod
     def from_kit(cls, kit: Kit) -> VmDriver:
         driver = super().from_kit(kit)
         assert isinstance(driver, VmDriver)
         driver.own = kit.own
-        driver._booting = {}
-        if not kit.simulated:  # devices are not handed on yet (see vm/passthrough.py)
+        driver._booting, driver._handed = {}, {}
+        driver._hands = kit.hands
+        if not kit.simulated and (why_not := kit.hands.why_not() if kit.hands is not None else "no real devices"):
+            if kit.devices and kit.own.gpu_enabled:
+                log.warning("%s: VMs get no GPUs here: %s", kit.worker, why_not.removeprefix("passthrough: "))
             driver.capabilities = msgspec.structs.replace(cls.capabilities, gpu_enabled=False)
         return driver
 
@@ -101,7 +120,15 @@ class VmDriver(ProcessDriver):
                     found=str(path or getattr(own, name)),
                     next=f"set {name} in [driver.vm], or take vm out of drivers",
                 )
-        return [self._as_it_is(each) for each in await super().open()]
+        living = [self._as_it_is(each) for each in await super().open()]
+        self._give_back()
+        return living
+
+    async def close(self) -> None:
+        if self._gives_back is not None:
+            self._gives_back.cancel()
+            await asyncio.wait((self._gives_back,))
+        await super().close()
 
     def check(self, request: Request) -> None:
         """Raise Refused (`invalid-argument`) for what no VM gives."""
@@ -180,6 +207,60 @@ class VmDriver(ProcessDriver):
         super()._over(names)
         for name in names:
             self._booting.pop(name, None)
+            self._handed.pop(name, None)
+        self._give_back()
+
+    def _is_ready(self, assignment: Assignment) -> bool:
+        return super()._is_ready(assignment) and not self._gets_device(assignment)
+
+    def _gets_device(self, assignment: Assignment) -> bool:
+        return bool(assignment.devices) and not self._simulated
+
+    async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
+        member = await super()._made_ready(assignment, member)
+        if not self._gets_device(assignment):
+            return member
+        [device] = assignment.devices
+        if self._hands is None:
+            raise HostAtFault("this worker hands no GPU on to VMs")
+        address = self._handed[assignment.name] = sysfs_address(device.pci)
+        # in a task: the start may be withdrawn meanwhile, and what is half bound must not be left so
+        binding = asyncio.get_running_loop().create_task(self._hands.hand_on(device))
+        binding.add_done_callback(self._bound)
+        try:
+            functions = await asyncio.shield(binding)
+        except NotHandedOn as error:
+            raise HostAtFault(error.problem.message) from None
+        *words, plan = member.argv
+        own = msgspec.json.decode(plan, type=Plan)
+        own = msgspec.structs.replace(
+            own, devices=functions, lock=str(self._hands.lock_of(address)), root=str(self._hands.passthrough.root)
+        )
+        return msgspec.structs.replace(member, argv=(*words, msgspec.json.encode(own).decode()))
+
+    def _bound(self, binding: asyncio.Task[list[str]]) -> None:
+        if not binding.cancelled() and binding.exception() is None:
+            self._give_back()  # if its start was withdrawn
+
+    def _give_back(self) -> None:
+        """Begin to give the host back the GPUs of members that are over."""
+        self._gives_again = True
+        if self._hands is not None and self._hands.away and self._gives_back is None:
+            self._gives_back = asyncio.get_running_loop().create_task(self._give_back_all())
+
+    async def _give_back_all(self) -> None:
+        """Until nothing is left to give back: what the kernel refuses now is tried again, and told once."""
+        assert self._hands is not None
+        told: list[str] = []
+        while self._gives_again:
+            self._gives_again = False
+            faults = await self._hands.take_back(set(self._handed.values()))
+            if faults:
+                if faults != told:
+                    log.error("%s", "; ".join(faults))
+                told, self._gives_again = faults, True
+                await asyncio.sleep(GIVE_BACK_S)
+        self._gives_back = None
 
     def _start_member(self, assignment: Assignment) -> StartMember:
         """Raises FolderUnavailable, SecretRefused, and Refused for what the policy forbids."""
@@ -192,7 +273,7 @@ class VmDriver(ProcessDriver):
         folder = ""
         if self._folders is not None and assignment.has_folder:
             folder = self._folders.make(assignment.name, run.grace_s, run.keep)
-        has_gpu = bool(assignment.devices) and not self._simulated
+        has_gpu = self._gets_device(assignment)
         cpu_milli = (resources.cpu_milli if resources else 0) or 1000 * (GPU_CPUS if has_gpu else own.cpus)
         memory_mib = (resources.memory_mib if resources else 0) or (GPU_MEMORY_MIB if has_gpu else own.memory // _MIB)
         plan = Plan(

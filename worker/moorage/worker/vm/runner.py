@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import shlex
 import signal
@@ -34,6 +35,7 @@ import msgspec
 
 from moorage.system.archives import BadArchive, empty, unpack
 from moorage.worker.vm import initramfs
+from moorage.worker.vm.passthrough import Passthrough, lock
 
 #: before the name of each variable of the job
 VARIABLE: Final = "GUEST_"
@@ -51,7 +53,11 @@ _PIECE_BYTES: Final = 1 << 16
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner is to do. `folder` is the attempt's folder, "" for none; it comes back with `keep`."""
+    """What a runner is to do. `folder` is the attempt's folder, "" for none; it comes back with `keep`.
+
+    `devices` are the PCI addresses of functions that vfio-pci has, and `lock` the file that keeps them for this VM.
+    `root` is where sysfs is looked at.
+    """
 
     argv: list[str]
     cwd: str
@@ -67,6 +73,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int
     user: str | None = None
     devices: list[str] = []
+    lock: str = ""
+    root: str = "/"
 
 
 class NotUp(Exception):
@@ -83,7 +91,7 @@ class Asked(Exception):
 class Vm:
     """QEMU with one guest. It is up once `wait_until_up` returns; `close` ends it."""
 
-    def __init__(self, plan: Plan, accelerator: str, initrd: int) -> None:
+    def __init__(self, plan: Plan, accelerator: str, initrd: int, kept: int | None = None) -> None:
         self.ports: dict[str, socket.socket] = {}
         self._console = bytearray()
         theirs: dict[str, socket.socket] = {}
@@ -94,7 +102,7 @@ class Vm:
             self._qemu = subprocess.Popen(
                 command(plan, accelerator, initrd, passed),
                 env={name: value for name, value in os.environ.items() if not name.startswith(VARIABLE)},
-                pass_fds=(*passed.values(), initrd),
+                pass_fds=(*passed.values(), initrd, *(() if kept is None else (kept,))),
                 stdin=subprocess.DEVNULL,
                 stdout=passed["console"],
                 stderr=passed["console"],
@@ -173,8 +181,9 @@ def command(plan: Plan, accelerator: str, initrd: int, ports: dict[str, int]) ->
     for name in PORTS:
         words += ["-chardev", f"socket,id={name},fd={ports[name]}"]
         words += ["-device", f"virtserialport,chardev={name},name=moorage.{name}"]
-    for device in plan.devices:
-        words += ["-device", device]
+    for at, address in enumerate(plan.devices, 1):
+        words += ["-device", f"pcie-root-port,id=gpu{at},chassis={at}"]
+        words += ["-device", f"vfio-pci,host={address},bus=gpu{at}"]
     if plan.user is not None:
         words += ["-runas", plan.user]
     return words
@@ -187,8 +196,29 @@ def script(plan: Plan, variables: dict[str, str]) -> bytes:
     return os.fsencode(f"rm -f /run/job\ncd {shlex.quote(plan.cwd)} || exit 126\nexec env -i {line}\n")
 
 
+def keep_devices(plan: Plan) -> int | None:
+    """Lock the devices for as long as this process or its QEMU lives; returns the descriptor. Raises NotUp.
+
+    An agent that finds them without a lock gives them back to the host, so what is locked is looked at once more.
+    """
+    if not plan.devices:
+        return None
+    try:
+        descriptor = lock(Path(plan.lock))
+    except OSError as error:
+        raise NotUp(f"{plan.lock}: {error.strerror}") from None
+    passthrough = Passthrough(Path(plan.root))
+    if descriptor is None or not all(map(passthrough.is_handed_on, plan.devices)):
+        raise NotUp(f"the GPU {plan.devices[0]} is not this VM's")
+    # QEMU pins the whole memory of the guest; without the right to raise the limit, QEMU reports what is wrong
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return descriptor
+
+
 def boot(plan: Plan) -> tuple[Vm, str]:
     """Return a VM that is up, and what runs it, with `SIGNALS` blocked: the caller is to close it. Raises NotUp."""
+    kept = keep_devices(plan)
     with os.fdopen(os.memfd_create("initramfs"), "w+b") as initrd:
         try:
             initramfs.write(initrd, Path(plan.initramfs), plan.folder)
@@ -197,7 +227,7 @@ def boot(plan: Plan) -> tuple[Vm, str]:
         initrd.flush()
         for accelerator in plan.accelerators:
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until there is something to close
-            vm = Vm(plan, accelerator, initrd.fileno())
+            vm = Vm(plan, accelerator, initrd.fileno(), kept)
             try:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
                 vm.wait_until_up(min(plan.boot_s, KVM_S_MAX) if accelerator == "kvm" else plan.boot_s)
