@@ -14,6 +14,7 @@ import pytest
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run
+from moorage.worker.drivers import vm
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
@@ -29,7 +30,7 @@ from moorage.worker.supervisor.protocol import Event, Output
 from moorage.worker.supervisor.protocol import Started as ChildStarted
 from moorage.worker.vm.passthrough import lock
 from moorage.worker.vm.runner import UP
-from tests.guests import kernel, make_initramfs, why_no_vm
+from tests.guests import MODULES, kernel, make_disk, make_initramfs, why_no_vm
 from tests.nvidia.stub import Stub
 from tests.waiting import until
 from tests.worker.made_up_pci import AUDIO, GPU
@@ -61,7 +62,10 @@ async def end_supervisor(tmp_path: Path) -> None:
     ("request_", "message"),
     [
         (Request(run=Run(driver="vm", argv=["a"], user="bob")), "name no user"),
-        (Request(run=Run(driver="vm", argv=["a"], image="debian:12")), "takes no image"),
+        (
+            Request(run=Run(driver="vm", argv=["a"], image="debian:12")),
+            "a file that ends with .qcow2, .raw",
+        ),
         (Request(run=Run(driver="vm", argv=["a"], checkpoint_signal="SIGIO")), "a VM is told of these alone: SIGHUP"),
         (Request(run=Run(driver="vm", argv=["a"]), replicas=2, gpu=GpuSpec(scheduling="gang")), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(distributed=Distributed())), "cannot meet"),
@@ -99,6 +103,14 @@ async def test_a_worker_without_a_kernel_does_not_offer_vms(tmp_path: Path) -> N
         await driver(tmp_path, VmSettings()).open()
 
 
+async def test_a_worker_that_is_to_use_kvm_alone_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    own = VmSettings(kernel=tmp_path / "file", initramfs=tmp_path / "file", qemu="/bin/sh", accelerator="kvm")
+    monkeypatch.setattr(vm, "has_kvm", lambda: False)
+    with pytest.raises(Refused, match="is to use KVM alone, and this host has none"):
+        await driver(tmp_path, own).open()
+
+
 def test_the_vm_is_as_large_as_the_request_says(tmp_path: Path) -> None:
     made = driver(tmp_path, VmSettings(kernel=Path("k"), initramfs=Path("i"), cpus=3, memory=256 << 20))
 
@@ -112,6 +124,35 @@ def test_the_vm_is_as_large_as_the_request_says(tmp_path: Path) -> None:
 
     assert f'"cpus":3,"memory_mib":{256 + GUEST_MIB}' in plan_of(None)
     assert f'"cpus":2,"memory_mib":{512 + GUEST_MIB}' in plan_of(Resources(cpu_milli=1500, memory_mib=512))
+
+
+def test_a_disk_image_lies_in_a_folder_that_its_tenant_may_use(tmp_path: Path) -> None:
+    for name in ("all/os.qcow2", "acme/own.raw", "other.qcow2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "all/link.qcow2").symlink_to(tmp_path / "other.qcow2")
+    (tmp_path / "all/folder.img").mkdir()
+    own = VmSettings(
+        kernel=Path("k"), initramfs=Path("i"), images=(f"{tmp_path}/all",), images_for={"acme": f"{tmp_path}/acme"}
+    )
+    made = driver(tmp_path, own)
+
+    def request(image: str) -> Request:
+        return Request(run=Run(driver="vm", argv=["a"], image=image))
+
+    def plan_of(tenant: str, image: str) -> str:
+        made.check(request(image))
+        return made._start_member(Assignment((tenant, *NAME[1:]), request(image), [], "none")).argv[-1]
+
+    assert f'"disk":"{tmp_path}/acme/own.raw"' in plan_of("acme", "own.raw")
+    assert f'"disk":"{tmp_path}/all/os.qcow2"' in plan_of("bob", f"{tmp_path}/all/os.qcow2")
+    with pytest.raises(Refused, match=r"not-permitted: no disk image os\.qcow2 that acme may") as refused:
+        plan_of("acme", "os.qcow2")
+    assert refused.value.code == "not-permitted"
+    for image in ("../other.qcow2", "link.qcow2", "folder.img", "none.qcow2", f"{tmp_path}/other.qcow2"):
+        with pytest.raises(Refused, match="this worker has no disk image") as refused:
+            made.check(request(image))
+        assert refused.value.code == "failed-precondition", "another worker may have it"
 
 
 def test_kvm_is_tried_only_where_the_processor_has_it(tmp_path: Path) -> None:
@@ -311,7 +352,11 @@ async def test_a_gpu_whose_start_is_withdrawn_while_it_is_bound_is_given_back(tm
 
 
 async def _reported(
-    tmp_path: Path, own: VmSettings, argv: list[str], wanted: Callable[[list[DriverEvent]], object]
+    tmp_path: Path,
+    own: VmSettings,
+    argv: list[str],
+    wanted: Callable[[list[DriverEvent]], object],
+    image: str | None = None,
 ) -> list[DriverEvent]:
     """What the driver reports of one job, until that is there."""
     link = SupervisorLink(tmp_path / "s")
@@ -321,7 +366,7 @@ async def _reported(
     made.attach(events.append, lambda name, payload: said.append(payload))
     try:
         await made.open()
-        made.start([Assignment(NAME, Request(run=Run(driver="vm", argv=argv)), [], "none")])
+        made.start([Assignment(NAME, Request(run=Run(driver="vm", argv=argv, image=image)), [], "none")])
         await until(lambda: wanted(events), deadline_s=300, what=f"more than {events}")
         assert not any(b"moorage: " in each for each in said), "output is not to be streamed"
         return events
@@ -332,6 +377,23 @@ async def _reported(
 
 def _has(kind: type) -> Callable[[list[DriverEvent]], object]:
     return lambda events: any(isinstance(event, kind) for event in events)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
+async def test_a_disk_image_is_the_root_of_the_command_and_stays_as_it_is(tmp_path: Path) -> None:
+    modules = (*MODULES, "block/virtio_blk")
+    image = make_disk(tmp_path)
+    before = image.read_bytes()
+    own = VmSettings(
+        kernel=kernel(), initramfs=make_initramfs(tmp_path, modules=modules), boot=250.0, images=(str(tmp_path),)
+    )
+    script = "cat /on-disk && test ! -e /etc/moorage && echo mine > /on-disk && sync && cd /work && exit 7"
+    events = await _reported(tmp_path, own, ["sh", "-c", script], _has(Ended), image=image.name)
+    assert events == [Started([NAME]), Ended([(NAME, 7, "exit")])]
+    assert output_path(tmp_path / "s", driver(tmp_path, own)._key(NAME), "stdout").read_text() == "of the image\n"
+    assert image.read_bytes() == before
 
 
 @pytest.mark.slow

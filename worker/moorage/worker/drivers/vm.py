@@ -20,6 +20,7 @@ import msgspec
 
 from moorage.schemas.driver_config import VmBlock
 from moorage.schemas.errors import Refused, refuse
+from moorage.schemas.frames import NOT_PERMITTED, OTHERS
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.system.proctree import MARK_NAMES
@@ -32,9 +33,11 @@ from moorage.worker.inventory.handed_on import HandingInventory
 from moorage.worker.inventory.machine import sysfs_address
 from moorage.worker.member_messages import MemberName
 from moorage.worker.secret_files import resolve_secrets
+from moorage.worker.settings import check_rules
 from moorage.worker.supervisor.client import python_variables
 from moorage.worker.supervisor.output import cut_at, output_path
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Started, StartMember
+from moorage.worker.vm.images import FORMATS, find, format_of
 from moorage.worker.vm.initramfs import WORK
 from moorage.worker.vm.passthrough import NotHandedOn
 from moorage.worker.vm.runner import SIGNALS, UP, VARIABLE, Plan
@@ -74,9 +77,32 @@ class VmSettings(msgspec.Struct, frozen=True):
     memory: Annotated[
         int, setting("Memory of a VM whose job asks for none.", unit="bytes", ge=32 * _MIB, le=1 << 44)
     ] = 512 * _MIB
+    images: Annotated[
+        tuple[str, ...], setting("Folders with disk images that jobs may name; empty: jobs may name none.")
+    ] = ()
+    images_for: Annotated[
+        dict[str, str],
+        setting("Folders with a tenant's disk images in place of these, blanks between; * is every other tenant."),
+    ] = {}
+    disk: Annotated[
+        int, setting("How much a job may write to its copy of a disk image.", unit="bytes", ge=_MIB, le=1 << 44)
+    ] = 10 * 1024 * _MIB
     user: Annotated[
         str | None, setting("User that QEMU becomes once it has opened its files, where the agent is root.")
     ] = "nobody"
+
+    def __post_init__(self) -> None:
+        check_rules("images_for", self.images_for)
+
+    @property
+    def all_folders(self) -> list[str]:
+        """The folders with disk images of whatever tenant."""
+        return [*self.images, *(folder for words in self.images_for.values() for folder in words.split())]
+
+    def folders_of(self, tenant: str) -> Sequence[str]:
+        """Return where the disk images lie that this tenant may name."""
+        own = self.images_for.get(tenant, self.images_for.get(OTHERS))
+        return self.images if own is None else own.split()
 
 
 class VmDriver(ProcessDriver):
@@ -120,6 +146,15 @@ class VmDriver(ProcessDriver):
                     found=str(path or getattr(own, name)),
                     next=f"set {name} in [driver.vm], or take vm out of drivers",
                 )
+        if own.accelerator == "kvm" and not has_kvm():
+            raise refuse(
+                "failed-precondition",
+                "the driver vm is to use KVM alone, and this host has none: no /dev/kvm that opens, or no vmx or svm",
+                field="$.driver.vm.accelerator",
+                found="kvm",
+                allowed="auto or tcg",
+                next="set accelerator in [driver.vm], or take vm out of drivers",
+            )
         living = [self._as_it_is(each) for each in await super().open()]
         self._give_back()
         return living
@@ -138,8 +173,17 @@ class VmDriver(ProcessDriver):
         if run.checkpoint_signal is not None and run.checkpoint_signal not in PASSED_ON:
             allowed = ", ".join(PASSED_ON)
             raise _wrong("run.checkpoint_signal", run.checkpoint_signal, f"a VM is told of these alone: {allowed}")
-        if request.image:
-            raise _wrong("run.image", request.image, "the driver vm takes no image: its worker's initramfs has all")
+        if request.image and format_of(request.image) is None:
+            allowed = ", ".join(FORMATS)
+            raise _wrong("run.image", request.image, f"an image of a VM is the name of a file that ends with {allowed}")
+        if request.image and find(request.image, self.own.all_folders) is None:
+            raise refuse(
+                "failed-precondition",
+                f"this worker has no disk image {request.image}",
+                field="$.run.image",
+                found=request.image,
+                next="put it into a folder of the setting images of [driver.vm]",
+            )
         if gpu is not None and (gpu.scheduling == "gang" or gpu.distributed is not None):
             raise _wrong("gpu.scheduling", "gang", "the ranks of a gang cannot meet: a VM has no network")
         if gpu is not None and gpu.effective_sharing != "exclusive":
@@ -210,6 +254,18 @@ class VmDriver(ProcessDriver):
             self._handed.pop(name, None)
         self._give_back()
 
+    def _disk_of(self, tenant: str, image: str) -> str:
+        """Return the file of a job's disk image, "" for none. Raises Refused where the tenant may have none of it."""
+        if not image:
+            return ""
+        folders = self.own.folders_of(tenant)
+        found = find(image, folders)
+        if found is None:
+            allowed = f"a file in {', '.join(folders[:5])}" if folders else "none"
+            message = f"{NOT_PERMITTED}no disk image {image} that {tenant} may use on this worker (allowed: {allowed})"
+            raise refuse("not-permitted", message, found=image, allowed=allowed, next="ask who runs the worker")
+        return found
+
     def _is_ready(self, assignment: Assignment) -> bool:
         return super()._is_ready(assignment) and not self._gets_device(assignment)
 
@@ -276,6 +332,7 @@ class VmDriver(ProcessDriver):
         has_gpu = self._gets_device(assignment)
         cpu_milli = (resources.cpu_milli if resources else 0) or 1000 * (GPU_CPUS if has_gpu else own.cpus)
         memory_mib = (resources.memory_mib if resources else 0) or (GPU_MEMORY_MIB if has_gpu else own.memory // _MIB)
+        disk = self._disk_of(tenant, assignment.request.image)
         plan = Plan(
             argv=run.argv,
             cwd=os.path.join(f"/{WORK}", run.cwd or ""),
@@ -289,6 +346,8 @@ class VmDriver(ProcessDriver):
             boot_s=own.boot,
             cpus=-(-cpu_milli // 1000),
             memory_mib=memory_mib + GUEST_MIB,
+            disk=disk,
+            disk_bytes=own.disk,
             user=_qemu_user(self._policy.user_of(tenant) or own.user),
         )
         self._booting[assignment.name] = ""
@@ -316,17 +375,21 @@ def _qemu_user(user: str | None) -> str | None:
     return f"{user}:{user}" if user.isdecimal() else user
 
 
-def accelerators(wanted: str, kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> list[str]:
-    """Return what QEMU is to try, in this order. /dev/kvm alone says nothing: a machine without the processor's part
-    of it may have the file, and QEMU then starts, gives no error, and the guest never begins."""
-    if wanted != "auto":
-        return [wanted]
+def has_kvm(kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> bool:
+    """Return whether KVM can work here. /dev/kvm alone says nothing: a machine without the processor's part of it may
+    have the file, and QEMU then starts, gives no error, and the guest never begins."""
     try:
         flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")).split()
     except (OSError, StopIteration):
         flags = []
-    has_kvm = os.access(kvm, os.R_OK | os.W_OK) and not {"vmx", "svm"}.isdisjoint(flags)
-    return ["kvm", "tcg"] if has_kvm else ["tcg"]
+    return os.access(kvm, os.R_OK | os.W_OK) and not {"vmx", "svm"}.isdisjoint(flags)
+
+
+def accelerators(wanted: str, kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> list[str]:
+    """Return what QEMU is to try, in this order."""
+    if wanted != "auto":
+        return [wanted]
+    return ["kvm", "tcg"] if has_kvm(kvm, cpuinfo) else ["tcg"]
 
 
 def _wrong(field: str, found: str, message: str) -> Refused:

@@ -35,6 +35,7 @@ import msgspec
 
 from moorage.system.archives import BadArchive, empty, unpack
 from moorage.worker.vm import initramfs
+from moorage.worker.vm.images import format_of
 from moorage.worker.vm.passthrough import Passthrough, lock
 
 #: before the name of each variable of the job
@@ -55,8 +56,9 @@ _PIECE_BYTES: Final = 1 << 16
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a runner is to do. `folder` is the attempt's folder, "" for none; it comes back with `keep`.
 
-    `devices` are the PCI addresses of functions that vfio-pci has, and `lock` the file that keeps them for this VM.
-    `root` is where sysfs is looked at.
+    `disk` is a disk image whose file system is the root of the job's command, "" for none. What the guest writes to it
+    goes into a file without a name, `disk_bytes` at most, and ends with the VM. `devices` are the PCI addresses of
+    functions that vfio-pci has, and `lock` the file that keeps them for this VM. `root` is where sysfs is looked at.
     """
 
     argv: list[str]
@@ -72,6 +74,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int
     memory_mib: int
     user: str | None = None
+    disk: str = ""
+    disk_bytes: int = 0
     devices: list[str] = []
     lock: str = ""
     root: str = "/"
@@ -98,10 +102,18 @@ class Vm:
         for name in (*PORTS, "console"):
             self.ports[name], theirs[name] = socket.socketpair()
         passed = {name: each.fileno() for name, each in theirs.items()}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE)}
+        if plan.folder:  # where QEMU puts what the guest writes to its disk
+            env["TMPDIR"] = os.path.dirname(plan.folder)
+        limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
         try:
+            if plan.disk:
+                bound = plan.disk_bytes if most == resource.RLIM_INFINITY else min(plan.disk_bytes, most)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (bound, most))
             self._qemu = subprocess.Popen(
                 command(plan, accelerator, initrd, passed),
-                env={name: value for name, value in os.environ.items() if not name.startswith(VARIABLE)},
+                env=env,
+                restore_signals=False,  # a disk that is full is an error of the guest's, and no SIGXFSZ for QEMU
                 pass_fds=(*passed.values(), initrd, *(() if kept is None else (kept,))),
                 stdin=subprocess.DEVNULL,
                 stdout=passed["console"],
@@ -111,6 +123,7 @@ class Vm:
         except OSError as error:
             raise NotUp(f"{plan.qemu}: {error.strerror}") from None
         finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
             for each in theirs.values():
                 each.close()
         self._listens = threading.Thread(target=self._hear_console, daemon=True)
@@ -121,9 +134,12 @@ class Vm:
         self.ports["job"].settimeout(seconds)
         why = "QEMU ended"
         try:
-            if next(self.lines(), "") == "up":
+            said = next(self.lines(), "")
+            if said == "up":
                 self.ports["job"].settimeout(None)
                 return
+            if said:
+                why = f"its guest says: {said}"
         except TimeoutError:
             why = f"no sign of it within {seconds:g} s"
         except OSError:
@@ -174,13 +190,17 @@ def command(plan: Plan, accelerator: str, initrd: int, ports: dict[str, int]) ->
         "-machine", "q35", "-accel", accelerator, "-cpu", "host" if accelerator == "kvm" else "max",
         "-m", str(plan.memory_mib), "-smp", str(plan.cpus),
         "-kernel", plan.kernel, "-initrd", f"/proc/self/fd/{initrd}",
-        "-append", f"console=ttyS0 quiet panic=-1 rdinit=/{initramfs.INIT}",
+        "-append", f"console=ttyS0 quiet panic=-1 rdinit=/{initramfs.INIT}" + (" moorage.disk" if plan.disk else ""),
         "-chardev", f"socket,id=console,fd={ports['console']}", "-serial", "chardev:console",
         "-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
     ]  # fmt: skip
     for name in PORTS:
         words += ["-chardev", f"socket,id={name},fd={ports[name]}"]
         words += ["-device", f"virtserialport,chardev={name},name=moorage.{name}"]
+    if plan.disk:
+        name = plan.disk.replace(",", ",,")
+        words += ["-drive", f"if=none,id=disk,file={name},format={format_of(plan.disk)},snapshot=on"]
+        words += ["-device", "virtio-blk-pci,drive=disk"]
     for at, address in enumerate(plan.devices, 1):
         words += ["-device", f"pcie-root-port,id=gpu{at},chassis={at}"]
         words += ["-device", f"vfio-pci,host={address},bus=gpu{at}"]
