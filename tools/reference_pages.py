@@ -29,8 +29,8 @@ STATES: Final[dict[str, str]] = {
     "EXITED": "a rank of a gang has ended well and waits for the others",
     "ENDING": "it is being ended, because its gang failed or its time is over",
     "CANCELLING": "it is being ended because somebody cancelled it",
-    "LOST_KEPT": "its worker is lost, and `on_partition` is keep or nothing ends what its driver runs: it runs nowhere else before"
-    " that worker is heard of again or an operator speaks",
+    "LOST_KEPT": "its worker is lost, and `on_partition` is keep or nothing ends what its driver runs: it runs"
+    " nowhere else before that worker is heard of again or an operator speaks",
     "SUCCEEDED": "over, with code 0",
     "FAILED": "over, with an error, and no retry is left",
     "TIMED_OUT": "over: it ran longer than `timeout_s` or `deadline_s`",

@@ -47,6 +47,13 @@ def test_others_are_not_measured(wrong: dict[str, object]) -> None:
     assert meter.read(READINGS, 102.0) is None
 
 
+def test_what_a_vm_uses_of_its_gpu_is_not_taken_for_nothing() -> None:
+    meter = UsageMeter(held())
+    readings = [SlotReading(handed_on=True), READINGS[1]]
+    meter.read(readings, 100.0)
+    assert meter.read(readings, 102.0) is None
+
+
 @pytest.mark.parametrize("detail", ["", "used:", "used:1", "used:1,2,3", "used:-1,2", "used:1,²", f"used:1,{'9' * 15}"])
 def test_a_detail_that_says_nothing(detail: str) -> None:
     assert used_of(detail) is None

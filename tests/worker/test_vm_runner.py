@@ -19,7 +19,9 @@ import pytest
 
 from moorage.worker.supervisor.client import python_variables
 from moorage.worker.vm import initramfs
-from moorage.worker.vm.runner import UP, Plan, pump, pump_all, script
+from moorage.worker.vm.passthrough import lock, lock_path
+from moorage.worker.vm.runner import PORTS, UP, Plan, command, pump, pump_all, script
+from tests.worker.made_up_pci import AUDIO, GPU, Host
 
 MARK: Final = b"\x04mark"
 
@@ -237,3 +239,58 @@ def test_signals_reach_the_guest_by_name_and_before_the_guest_is_up_they_end_the
     runner.send_signal(signal.SIGTERM)
     assert finish(runner)[0] == -signal.SIGTERM
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+def test_a_disk_image_is_read_in_the_format_of_its_name_and_never_written(tmp_path: Path) -> None:
+    ports = dict.fromkeys((*PORTS, "console"), 3)
+    words = command(plan(tmp_path, "qemu", disk="/images/a,b.qcow2"), "tcg", 4, ports)
+    assert "if=none,id=disk,file=/images/a,,b.qcow2,format=qcow2,snapshot=on" in words
+    assert words[words.index("-append") + 1].endswith(" moorage.disk")
+    assert "moorage.disk" not in " ".join(command(plan(tmp_path, "qemu"), "tcg", 4, ports))
+
+
+@pytest.mark.slow
+def test_what_a_guest_writes_to_its_disk_is_bounded_and_its_trouble_is_told(tmp_path: Path) -> None:
+    does = """
+try:
+    with open(sys.argv[0] + ".grown", "wb", buffering=0) as grown:
+        while True: grown.write(bytes(4096))
+except OSError as error:
+    out.sendall(f"{grown.name and error.errno}\\n".encode())
+"""
+    qemu = played(tmp_path, does + ENDS + 'job.sendall(b"exit 0\\n"); job.recv(1)')
+    code, out, _ = finish(begin(plan(tmp_path, qemu, disk="/images/a.raw", disk_bytes=1 << 16)))
+    assert (code, out) == (0, f"{errno.EFBIG}\n")
+    assert Path(f"{qemu}.grown").stat().st_size == 1 << 16
+
+    path = Path(played(tmp_path, ""))
+    path.write_text(path.read_text().replace('b"up', 'b"no file system here'))
+    code, _, said = finish(begin(plan(tmp_path, str(path))))
+    assert code == -signal.SIGKILL
+    assert "the VM did not come up: its guest says: no file system here" in said
+
+
+@pytest.mark.slow
+def test_a_gpu_is_locked_by_qemu_too_and_one_that_is_not_bound_is_refused(tmp_path: Path) -> None:
+    host = Host(tmp_path / "root")
+    wanted: dict[str, Any] = {"devices": [GPU, AUDIO], "lock": str(lock_path(tmp_path, GPU)), "root": str(host.root)}
+    refused = f"moorage: the VM did not come up: the GPU {GPU} is not this VM's\n"
+    host.bind(GPU, "vfio-pci")
+    qemu = played(tmp_path, "import time; out.sendall(b'ready\\n'); time.sleep(600)")
+    assert finish(begin(plan(tmp_path, qemu, **wanted))) == (-signal.SIGKILL, "", refused)
+    host.bind(AUDIO, "vfio-pci")
+
+    runner = begin(plan(tmp_path, qemu, **wanted))
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == b"ready\n"
+    assert finish(begin(plan(tmp_path, qemu, **wanted))) == (-signal.SIGKILL, "", refused)
+    [child] = Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
+    runner.kill()  # as a fence may, before it comes to QEMU
+    runner.wait(60)
+    assert lock(lock_path(tmp_path, GPU)) is None
+    os.kill(int(child), signal.SIGKILL)
+    kept = None
+    while kept is None:
+        kept = lock(lock_path(tmp_path, GPU))
+    os.close(kept)
+    runner.communicate(timeout=60)

@@ -26,6 +26,8 @@ log = logging.getLogger("moorage.worker")
 
 #: who keeps a slot of the pool closed
 CLOSED_BY: Final = "health"
+#: what a load frame says of a device that a VM has
+HANDED_ON: Final = "handed on to a VM"
 
 
 class _File(msgspec.Struct):
@@ -111,6 +113,8 @@ class DeviceWatch:
             return verdict.kind, foreign, verdict.detail
         if state.quarantine:
             return "quarantined", foreign, ""
+        if reading.handed_on:
+            return "ok", "", HANDED_ON
         # memory errors are judged when they are new: what is known, and has been clean since, is well
         return "ok" if reading.health == "ecc" else reading.health, foreign, ""
 

@@ -30,8 +30,8 @@ from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import Inventory
+from moorage.worker.inventory.handed_on import HandingInventory, open_handing
 from moorage.worker.inventory.host import HostFacts, folder_machine, host_facts
-from moorage.worker.inventory.machine import open_machine
 from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory
 from moorage.worker.inventory.simulated_faults import FILE_NAME as FAULTS_FILE
 from moorage.worker.inventory.simulated_faults import FaultFile
@@ -47,6 +47,8 @@ from moorage.worker.settings import WorkerSettings
 
 SUPERVISOR_FOLDER: Final = "supervisor"
 WORKERS_FOLDER: Final = "workers"
+#: the GPUs that VMs have: journals and locks
+HANDED_ON: Final = "handed-on"
 HEALTH_FILE: Final = "devices.health"
 #: how long workers that leave nothing behind try to end what they hold and say goodbye
 LEAVE_S_MAX: Final = 5.0
@@ -283,7 +285,7 @@ async def _devices(name: str, settings: WorkerSettings, drivers: list[Found]) ->
             )
         if found is not None:
             return found
-    return await open_machine()
+    return await open_handing(settings.state_dir / HANDED_ON)
 
 
 def _agent(
@@ -298,7 +300,11 @@ def _agent(
 ) -> Agent:
     devices = inventory.devices()
     nodes = {device.uuid: inventory.nodes(slot) for slot, device in enumerate(devices)}
-    kit = Kit(name, settings, Policy.of(settings), link, len(devices), inventory.simulated, files=files, nodes=nodes)
+    hands = inventory if isinstance(inventory, HandingInventory) else None
+    kit = Kit(
+        name, settings, Policy.of(settings), link, len(devices), inventory.simulated,
+        files=files, nodes=nodes, hands=hands,
+    )  # fmt: skip
     drivers = [each.make(kit) for each in found]
     journal: MemoryJournal
     if not any(driver.capabilities.outlives_agent for driver in drivers):

@@ -12,7 +12,8 @@ class UsageMeter:
     """One worker's; `held` are its members.
 
     Of sharers nothing is measured: what a device does is not told by process on every board. Nor is anything while a
-    device does not tell its utilisation, as a MIG slice.
+    device does not tell its utilisation, as a MIG slice. What a VM uses of a device that is handed on to it, the host
+    cannot read.
     """
 
     def __init__(self, held: Mapping[MemberName, Member]) -> None:
@@ -27,6 +28,7 @@ class UsageMeter:
             name: member
             for name, member in self._held.items()
             if member.slots and member.place.mode == "exclusive" and member.phase in ("running", "ending")
+            if not any(readings[slot].handed_on for slot in member.slots)
         }
         items: list[tuple[MemberName, int, int]] = []
         for name, member in running.items():

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.inventory.handed_on import HandingInventory
 from moorage.worker.job_files import JobFiles
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
@@ -16,7 +17,8 @@ class Kit(NamedTuple):
     """What a worker has for the driver that is made for it. `own` are the settings that the driver declares.
 
     `supervisor` is the link to the process that starts, watches and fences members outside the agent. `files`
-    fetches what jobs bring along. `nodes` are the files in /dev that each device alone has, by its uuid.
+    fetches what jobs bring along. `nodes` are the files in /dev that each device alone has, by its uuid. `hands` hands
+    devices on to VMs; None where that is not possible, as for simulated ones.
     """
 
     worker: str
@@ -28,3 +30,4 @@ class Kit(NamedTuple):
     own: Any = None
     files: JobFiles | None = None
     nodes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    hands: HandingInventory | None = None

@@ -1,11 +1,14 @@
 """The driver of virtual machines: the supervisor starts a runner for each job, and the runner starts QEMU.
 
 The runner is a process as any job's: it is asked to end, timed out, fenced and taken over as one, so this is the driver
-of processes with another command line. `vm/runner.py` tells how a job comes into its VM and out of it.
+of processes with another command line. `vm/runner.py` tells how a job comes into its VM and out of it. A GPU is bound
+to vfio-pci before its runner starts, and given back once nothing of the member is left (`inventory/handed_on.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import shutil
 import sys
@@ -17,6 +20,7 @@ import msgspec
 
 from moorage.schemas.driver_config import VmBlock
 from moorage.schemas.errors import Refused, refuse
+from moorage.schemas.frames import NOT_PERMITTED, OTHERS
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.system.proctree import MARK_NAMES
@@ -24,13 +28,21 @@ from moorage.worker.drivers.base import Assignment, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.process import STAGE_BOOT, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of
-from moorage.worker.environment import process_environment
+from moorage.worker.environment import HostAtFault, process_environment
+from moorage.worker.inventory.handed_on import HandingInventory
+from moorage.worker.inventory.machine import sysfs_address
 from moorage.worker.member_messages import MemberName
 from moorage.worker.secret_files import resolve_secrets
+from moorage.worker.settings import check_rules
 from moorage.worker.supervisor.client import python_variables
+from moorage.worker.supervisor.output import cut_at, output_path
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Started, StartMember
+from moorage.worker.vm.images import FORMATS, find, format_of
 from moorage.worker.vm.initramfs import WORK
+from moorage.worker.vm.passthrough import NotHandedOn
 from moorage.worker.vm.runner import SIGNALS, UP, VARIABLE, Plan
+
+log = logging.getLogger("moorage.worker")
 
 _MIB: Final = 1024 * 1024
 #: what the guest's own kernel and programs may take, beside what the job asked for
@@ -38,7 +50,11 @@ GUEST_MIB: Final = 128
 #: of a VM with a GPU whose job names no resources
 GPU_CPUS: Final = 4
 GPU_MEMORY_MIB: Final = 8192
+#: how long after a GPU could not be given back it is tried again
+GIVE_BACK_S: Final = 10.0
 PASSED_ON: Final = tuple(number.name for number in SIGNALS)
+#: of what a runner writes while its VM comes up, at most
+_BOOT_BYTES_MAX: Final = 1 << 16
 _KVM: Final = Path("/dev/kvm")
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
@@ -61,9 +77,32 @@ class VmSettings(msgspec.Struct, frozen=True):
     memory: Annotated[
         int, setting("Memory of a VM whose job asks for none.", unit="bytes", ge=32 * _MIB, le=1 << 44)
     ] = 512 * _MIB
+    images: Annotated[
+        tuple[str, ...], setting("Folders with disk images that jobs may name; empty: jobs may name none.")
+    ] = ()
+    images_for: Annotated[
+        dict[str, str],
+        setting("Folders with a tenant's disk images in place of these, blanks between; * is every other tenant."),
+    ] = {}
+    disk: Annotated[
+        int, setting("How much a job may write to its copy of a disk image.", unit="bytes", ge=_MIB, le=1 << 44)
+    ] = 10 * 1024 * _MIB
     user: Annotated[
         str | None, setting("User that QEMU becomes once it has opened its files, where the agent is root.")
     ] = "nobody"
+
+    def __post_init__(self) -> None:
+        check_rules("images_for", self.images_for)
+
+    @property
+    def all_folders(self) -> list[str]:
+        """The folders with disk images of whatever tenant."""
+        return [*self.images, *(folder for words in self.images_for.values() for folder in words.split())]
+
+    def folders_of(self, tenant: str) -> Sequence[str]:
+        """Return where the disk images lie that this tenant may name."""
+        own = self.images_for.get(tenant, self.images_for.get(OTHERS))
+        return self.images if own is None else own.split()
 
 
 class VmDriver(ProcessDriver):
@@ -76,14 +115,23 @@ class VmDriver(ProcessDriver):
     own = VmSettings()
     #: what the runners of these members said last; their VMs are not up yet
     _booting: dict[MemberName, str]
+    #: hands GPUs on; None where none can be
+    _hands: HandingInventory | None = None
+    #: the PCI addresses of the GPUs that are handed on to members that this agent has started
+    _handed: dict[MemberName, str]
+    _gives_back: asyncio.Task[None] | None = None
+    _gives_again = False
 
     @classmethod
     def from_kit(cls, kit: Kit) -> VmDriver:
         driver = super().from_kit(kit)
         assert isinstance(driver, VmDriver)
         driver.own = kit.own
-        driver._booting = {}
-        if not kit.simulated:  # devices are not handed on yet (see vm/passthrough.py)
+        driver._booting, driver._handed = {}, {}
+        driver._hands = kit.hands
+        if not kit.simulated and (why_not := kit.hands.why_not() if kit.hands is not None else "no real devices"):
+            if kit.devices and kit.own.gpu_enabled:
+                log.warning("%s: VMs get no GPUs here: %s", kit.worker, why_not.removeprefix("passthrough: "))
             driver.capabilities = msgspec.structs.replace(cls.capabilities, gpu_enabled=False)
         return driver
 
@@ -98,7 +146,24 @@ class VmDriver(ProcessDriver):
                     found=str(path or getattr(own, name)),
                     next=f"set {name} in [driver.vm], or take vm out of drivers",
                 )
-        return await super().open()
+        if own.accelerator == "kvm" and not has_kvm():
+            raise refuse(
+                "failed-precondition",
+                "the driver vm is to use KVM alone, and this host has none: no /dev/kvm that opens, or no vmx or svm",
+                field="$.driver.vm.accelerator",
+                found="kvm",
+                allowed="auto or tcg",
+                next="set accelerator in [driver.vm], or take vm out of drivers",
+            )
+        living = [self._as_it_is(each) for each in await super().open()]
+        self._give_back()
+        return living
+
+    async def close(self) -> None:
+        if self._gives_back is not None:
+            self._gives_back.cancel()
+            await asyncio.wait((self._gives_back,))
+        await super().close()
 
     def check(self, request: Request) -> None:
         """Raise Refused (`invalid-argument`) for what no VM gives."""
@@ -108,8 +173,17 @@ class VmDriver(ProcessDriver):
         if run.checkpoint_signal is not None and run.checkpoint_signal not in PASSED_ON:
             allowed = ", ".join(PASSED_ON)
             raise _wrong("run.checkpoint_signal", run.checkpoint_signal, f"a VM is told of these alone: {allowed}")
-        if request.image:
-            raise _wrong("run.image", request.image, "the driver vm takes no image: its worker's initramfs has all")
+        if request.image and format_of(request.image) is None:
+            allowed = ", ".join(FORMATS)
+            raise _wrong("run.image", request.image, f"an image of a VM is the name of a file that ends with {allowed}")
+        if request.image and find(request.image, self.own.all_folders) is None:
+            raise refuse(
+                "failed-precondition",
+                f"this worker has no disk image {request.image}",
+                field="$.run.image",
+                found=request.image,
+                next="put it into a folder of the setting images of [driver.vm]",
+            )
         if gpu is not None and (gpu.scheduling == "gang" or gpu.distributed is not None):
             raise _wrong("gpu.scheduling", "gang", "the ranks of a gang cannot meet: a VM has no network")
         if gpu is not None and gpu.effective_sharing != "exclusive":
@@ -141,17 +215,108 @@ class VmDriver(ProcessDriver):
         """A runner that a signal ended, unasked, heard no end of its job: the VM did not come up, or is lost."""
         if event.reason != "exit" or event.signal is None:
             return event
+        if name not in self._booting and self._said_to_boot(name):  # it ended while there was no agent
+            self._taken_over(name)
         if name in self._booting:
             message = self._booting[name].removeprefix("moorage: ") or "its runner was killed"
             return msgspec.structs.replace(event, reason="start-failed", stage=STAGE_BOOT, message=message)
         return msgspec.structs.replace(event, reason="supervisor-died")
 
+    def _taken_over(self, name: MemberName) -> None:
+        """Its VM is not up unless its runner has said so, to an agent before this one."""
+        if (said := self._said_to_boot(name)) is not None:
+            self._booting[name] = ""
+            self._hear(name, said)
+
     # -- inside
+
+    def _said_to_boot(self, name: MemberName) -> str | None:
+        """Return what a runner has written while its VM came up; None where the VM is up, or that cannot be told."""
+        try:
+            with open(output_path(self._link.state, self._key(name), "stderr"), "rb") as file:
+                said = file.read(_BOOT_BYTES_MAX)
+        except FileNotFoundError:
+            return ""
+        except OSError:
+            return None
+        text = said.decode(errors="replace")
+        return None if UP in text or cut_at(said, 0) is not None else text
+
+    def _as_it_is(self, living: Living) -> Living:
+        """A VM that is not up yet is still starting."""
+        is_up = living.phase != "running" or living.name not in self._booting
+        return living if is_up else msgspec.structs.replace(living, phase="starting")
 
     def _over(self, names: Sequence[MemberName]) -> None:
         super()._over(names)
         for name in names:
             self._booting.pop(name, None)
+            self._handed.pop(name, None)
+        self._give_back()
+
+    def _disk_of(self, tenant: str, image: str) -> str:
+        """Return the file of a job's disk image, "" for none. Raises Refused where the tenant may have none of it."""
+        if not image:
+            return ""
+        folders = self.own.folders_of(tenant)
+        found = find(image, folders)
+        if found is None:
+            allowed = f"a file in {', '.join(folders[:5])}" if folders else "none"
+            message = f"{NOT_PERMITTED}no disk image {image} that {tenant} may use on this worker (allowed: {allowed})"
+            raise refuse("not-permitted", message, found=image, allowed=allowed, next="ask who runs the worker")
+        return found
+
+    def _is_ready(self, assignment: Assignment) -> bool:
+        return super()._is_ready(assignment) and not self._gets_device(assignment)
+
+    def _gets_device(self, assignment: Assignment) -> bool:
+        return bool(assignment.devices) and not self._simulated
+
+    async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
+        member = await super()._made_ready(assignment, member)
+        if not self._gets_device(assignment):
+            return member
+        [device] = assignment.devices
+        if self._hands is None:
+            raise HostAtFault("this worker hands no GPU on to VMs")
+        address = self._handed[assignment.name] = sysfs_address(device.pci)
+        # in a task: the start may be withdrawn meanwhile, and what is half bound must not be left so
+        binding = asyncio.get_running_loop().create_task(self._hands.hand_on(device))
+        binding.add_done_callback(self._bound)
+        try:
+            functions = await asyncio.shield(binding)
+        except NotHandedOn as error:
+            raise HostAtFault(error.problem.message) from None
+        *words, plan = member.argv
+        own = msgspec.json.decode(plan, type=Plan)
+        own = msgspec.structs.replace(
+            own, devices=functions, lock=str(self._hands.lock_of(address)), root=str(self._hands.passthrough.root)
+        )
+        return msgspec.structs.replace(member, argv=(*words, msgspec.json.encode(own).decode()))
+
+    def _bound(self, binding: asyncio.Task[list[str]]) -> None:
+        if not binding.cancelled() and binding.exception() is None:
+            self._give_back()  # if its start was withdrawn
+
+    def _give_back(self) -> None:
+        """Begin to give the host back the GPUs of members that are over."""
+        self._gives_again = True
+        if self._hands is not None and self._hands.away and self._gives_back is None:
+            self._gives_back = asyncio.get_running_loop().create_task(self._give_back_all())
+
+    async def _give_back_all(self) -> None:
+        """Until nothing is left to give back: what the kernel refuses now is tried again, and told once."""
+        assert self._hands is not None
+        told: list[str] = []
+        while self._gives_again:
+            self._gives_again = False
+            faults = await self._hands.take_back(set(self._handed.values()))
+            if faults:
+                if faults != told:
+                    log.error("%s", "; ".join(faults))
+                told, self._gives_again = faults, True
+                await asyncio.sleep(GIVE_BACK_S)
+        self._gives_back = None
 
     def _start_member(self, assignment: Assignment) -> StartMember:
         """Raises HostAtFault, SecretRefused, and Refused for what the policy forbids."""
@@ -164,9 +329,10 @@ class VmDriver(ProcessDriver):
         folder = ""
         if self._folders is not None and assignment.has_folder:
             folder = self._folders.make(assignment.name, run.grace_s, run.keep)
-        has_gpu = bool(assignment.devices) and not self._simulated
+        has_gpu = self._gets_device(assignment)
         cpu_milli = (resources.cpu_milli if resources else 0) or 1000 * (GPU_CPUS if has_gpu else own.cpus)
         memory_mib = (resources.memory_mib if resources else 0) or (GPU_MEMORY_MIB if has_gpu else own.memory // _MIB)
+        disk = self._disk_of(tenant, assignment.request.image)
         plan = Plan(
             argv=run.argv,
             cwd=os.path.join(f"/{WORK}", run.cwd or ""),
@@ -180,6 +346,8 @@ class VmDriver(ProcessDriver):
             boot_s=own.boot,
             cpus=-(-cpu_milli // 1000),
             memory_mib=memory_mib + GUEST_MIB,
+            disk=disk,
+            disk_bytes=own.disk,
             user=_qemu_user(self._policy.user_of(tenant) or own.user),
         )
         self._booting[assignment.name] = ""
@@ -207,17 +375,21 @@ def _qemu_user(user: str | None) -> str | None:
     return f"{user}:{user}" if user.isdecimal() else user
 
 
-def accelerators(wanted: str, kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> list[str]:
-    """Return what QEMU is to try, in this order. /dev/kvm alone says nothing: a machine without the processor's part
-    of it may have the file, and QEMU then starts, gives no error, and the guest never begins."""
-    if wanted != "auto":
-        return [wanted]
+def has_kvm(kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> bool:
+    """Return whether KVM can work here. /dev/kvm alone says nothing: a machine without the processor's part of it may
+    have the file, and QEMU then starts, gives no error, and the guest never begins."""
     try:
         flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")).split()
     except (OSError, StopIteration):
         flags = []
-    has_kvm = os.access(kvm, os.R_OK | os.W_OK) and not {"vmx", "svm"}.isdisjoint(flags)
-    return ["kvm", "tcg"] if has_kvm else ["tcg"]
+    return os.access(kvm, os.R_OK | os.W_OK) and not {"vmx", "svm"}.isdisjoint(flags)
+
+
+def accelerators(wanted: str, kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> list[str]:
+    """Return what QEMU is to try, in this order."""
+    if wanted != "auto":
+        return [wanted]
+    return ["kvm", "tcg"] if has_kvm(kvm, cpuinfo) else ["tcg"]
 
 
 def _wrong(field: str, found: str, message: str) -> Refused:

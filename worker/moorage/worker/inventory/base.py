@@ -68,6 +68,8 @@ class SlotReading:
     faults: tuple[Fault, ...] = ()
     #: uncorrected memory errors since the driver was loaded
     uncorrected_errors: int = 0
+    #: a VM has it: the host cannot read it, and it is neither lost nor free
+    handed_on: bool = False
 
     def foreign(self, ours: Container[int]) -> str:
         """The first holder that is none of `ours` (pids), as "pid 8812 python (user bob)"; empty for none.
@@ -135,6 +137,8 @@ def health_of(temperature_c: int | None, uncorrected_errors: int) -> Health:
 
 def is_free(reading: SlotReading, baseline_mib: int) -> bool:
     """The rule of every inventory: the device answers, and uses its idle memory and at most the tolerance more."""
+    if reading.handed_on:
+        return False
     return reading.health != "unresponsive" and reading.memory_used_mib <= baseline_mib + FREE_TOLERANCE_MIB
 
 

@@ -21,7 +21,7 @@ from moorage.worker.inventory.cdi import folders, read_registry
 from moorage.worker.inventory.cdi_devices import CdiInventory, cdi_names
 from moorage.worker.inventory.drm import open_drm
 from moorage.worker.inventory.faults import Fault
-from moorage.worker.inventory.nvml import open_nvml
+from moorage.worker.inventory.nvml import NvmlInventory, open_nvml
 from moorage.worker.inventory.threads import in_thread
 
 #: a worker's slots are one 64-bit mask in the ledger
@@ -91,6 +91,10 @@ class CombinedInventory:
     def close(self) -> None:
         for part in self._parts:
             part.close()
+
+    async def closed(self) -> None:
+        """Return once no part uses its driver any more; call `close` before. Raises TimeoutError."""
+        await asyncio.gather(*(part.closed() for part in self._parts if isinstance(part, NvmlInventory)))
 
     def _home(self, slot: int) -> tuple[Inventory, int]:
         if not 0 <= slot < len(self._homes):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from moorage.worker.inventory.threads import Question, in_thread, start_thread
 
 OPEN_TIMEOUT_S: Final = 30.0  # a first nvmlInit without persistence mode loads the driver: seconds for each device
 SAMPLE_TIMEOUT_S: Final = 2.0
+SHUT_DOWN_TIMEOUT_S: Final = 10.0
 DEVICES_MAX: Final = 64
 #: The baseline of a device that was in use when first seen: what an idle one uses at most, reserved memory with it.
 BASELINE_ASSUMED_MIB: Final = 1024
@@ -101,6 +103,7 @@ class NvmlInventory:
         self.is_there = is_there
         self._closed = False
         self._events: NvmlEvents | None = None
+        self._is_shut = threading.Event()
         self.faults: Final = faults
 
     def devices(self) -> list[Device]:
@@ -153,8 +156,14 @@ class NvmlInventory:
                 if events is not None:
                     events.join()
                 _ignore_errors(self._api, self._api.nvmlShutdown)
+                self._is_shut.set()
 
             start_thread("nvml-shutdown", shut_down)
+
+    async def closed(self) -> None:
+        """Return once NVML is shut down; call `close` before. Raises TimeoutError where a call does not come back."""
+        if self._handles and not await in_thread("nvml-closed", partial(self._is_shut.wait, SHUT_DOWN_TIMEOUT_S)):
+            raise TimeoutError
 
     async def _reading(self, slot: int, ask: Callable[[], Awaitable[SlotReading]]) -> SlotReading:
         if self._closed:

@@ -1,7 +1,8 @@
 #!/bin/sh
 # The first process of a VM of moorage. It runs one job and reports its end; then the runner on the host ends the VM.
-# The initramfs brings sh, mount, mkdir, cat, sleep, dd, rm, env, setsid and tar, as busybox has them. Where the kernel
-# has the drivers of virtio as modules, its own /etc/moorage/boot loads them.
+# The initramfs brings sh, mount, mkdir, cat, sleep, dd, rm, env, setsid and tar, as busybox has them; for disk
+# images umount and chroot, too. Where the kernel has the drivers of virtio as modules, its own /etc/moorage/boot loads
+# them.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 mkdir -p /proc /sys /dev /run /tmp /work
 mount -t proc proc /proc
@@ -23,11 +24,31 @@ port() {
 }
 
 exec 3<>"$(port job)" 4>"$(port out)" 5>"$(port err)" 6>"$(port work)"
+
+# The job's disk image, if it has one, becomes the root of its command: its first file system that has a shell.
+inside=
+case "$(cat /proc/cmdline)" in *moorage.disk*)
+  mkdir -p /disk
+  until [ -e /dev/vda ]; do sleep 0.1; done
+  for each in /dev/vda /dev/vda[0-9]*; do
+    mount "$each" /disk 2>/dev/null || continue
+    [ -x /disk/bin/sh ] && inside="chroot /disk" && break
+    umount /disk
+  done
+  if [ -z "$inside" ]; then
+    echo "no file system of the disk image has a shell" >&3
+    while :; do sleep 60; done
+  fi
+  for each in proc sys dev run tmp work; do
+    mkdir -p "/disk/$each" && mount -o bind "/$each" "/disk/$each"
+  done
+esac
 echo up >&3
 until read -r size mark keep <&3; do sleep 0.1; done
 dd bs="$size" count=1 iflag=fullblock <&3 >/run/job 2>/dev/null
 
-setsid sh /run/job </dev/null >&4 2>&5 3>&- 4>&- 5>&- 6>&- &
+# shellcheck disable=SC2086
+setsid $inside sh /run/job </dev/null >&4 2>&5 3>&- 4>&- 5>&- 6>&- &
 job=$!
 while read -r name <&3; do
   kill -s "$name" -- "-$job" || kill -s "$name" "$job"

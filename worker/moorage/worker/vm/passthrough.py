@@ -4,12 +4,14 @@ The kernel hands on whole IOMMU groups: what is in one could reach the memory of
 group has to be the GPU's own, or used by nothing else of the host. All paths are below a root, which tests make up.
 Sources: the kernel's documents on VFIO and on sysfs for PCI (`driver_override`, `unbind`, `drivers_probe`).
 
-`take` writes what it is about to change into a journal first: whoever finds that file gives the GPU back.
+`take` writes what it is about to change into a journal first: whoever finds that file gives the GPU back, unless a VM
+still has the lock of that GPU (see `lock`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import time
@@ -33,7 +35,7 @@ class NotHandedOn(Refused):
     """This host cannot hand this GPU on. The host is at fault, so the job is tried again elsewhere."""
 
     def __init__(self, why: str, next_step: str = "") -> None:
-        super().__init__(problem("failed-precondition", f"start-failed: passthrough: {why}", next=next_step))
+        super().__init__(problem("failed-precondition", f"passthrough: {why}", next=next_step))
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -47,21 +49,30 @@ class Passthrough:
     """The PCI devices of one host."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
+        self.root: Final = root
         self._bus = root / "sys/bus/pci"
 
-    def functions(self, address: str) -> list[Function]:
-        """Return the GPU's own functions, itself first, once all of its group may be handed on. Raises NotHandedOn."""
-        folder = self._folder(address)
-        groups = self._root / "sys/kernel/iommu_groups"
+    def check_host(self) -> None:
+        """Raise NotHandedOn for a host that can hand on no device at all."""
+        groups = self.root / "sys/kernel/iommu_groups"
         if not groups.is_dir() or not any(groups.iterdir()):
             raise NotHandedOn("this host has no IOMMU, or it is off", "turn it on: intel_iommu=on or amd_iommu=on")
+        if not (self._bus / "drivers" / VFIO).is_dir():
+            raise NotHandedOn(f"the kernel's driver {VFIO} is not loaded", f"modprobe {VFIO}")
+        if not os.access(self._bus / "drivers_probe", os.W_OK):
+            raise NotHandedOn("this user may not bind devices to drivers", "run the worker as root")
+
+    def functions(self, address: str, spared: int = 0) -> list[Function]:
+        """Return the GPU's own functions, itself first, once all of its group may be handed on. Raises NotHandedOn.
+
+        The process `spared` may have its files open.
+        """
+        self.check_host()
+        folder = self._folder(address)
         if not folder.is_dir():
             raise NotHandedOn(f"there is no PCI device {address}")
         if not (folder / "iommu_group").exists():
             raise NotHandedOn(f"{address} is in no IOMMU group")
-        if not (self._bus / "drivers" / VFIO).is_dir():
-            raise NotHandedOn(f"the kernel's driver {VFIO} is not loaded", f"modprobe {VFIO}")
         group = (folder / "iommu_group").resolve()
         own: list[Function] = []
         for name in sorted(os.listdir(group / "devices")):
@@ -76,6 +87,8 @@ class Passthrough:
                     "put the card into another slot, or unbind that device as well",
                 )
         for pid, node in self._holders(own):
+            if pid == spared:
+                continue
             raise NotHandedOn(f"process {pid} has {node} open", "end it; a driver's persistence daemon counts, too")
         return sorted(own, key=lambda each: each.address != address)
 
@@ -85,7 +98,7 @@ class Passthrough:
         What it changes stands in the journal first. If it cannot bind them all, it gives back those that it has.
         """
         own = self.functions(address)
-        _write_synced(journal, msgspec.json.encode(own))
+        write_synced(journal, msgspec.json.encode(own))
         try:
             for each in own:
                 self._bind(each.address, VFIO)
@@ -109,6 +122,10 @@ class Passthrough:
             if each.driver != VFIO:
                 self._bind(each.address, each.driver)
         journal.unlink(missing_ok=True)
+
+    def is_handed_on(self, address: str) -> bool:
+        """Return whether vfio-pci has this function now."""
+        return self._driver(address) == VFIO
 
     def _bind(self, address: str, driver: str) -> None:
         """Have a function use this driver; "" for none."""
@@ -153,7 +170,7 @@ class Passthrough:
     def _holders(self, own: list[Function]) -> Iterator[tuple[int, str]]:
         """Processes that have a file of these functions open: to unbind its driver waits for them in the kernel."""
         nodes = set(self._nodes(own))
-        for process in (self._root / "proc").iterdir() if nodes else ():
+        for process in (self.root / "proc").iterdir() if nodes else ():
             if not process.name.isdecimal():
                 continue
             with contextlib.suppress(OSError):
@@ -166,13 +183,39 @@ class Passthrough:
         for each in own:
             with contextlib.suppress(OSError):
                 yield from (f"/dev/dri/{node}" for node in os.listdir(self._folder(each.address) / "drm"))
-            about = self._root / "proc/driver/nvidia/gpus" / each.address / "information"
+            about = self.root / "proc/driver/nvidia/gpus" / each.address / "information"
             with contextlib.suppress(OSError):
                 if minor := re.search(r"^Device Minor:\s*(\d+)", about.read_text(), re.MULTILINE):
                     yield f"/dev/nvidia{minor[1]}"
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def lock_path(folder: Path, address: str) -> Path:
+    """Return the file that a VM has locked as long as it may use this GPU; `folder` is where the journals are."""
+    return folder / f"{address}.lock"
+
+
+def lock(path: Path) -> int | None:
+    """Return a descriptor that keeps a GPU for the processes that have it open; None where another VM has the GPU.
+
+    Raises OSError.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def journals(folder: Path) -> list[str]:
+    """Return the addresses of the GPUs that are handed on, or were and are to be given back."""
+    names = os.listdir(folder) if folder.is_dir() else ()
+    return sorted(name for name in names if _ADDRESS.fullmatch(name))
+
+
+def write_synced(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, on the disk before this returns. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.new")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import shlex
 import signal
@@ -34,6 +35,8 @@ import msgspec
 
 from moorage.system.archives import BadArchive, empty, unpack
 from moorage.worker.vm import initramfs
+from moorage.worker.vm.images import format_of
+from moorage.worker.vm.passthrough import Passthrough, lock
 
 #: before the name of each variable of the job
 VARIABLE: Final = "GUEST_"
@@ -51,7 +54,12 @@ _PIECE_BYTES: Final = 1 << 16
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner is to do. `folder` is the attempt's folder, "" for none; it comes back with `keep`."""
+    """What a runner is to do. `folder` is the attempt's folder, "" for none; it comes back with `keep`.
+
+    `disk` is a disk image whose file system is the root of the job's command, "" for none. What the guest writes to it
+    goes into a file without a name, `disk_bytes` at most, and ends with the VM. `devices` are the PCI addresses of
+    functions that vfio-pci has, and `lock` the file that keeps them for this VM. `root` is where sysfs is looked at.
+    """
 
     argv: list[str]
     cwd: str
@@ -66,7 +74,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int
     memory_mib: int
     user: str | None = None
+    disk: str = ""
+    disk_bytes: int = 0
     devices: list[str] = []
+    lock: str = ""
+    root: str = "/"
 
 
 class NotUp(Exception):
@@ -83,18 +95,26 @@ class Asked(Exception):
 class Vm:
     """QEMU with one guest. It is up once `wait_until_up` returns; `close` ends it."""
 
-    def __init__(self, plan: Plan, accelerator: str, initrd: int) -> None:
+    def __init__(self, plan: Plan, accelerator: str, initrd: int, kept: int | None = None) -> None:
         self.ports: dict[str, socket.socket] = {}
         self._console = bytearray()
         theirs: dict[str, socket.socket] = {}
         for name in (*PORTS, "console"):
             self.ports[name], theirs[name] = socket.socketpair()
         passed = {name: each.fileno() for name, each in theirs.items()}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE)}
+        if plan.folder:  # where QEMU puts what the guest writes to its disk
+            env["TMPDIR"] = os.path.dirname(plan.folder)
+        limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
         try:
+            if plan.disk:
+                bound = plan.disk_bytes if most == resource.RLIM_INFINITY else min(plan.disk_bytes, most)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (bound, most))
             self._qemu = subprocess.Popen(
                 command(plan, accelerator, initrd, passed),
-                env={name: value for name, value in os.environ.items() if not name.startswith(VARIABLE)},
-                pass_fds=(*passed.values(), initrd),
+                env=env,
+                restore_signals=False,  # a disk that is full is an error of the guest's, and no SIGXFSZ for QEMU
+                pass_fds=(*passed.values(), initrd, *(() if kept is None else (kept,))),
                 stdin=subprocess.DEVNULL,
                 stdout=passed["console"],
                 stderr=passed["console"],
@@ -103,6 +123,7 @@ class Vm:
         except OSError as error:
             raise NotUp(f"{plan.qemu}: {error.strerror}") from None
         finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
             for each in theirs.values():
                 each.close()
         self._listens = threading.Thread(target=self._hear_console, daemon=True)
@@ -113,9 +134,12 @@ class Vm:
         self.ports["job"].settimeout(seconds)
         why = "QEMU ended"
         try:
-            if next(self.lines(), "") == "up":
+            said = next(self.lines(), "")
+            if said == "up":
                 self.ports["job"].settimeout(None)
                 return
+            if said:
+                why = f"its guest says: {said}"
         except TimeoutError:
             why = f"no sign of it within {seconds:g} s"
         except OSError:
@@ -166,15 +190,20 @@ def command(plan: Plan, accelerator: str, initrd: int, ports: dict[str, int]) ->
         "-machine", "q35", "-accel", accelerator, "-cpu", "host" if accelerator == "kvm" else "max",
         "-m", str(plan.memory_mib), "-smp", str(plan.cpus),
         "-kernel", plan.kernel, "-initrd", f"/proc/self/fd/{initrd}",
-        "-append", f"console=ttyS0 quiet panic=-1 rdinit=/{initramfs.INIT}",
+        "-append", f"console=ttyS0 quiet panic=-1 rdinit=/{initramfs.INIT}" + (" moorage.disk" if plan.disk else ""),
         "-chardev", f"socket,id=console,fd={ports['console']}", "-serial", "chardev:console",
         "-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
     ]  # fmt: skip
     for name in PORTS:
         words += ["-chardev", f"socket,id={name},fd={ports[name]}"]
         words += ["-device", f"virtserialport,chardev={name},name=moorage.{name}"]
-    for device in plan.devices:
-        words += ["-device", device]
+    if plan.disk:
+        name = plan.disk.replace(",", ",,")
+        words += ["-drive", f"if=none,id=disk,file={name},format={format_of(plan.disk)},snapshot=on"]
+        words += ["-device", "virtio-blk-pci,drive=disk"]
+    for at, address in enumerate(plan.devices, 1):
+        words += ["-device", f"pcie-root-port,id=gpu{at},chassis={at}"]
+        words += ["-device", f"vfio-pci,host={address},bus=gpu{at}"]
     if plan.user is not None:
         words += ["-runas", plan.user]
     return words
@@ -187,8 +216,29 @@ def script(plan: Plan, variables: dict[str, str]) -> bytes:
     return os.fsencode(f"rm -f /run/job\ncd {shlex.quote(plan.cwd)} || exit 126\nexec env -i {line}\n")
 
 
+def keep_devices(plan: Plan) -> int | None:
+    """Lock the devices for as long as this process or its QEMU lives; returns the descriptor. Raises NotUp.
+
+    An agent that finds them without a lock gives them back to the host, so what is locked is looked at once more.
+    """
+    if not plan.devices:
+        return None
+    try:
+        descriptor = lock(Path(plan.lock))
+    except OSError as error:
+        raise NotUp(f"{plan.lock}: {error.strerror}") from None
+    passthrough = Passthrough(Path(plan.root))
+    if descriptor is None or not all(map(passthrough.is_handed_on, plan.devices)):
+        raise NotUp(f"the GPU {plan.devices[0]} is not this VM's")
+    # QEMU pins the whole memory of the guest; without the right to raise the limit, QEMU reports what is wrong
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return descriptor
+
+
 def boot(plan: Plan) -> tuple[Vm, str]:
     """Return a VM that is up, and what runs it, with `SIGNALS` blocked: the caller is to close it. Raises NotUp."""
+    kept = keep_devices(plan)
     with os.fdopen(os.memfd_create("initramfs"), "w+b") as initrd:
         try:
             initramfs.write(initrd, Path(plan.initramfs), plan.folder)
@@ -197,7 +247,7 @@ def boot(plan: Plan) -> tuple[Vm, str]:
         initrd.flush()
         for accelerator in plan.accelerators:
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until there is something to close
-            vm = Vm(plan, accelerator, initrd.fileno())
+            vm = Vm(plan, accelerator, initrd.fileno(), kept)
             try:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
                 vm.wait_until_up(min(plan.boot_s, KVM_S_MAX) if accelerator == "kvm" else plan.boot_s)

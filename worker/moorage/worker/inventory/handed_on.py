@@ -1,0 +1,320 @@
+"""The devices of a machine of which VMs may have some: those stay in their slots, and count neither as lost nor free.
+
+A GPU is handed on and given back here, as `vm/passthrough.py` does it. The driver of NVIDIA's GPUs can be unbound from
+one only once this process has closed NVML, so all questions wait meanwhile, and NVML is opened anew. What is handed on
+is known from the journals, so an agent that starts while VMs run finds the slots as they were: a file keeps the list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moorage.schemas.frames import Device
+from moorage.worker.inventory.base import HeldUnknown, ReportFault, SlotReading
+from moorage.worker.inventory.faults import Fault, Gravity
+from moorage.worker.inventory.machine import DEVICES_MAX, CombinedInventory, open_machine, sysfs_address
+from moorage.worker.inventory.threads import in_thread
+from moorage.worker.vm.passthrough import NotHandedOn, Passthrough, journals, lock, lock_path, write_synced
+
+#: below the folder of the journals: the devices in slot order
+DEVICES_FILE: Final = "devices"
+#: containers are given a device by its file, so one whose file is another's now must not be used
+MOVED: Final = Fault("missing", Gravity.CLOSED, "its file in /dev has another number than before: restart the worker")
+GONE: Final = SlotReading(health="unresponsive")
+
+log = logging.getLogger("moorage.worker.inventory")
+
+
+class _Slot(msgspec.Struct, frozen=True):
+    device: Device
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return self.device.vendor, self.device.uuid
+
+    @property
+    def address(self) -> str:
+        return sysfs_address(self.device.pci)
+
+
+class HandingInventory:
+    """Build it with `open_handing`."""
+
+    simulated = False
+
+    def __init__(
+        self,
+        inner: CombinedInventory,
+        open_inner: Callable[[], Awaitable[CombinedInventory]],
+        passthrough: Passthrough,
+        folder: Path,
+        before: list[_Slot],
+        away: set[str],
+    ) -> None:
+        kept = {each.identity: each for each in before}  # without those that are away others have other numbers
+        found = [_Slot(device, inner.nodes(slot)) for slot, device in enumerate(inner.devices())]
+        found = [kept.get(each.identity, each) for each in found]
+        known = {each.identity for each in found}
+        for at, each in enumerate(before):
+            if each.address in away and each.identity not in known:
+                found.insert(at, each)
+        self._slots: Final = found[:DEVICES_MAX]
+        self._inner: CombinedInventory | None = inner
+        self._open_inner = open_inner
+        self.passthrough: Final = passthrough
+        self._folder: Final = folder
+        #: the PCI addresses of those that are handed on, or could not be given back
+        self.away = away
+        self._homes: list[int | None] = []
+        self._find_homes(inner)
+        self._changing = asyncio.Lock()
+        self._asked = 0
+        self._unasked = asyncio.Event()
+        self._unasked.set()
+        self._report: ReportFault | None = None
+        self._closed = False
+
+    # -- the devices, as of any inventory
+
+    def devices(self) -> list[Device]:
+        return [each.device for each in self._slots]
+
+    def nodes(self, slot: int) -> tuple[str, ...]:
+        return self._slots[slot].nodes
+
+    async def sample(self) -> list[SlotReading]:
+        async with self._asking() as inner:
+            own = await inner.sample() if inner is not None else []
+            return [self._reading(slot, own) for slot in range(len(self._slots))]
+
+    async def memory_is_free(self, slot: int) -> bool:
+        async with self._asking() as inner:
+            home = self._homes[slot]
+            return inner is not None and home is not None and await inner.memory_is_free(home)
+
+    def memory_baseline_mib(self, slot: int) -> int:
+        home = self._homes[slot]
+        return 0 if self._inner is None or home is None else self._inner.memory_baseline_mib(home)
+
+    async def held(self, slot: int) -> dict[int, int]:
+        async with self._asking() as inner:
+            if self._slots[slot].address in self.away:
+                return {}  # no process of this host can hold anything of it
+            home = self._homes[slot]
+            if inner is None or home is None:
+                raise HeldUnknown("the device cannot be read")
+            return await inner.held(home)
+
+    def watch(self, report: ReportFault) -> None:
+        self._report = report
+        self._watch_inner()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._inner is not None:
+            self._inner.close()
+
+    # -- handing on
+
+    def why_not(self) -> str:
+        """Return "" where this host can hand devices on, else one line that says why not."""
+        try:
+            self.passthrough.check_host()
+        except NotHandedOn as error:
+            return error.problem.message
+        return ""
+
+    def lock_of(self, address: str) -> Path:
+        """Return the file that a VM locks as long as it may use the device."""
+        return lock_path(self._folder, address)
+
+    async def hand_on(self, device: Device) -> list[str]:
+        """Return the PCI addresses of a device's functions, its own first, once vfio-pci has them. Raises NotHandedOn.
+
+        Until the VM has locked it, `take_back` must be told to spare it. It must not be cancelled.
+        """
+        address = sysfs_address(device.pci)
+        self._check_alone(device)
+        async with self._alone():
+            if address in self.away:
+                raise NotHandedOn(f"{address} is handed on already, or could not be given back")
+            await in_thread("passthrough-check", partial(self.passthrough.functions, address, os.getpid()))
+            journal = self._folder / address
+            try:
+                await self._close_inner()
+                write_synced(self._folder / DEVICES_FILE, msgspec.json.encode(self._slots))
+                return await in_thread("passthrough", partial(self.passthrough.take, address, journal))
+            except OSError as error:
+                raise NotHandedOn(f"{self._folder} cannot be written to: {error.strerror or error}") from None
+            finally:
+                if journal.exists():
+                    self.away.add(address)
+                await self._reopen()
+
+    async def take_back(self, spared: Collection[str] = ()) -> list[str]:
+        """Give the host back what no VM has locked, but for these addresses. Returns why some of it cannot be."""
+        if self.away <= set(spared):
+            return []
+        async with self._alone():
+            before = self.away
+            self.away, faults = await in_thread(
+                "passthrough-back", partial(give_back_unlocked, self.passthrough, self._folder, spared)
+            )
+            if before != self.away:
+                try:
+                    await self._close_inner()
+                except NotHandedOn as error:  # what came back stays silent, which its health tells
+                    log.error("%s", error.problem.message)
+                await self._reopen()
+            return faults
+
+    def _check_alone(self, device: Device) -> None:
+        """Raise NotHandedOn where other devices of this host would be taken along, or mistaken afterwards."""
+        for other in self.devices():
+            if other == device or other.vendor != device.vendor:
+                continue
+            if other.pci == device.pci:
+                raise NotHandedOn(f"{device.pci} is divided into slices")
+            if not other.uuid.startswith("GPU-"):
+                why = f"jobs know GPU {other.index} of {other.vendor} by its number alone, and the numbers would change"
+                raise NotHandedOn(why)
+
+    # -- inside
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[CombinedInventory | None]:
+        """The devices that the host has, for one question; None where they cannot be opened now."""
+        async with self._changing:
+            if self._inner is None:
+                await self._reopen()
+            self._asked += 1
+            self._unasked.clear()
+        try:
+            yield self._inner
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self._unasked.set()
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """No question is asked meanwhile."""
+        async with self._changing:
+            await self._unasked.wait()
+            yield
+
+    async def _close_inner(self) -> None:
+        """Raises NotHandedOn where a driver does not answer, and so is still in use."""
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            inner.close()
+            try:
+                await inner.closed()
+            except TimeoutError:
+                raise NotHandedOn("NVML does not answer, so it cannot be closed") from None
+
+    async def _reopen(self) -> None:
+        if self._inner is not None or self._closed:
+            return
+        try:
+            inner = await self._open_inner()
+        except Exception as error:  # whatever it is: the devices are silent until the next question opens them
+            log.error("the devices cannot be opened again: %s", error)
+            return
+        self._find_homes(inner)
+        self._inner = inner
+        self._watch_inner()
+
+    def _find_homes(self, inner: CombinedInventory) -> None:
+        places = {(device.vendor, device.uuid): at for at, device in enumerate(inner.devices())}
+        self._homes = [places.get(each.identity) for each in self._slots]
+        self._moved = {
+            slot
+            for slot, home in enumerate(self._homes)
+            if home is not None and set(inner.nodes(home)) != set(self._slots[slot].nodes)
+        }
+
+    def _watch_inner(self) -> None:
+        report, inner = self._report, self._inner
+        if report is None or inner is None:
+            return
+        slots = {home: slot for slot, home in enumerate(self._homes) if home is not None}
+
+        def told(home: int, fault: Fault) -> None:
+            if self._inner is inner and home in slots:
+                report(slots[home], fault)
+
+        inner.watch(told)
+
+    def _reading(self, slot: int, own: list[SlotReading]) -> SlotReading:
+        if self._slots[slot].address in self.away:
+            return SlotReading(handed_on=True)
+        home = self._homes[slot]
+        if home is None or home >= len(own):
+            return GONE
+        reading = own[home]
+        if slot in self._moved:
+            return dataclasses.replace(reading, faults=(*reading.faults, MOVED))
+        return reading
+
+
+def give_back_unlocked(
+    passthrough: Passthrough, folder: Path, spared: Collection[str] = ()
+) -> tuple[set[str], list[str]]:
+    """Give back all that no VM has locked. Returns the addresses that stay handed on, and why some cannot be.
+
+    It blocks.
+    """
+    faults: list[str] = []
+    for address in journals(folder):
+        if address in spared:
+            continue
+        try:
+            descriptor = lock(lock_path(folder, address))
+            if descriptor is None:
+                continue
+            try:
+                passthrough.give_back(folder / address)
+            finally:
+                os.close(descriptor)
+        except NotHandedOn as error:
+            faults.append(f"{address} cannot be given back: {error.problem.message}")
+        except OSError as error:
+            faults.append(f"{address} cannot be given back: {error.strerror or error}")
+    return set(journals(folder)), faults
+
+
+async def open_handing(
+    folder: Path,
+    *,
+    passthrough: Passthrough | None = None,
+    open_inner: Callable[[], Awaitable[CombinedInventory]] = open_machine,
+) -> HandingInventory:
+    """Every device of this machine, with those that VMs have; journals are in `folder`. Raises as `open_machine`.
+
+    What an agent before this one has handed on, and no VM has any more, is given back first.
+    """
+    passthrough = passthrough or Passthrough()
+    away, faults = await in_thread("passthrough-back", partial(give_back_unlocked, passthrough, folder))
+    for fault in faults:
+        log.error("%s", fault)
+    inner = await open_inner()
+    return HandingInventory(inner, open_inner, passthrough, folder, _kept(folder) if away else [], away)
+
+
+def _kept(folder: Path) -> list[_Slot]:
+    try:
+        return msgspec.json.decode((folder / DEVICES_FILE).read_bytes(), type=list[_Slot])
+    except (OSError, msgspec.DecodeError):
+        return []

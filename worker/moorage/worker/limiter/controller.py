@@ -1,0 +1,128 @@
+"""How many tokens the launches of a job get, so that it uses its part of a device: a controller a job and device.
+
+Pure: what NVML tells goes in, and what to give comes out. The tokens are in a bucket that the job's processes take from
+(the segment of the limiter); time alone puts none into it. A measurement moves the rate to what was drained, scaled by
+how far the job is from its target, and a PID term corrects that by at most a half.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, NamedTuple, Protocol
+
+import msgspec
+
+from moorage.schemas.settings import setting
+
+#: two measurements that are nearer to each other say nothing of a rate
+PASSED_S_MIN: Final = 0.05
+#: tokens a second at the beginning
+RATE_FIRST: Final = 100.0
+#: below this utilisation a job is idle, and what it drains says nothing of what it needs
+IDLE_MAX: Final = 0.01
+_INTEGRAL_MAX: Final = 1.0
+_CORRECTION_MAX: Final = 0.5
+
+
+class ControllerSettings(msgspec.Struct, frozen=True):
+    """Settings of all controllers of a worker. Raises ValueError where the two bounds of a pair are the wrong way."""
+
+    rate_min: Annotated[float, setting("The least refill.", unit="tokens/s", ge=0.001, le=1e9)] = 10.0
+    rate_max: Annotated[float, setting("The most refill.", unit="tokens/s", ge=0.001, le=1e9)] = 100_000.0
+    proportional: Annotated[float, setting("How much the distance from the target counts.", ge=0, le=100)] = 0.5
+    integral: Annotated[float, setting("How much past distances count, summed up over time.", ge=0, le=100)] = 0.1
+    derivative: Annotated[float, setting("How much the change of the distance counts.", ge=0, le=100)] = 0.05
+    smoothing: Annotated[float, setting("The weight of a new measurement against those before.", ge=0, le=1)] = 0.3
+    burst: Annotated[float, setting("How long a job may run ahead of its refill.", unit="s", ge=0, le=3600)] = 2.0
+    capacity_min: Annotated[float, setting("The least that a full bucket holds.", unit="tokens", ge=0, le=1e9)] = 100.0
+    capacity_max: Annotated[float, setting("The most that a full bucket holds.", unit="tokens", ge=0, le=1e9)] = (
+        200_000.0
+    )
+    integral_decay: Annotated[float, setting("What is left of past distances at each step.", ge=0, le=1)] = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate_min < self.rate_max:
+            raise ValueError(f"rate_min must be above 0 and below rate_max, found {self.rate_min} and {self.rate_max}")
+        if not 0 <= self.capacity_min <= self.capacity_max:
+            raise ValueError(
+                f"capacity_min must be at most capacity_max, found {self.capacity_min} and {self.capacity_max}"
+            )
+        for name in ("smoothing", "integral_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be 0..1, found {getattr(self, name)}")
+
+
+class Refill(NamedTuple):
+    """Tokens to put into a bucket, until it holds `up_to`."""
+
+    tokens: float
+    up_to: float
+
+
+class Bucket(Protocol):
+    """What holds the tokens of the devices of one job, as `limiter.segment.Segment` does."""
+
+    def refill(self, device: int, tokens: float, capacity: float) -> float:
+        """Put tokens in, so that no more than `capacity` are there; returns how many are."""
+        ...
+
+
+class Controller:
+    """One job's on one device. `target` is the part of the device that it is to use, 0..1. Raises ValueError."""
+
+    def __init__(self, target: float, settings: ControllerSettings | None = None) -> None:
+        if not 0 <= target <= 1:
+            raise ValueError(f"target must be 0..1, found {target}")
+        self.target: Final = target
+        self._settings = settings or ControllerSettings()
+        self.rate = min(max(RATE_FIRST, self._settings.rate_min), self._settings.rate_max)
+        self.capacity = self._capacity()
+        self.smoothed: float | None = None
+        self._level = self.capacity
+        self._integral = 0.0
+        self._error = 0.0
+
+    def begin(self, bucket: Bucket, device: int) -> float:
+        """Fill the bucket for a job that begins; returns what it holds."""
+        return bucket.refill(device, self.capacity, self.capacity)
+
+    def step(self, bucket: Bucket, device: int, utilisation: float, passed_s: float) -> float:
+        """Give a bucket what a measurement calls for, as `update` says; returns what the bucket holds."""
+        level = bucket.refill(device, 0.0, self.capacity)
+        given = self.update(utilisation, passed_s, level)
+        return level if given is None else bucket.refill(device, given.tokens, given.up_to)
+
+    def update(self, utilisation: float, passed_s: float, level: float) -> Refill | None:
+        """Return what to put into the bucket; None where less than `PASSED_S_MIN` has passed, and nothing changes.
+
+        `utilisation` is the part of the device that the job has used since the measurement before, and `level` what its
+        bucket holds. The bucket is filled up to its capacity of before; the new one counts from the next time on.
+        """
+        if passed_s < PASSED_S_MIN:
+            return None
+        own, up_to = self._settings, self.capacity
+        measured = min(max(utilisation, 0.0), 1.0)
+        before = measured if self.smoothed is None else self.smoothed
+        self.smoothed = own.smoothing * measured + (1 - own.smoothing) * before
+        drained = max(0.0, (self._level + self.rate * passed_s - level) / passed_s)
+        self._level = level
+        base = self.rate
+        if self.smoothed > IDLE_MAX:
+            base = self._rate(drained * (self.target / self.smoothed))
+        self.rate = self._rate(base * (1 + self._correction(self.target - self.smoothed, passed_s)))
+        self.capacity = self._capacity()
+        return Refill(self.rate * passed_s, up_to)
+
+    def _correction(self, error: float, passed_s: float) -> float:
+        own = self._settings
+        summed = self._integral * own.integral_decay + error * passed_s
+        self._integral = min(max(summed, -_INTEGRAL_MAX), _INTEGRAL_MAX)
+        change, self._error = (error - self._error) / passed_s, error
+        whole = own.proportional * error + own.integral * self._integral + own.derivative * change
+        return min(max(whole, -_CORRECTION_MAX), _CORRECTION_MAX)
+
+    def _rate(self, wanted: float) -> float:
+        return min(max(wanted, self._settings.rate_min), self._settings.rate_max)
+
+    def _capacity(self) -> float:
+        own = self._settings
+        return min(max(self.rate * own.burst, own.capacity_min), own.capacity_max)
