@@ -199,6 +199,15 @@ def check_policy(tenant: str, request: Request, settings: ImageSettings, policy:
         raise _forbidden(f"image {image} may not run on this worker", image, ", ".join(patterns[:5]))
     if run.user is not None and not settings.request_user and policy.user_of(tenant) is None:
         raise _forbidden("a job may not name its user on this worker", run.user, "no user")
+    if run.argv:
+        policy.check_program(tenant, run)
+    elif policy.has_programs:
+        raise _forbidden(f"tenant {tenant} must name its program on this worker", "none", "a program")
+
+
+def check_container_policy(tenant: str, request: Request, settings: ContainerSettings, policy: Policy) -> None:
+    """`check_policy`, and what a container of this host may not have. Raises Refused (`not-permitted`)."""
+    check_policy(tenant, request, settings, policy)
     if (ports := ports_wanted(request)) and not ports_of(tenant, settings):
         found = ", ".join(map(str, ports))
         raise _forbidden(f"containers of {tenant} may be reached on no port of this worker", found, "no ports")
@@ -206,10 +215,6 @@ def check_policy(tenant: str, request: Request, settings: ImageSettings, policy:
     is_plain = path is not None and os.path.normpath(path) == path and "," not in path  # podman's words have commas
     if path and not (is_plain and any(fnmatch.fnmatchcase(path, each) for each in settings.time_slicing_configs)):
         raise _forbidden(f"{path} may not be mounted on this worker", path, ", ".join(settings.time_slicing_configs))
-    if run.argv:
-        policy.check_program(tenant, run)
-    elif policy.has_programs:
-        raise _forbidden(f"tenant {tenant} must name its program on this worker", "none", "a program")
 
 
 def _time_slicing(request: Request) -> str | None:

@@ -22,8 +22,8 @@ from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
 from moorage.worker.drivers.container_config import (
     ContainerSettings,
     Image,
+    check_container_policy,
     check_network,
-    check_policy,
     config_of,
     ids_in,
     ids_of,
@@ -129,7 +129,7 @@ class Starter:
         """Return the secrets by their variables. Raises CannotStart where the tenant may not have it so."""
         tenant, run = assignment.name[0], assignment.run
         try:
-            check_policy(tenant, assignment.request, self._own, self._policy)
+            check_container_policy(tenant, assignment.request, self._own, self._policy)
             check_network(tenant, assignment.request, self._own)
             self._policy.check_secrets(tenant, run.env)
             resolved = resolve_secrets(run.env, self._settings.secrets_dir)

@@ -31,8 +31,8 @@ from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND, Assignment, Living
 from moorage.worker.drivers.container_config import (
     Image,
+    check_container_policy,
     check_network,
-    check_policy,
     check_request,
     config_of,
     ports_of,
@@ -175,7 +175,7 @@ class PodmanDriver(ProcessDriver):
     def _start_member(self, assignment: Assignment) -> StartMember:
         """Raises Refused for what this worker forbids, HostAtFault, SecretRefused."""
         name, request, run = assignment.name, assignment.request, assignment.run
-        check_policy(name[0], request, self.own, self._policy)
+        check_container_policy(name[0], request, self.own, self._policy)
         self._policy.check_secrets(name[0], run.env)
         check_network(name[0], request, self.own)
         resolve_secrets(run.env, self._secrets_dir)  # what is missing is said now
