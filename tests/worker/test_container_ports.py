@@ -17,7 +17,7 @@ from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_config import (
     ContainerSettings,
     check_network,
-    check_policy,
+    check_container_policy,
     check_request,
     config_of,
     ports_of,
@@ -90,12 +90,12 @@ def test_an_operator_rules_by_tenant_over_ports() -> None:
         range(30000, 30010),
     ]
     check_request(request(80), own)
-    check_policy("acme", request(80), own, NO_RULES)
+    check_container_policy("acme", request(80), own, NO_RULES)
     check_network("acme", request(80), own)
     with pytest.raises(Refused, match="containers of none may be reached on no port") as refused:
-        check_policy("none", request(80), own, NO_RULES)
+        check_container_policy("none", request(80), own, NO_RULES)
     assert refused.value.code == "not-permitted"
-    check_policy("none", request(), own, NO_RULES)
+    check_container_policy("none", request(), own, NO_RULES)
     with pytest.raises(Refused, match="reached on no port of its host") as refused:
         check_request(request(80), ContainerSettings())
     assert refused.value.code == "failed-precondition", "another worker may have ports"

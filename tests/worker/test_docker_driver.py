@@ -26,7 +26,7 @@ from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container_config import (
-    check_policy,
+    check_container_policy,
     config_of,
     devices_of,
     network_of,
@@ -764,7 +764,7 @@ async def test_what_the_operator_does_not_allow_fails_the_attempt(
     tmp_path: Path, own: dict[str, Any], run: dict[str, Any], word: str
 ) -> None:
     with pytest.raises(Refused, match=word) as refused:
-        check_policy("acme", request(image="theirs/a", **run), DockerSettings(**own), NO_RULES)
+        check_container_policy("acme", request(image="theirs/a", **run), DockerSettings(**own), NO_RULES)
     assert refused.value.code == "not-permitted"
 
 
@@ -778,9 +778,9 @@ def test_an_operator_rules_by_tenant_over_images_mounts_and_networks() -> None:
         ("acme", "theirs/a", True), ("acme", "ours/a", False), ("other", "ours/a", True), ("other", "theirs/a", False),
     ):  # fmt: skip
         with contextlib.nullcontext() if is_allowed else pytest.raises(Refused, match="may not run"):
-            check_policy(tenant, request(image=image), own, NO_RULES)
+            check_container_policy(tenant, request(image=image), own, NO_RULES)
     with pytest.raises(Refused, match="may not run"):
-        check_policy("acme", request(image="x"), DockerSettings(images_for={"acme": ""}), NO_RULES)
+        check_container_policy("acme", request(image="x"), DockerSettings(images_for={"acme": ""}), NO_RULES)
     host = made(own, [])["HostConfig"]
     assert (host["NetworkMode"], host["Binds"]) == ("lan", ["/data:/data:ro", "/a:/a:rw", "/b:/b:ro"])
     assert host["Ulimits"] == [{"Name": "memlock", "Soft": -1, "Hard": -1}]
@@ -820,7 +820,7 @@ def test_a_time_slicing_file_is_mounted_read_only_where_the_operator_permits_it(
     asks = request(image="a", argv=["x"]), GpuSpec(sharing="time-slice", time_slicing_config_path=str(file))
     asked = msgspec.structs.replace(asks[0], gpu=asks[1])
     own = DockerSettings(time_slicing_configs=(f"{tmp_path}/*.yaml",))
-    check_policy("acme", asked, own, NO_RULES)
+    check_container_policy("acme", asked, own, NO_RULES)
     devices = [Device(0, "nvidia", "H100", "GPU-a")]
     assignment = Assignment(("acme", "j", 0, 1, 7), asked, devices, "time-slice")
     config = config_of(assignment, own, NO_RULES, {}, labels={}, log_bytes=1 << 20)
@@ -830,9 +830,9 @@ def test_a_time_slicing_file_is_mounted_read_only_where_the_operator_permits_it(
     for path in (f"{tmp_path}/../shadow.yaml", "/etc/shadow", f"{tmp_path}/a,U=true.yaml"):
         elsewhere = msgspec.structs.replace(asks[1], time_slicing_config_path=path)
         with pytest.raises(Refused, match="may not be mounted"):
-            check_policy("acme", msgspec.structs.replace(asked, gpu=elsewhere), own, NO_RULES)
+            check_container_policy("acme", msgspec.structs.replace(asked, gpu=elsewhere), own, NO_RULES)
     with pytest.raises(Refused, match="may not be mounted"):
-        check_policy("acme", asked, DockerSettings(), NO_RULES)
+        check_container_policy("acme", asked, DockerSettings(), NO_RULES)
     file.unlink()
     with pytest.raises(SharingUnavailable, match="not a regular file"):
         config_of(assignment, own, NO_RULES, {}, labels={}, log_bytes=1 << 20)
