@@ -11,9 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.scheduler.whatif import fixes as fixes_module
-from moorage.scheduler.whatif.changes import short_name
+from moorage.scheduler.whatif.changes import pairs, short_name, singles
 from moorage.scheduler.whatif.fixes import FIXES_MAX, TRIED_MAX
+from moorage.schemas.capabilities import Capabilities, Enforced
+from moorage.schemas.frames import Device
 from moorage.schemas.gpu import parse_token
+from moorage.schemas.job import Request
 from tests.scheduler.driving import H100, Driving
 
 L40S, A100 = "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"
@@ -83,6 +86,65 @@ def test_a_mode_that_is_not_offered() -> None:
     drive = Driving()
     drive.worker("w", 1, modes=["exclusive"])
     assert said(drive, gpu={"sharing": "mps"}) == ["a whole GPU"]
+
+
+def slices(worker: str, *profiles: str) -> list[Device]:
+    """Devices of a worker: a slice of each profile, a whole H100 for an empty one."""
+    return [
+        Device(
+            slot, "nvidia", f"{H100} MIG {profile}" if profile else H100, f"GPU-{worker}-{slot}",
+            1024 * int(profile.partition(".")[2].removesuffix("gb")) if profile else MEMORY[H100],
+            mig=bool(profile), profile=profile,
+        )
+        for slot, profile in enumerate(profiles)
+    ]  # fmt: skip
+
+
+def test_another_slice_or_a_whole_gpu_in_place_of_a_slice() -> None:
+    drive = Driving()
+    drive.worker("w0", gpu_pool=slices("w0", "1g.10gb", "1g.20gb", "3g.40gb", ""))
+    drive.submit("runs", gpu={"profile": "1g.20gb"})
+    whole = "a whole GPU instead of a slice 1g.20gb"
+    assert said(drive, gpu={"profile": "1g.20gb"}) == ["a slice 3g.40gb instead of 1g.20gb", whole]
+    drive.submit("more", gpu={"profile": "3g.40gb"})
+    assert [fix["say"] for fix in fixes(drive, "j")] == ["a slice 1g.10gb instead of 1g.20gb", whole]
+    drive.submit("most", gpu={"profile": "1g.10gb"})
+    [fix] = fixes(drive, "j")
+    assert (fix["say"], fix["request"]) == (whole, {"gpu": {}})
+
+
+def test_a_lower_level_or_a_whole_gpu() -> None:
+    drive = Driving()
+    guarded = {"noop": Capabilities(enforced={"mps": Enforced("guarded", "advisory")})}
+    drive.worker("w0", 1, capabilities=guarded)
+    asks = {"sharing": "mps", "share": {"memory_mib": 1_000}, "enforce": {"memory": "hard"}}
+    assert said(drive, gpu=asks) == ["a whole GPU", "memory guarded instead of hard"]
+    drive.submit("t", gpu=asks | {"sharing": "time-slice"})
+    assert [fix["say"] for fix in fixes(drive, "t")] == ["a whole GPU", "memory advisory instead of hard"]
+
+
+def test_a_whole_gpu_comes_without_what_only_sharers_may_ask() -> None:
+    drive = Driving()
+    drive.worker("w0", 1, modes=["exclusive"])
+    assert said(drive, gpu={"sharing": "mps", "prefer": "spread", "mps_pipe_dir": "/tmp/pipe"}) == ["a whole GPU"]
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        {"profile": "1g.20gb"},
+        {"sharing": "mps", "prefer": "spread", "mps_pipe_dir": "/tmp/pipe"},
+        {"enforce": {"memory": "guarded"}},
+        {"sharing": "mps", "share": {"memory_mib": 1_000}, "enforce": {"memory": "hard"}},
+    ],
+)
+def test_no_change_is_tried_that_would_be_refused_as_it_stands(gpu: dict[str, Any]) -> None:
+    drive = Driving()
+    drive.worker("w0", gpu_pool=slices("w0", "1g.10gb", ""))
+    request = msgspec.convert({"gpu": gpu, "run": {"driver": "noop"}}, Request)
+    assert request.trouble is None
+    changes = [*singles(drive.engine.fleet, request, []), *pairs(drive.engine.fleet, request, [])]
+    assert [change.say for kind in changes for change in kind if change.request.trouble is not None] == []
 
 
 def test_two_changes_at_once_where_none_helps_alone() -> None:

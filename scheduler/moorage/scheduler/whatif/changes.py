@@ -1,7 +1,8 @@
 """Smaller or other requests that may start now in place of one that waits, those that a user gives up least for first.
 
-The order is: a time limit where that lets it in, another model, less memory, a share of a GPU, fewer cores, no gang,
-fewer replicas, fewer GPUs, a label less. These are candidates: each is tried before it is told (see `fixes`).
+The order is: a time limit where that lets it in, another model, less memory, another slice, a share of a GPU, a lower
+level, fewer cores, no gang, fewer replicas, fewer GPUs, a label less. These are candidates: each is tried before it is
+told (see `fixes`). One that would be refused as it stands is none.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import msgspec
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.schedule.runtime import FREED_MS
+from moorage.schemas.capabilities import LEVELS, level_number
 from moorage.schemas.driver_config import DEVICE_KEYS
-from moorage.schemas.gpu import capability_of, format_token, model_matches, said_anew
+from moorage.schemas.gpu import capability_of, format_token, mig_profile, model_matches, said_anew
 from moorage.schemas.job import GpuCount, Request, ResourceRequirements, Resources
 
 #: models of the fleet that are suggested
@@ -25,6 +27,9 @@ MODELS_TRIED_MAX: Final = 16
 HURRY_S: Final = 5
 HURRY_PART: Final = 0.05
 _MIB_PER_GIB: Final = 1024
+_GB: Final = re.compile(r"\.([0-9]+)gb")
+#: fields that only a sharer may name
+_OF_SHARERS: Final = ("sharing", "share", "prefer", "mps_pipe_dir", "mps_log_dir", "time_slicing_config_path")
 _MODEL_WORD: Final = re.compile(r"(?=[^ ]*\d)[A-Za-z][A-Za-z0-9]*")
 
 
@@ -50,7 +55,7 @@ class Change(NamedTuple):
 def singles(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[Iterator[Change]]:
     """Return the changes of each kind. `needed_in_ms` is in how many ms hosts are needed that it could use before."""
     return [
-        (Change(say, changed, (name,), request) for say, changed, name in kind(fleet, request))
+        (Change(say, changed, (name,), request) for say, changed, name in kind(fleet, request) if not changed.trouble)
         for kind in _kinds(request, needed_in_ms)
     ]
 
@@ -68,7 +73,8 @@ def pairs(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[I
 def _both(fleet: Fleet, request: Request, first: _Change, kind: _Kind) -> Iterator[Change]:
     say, changed, name = first
     for more, both, second in kind(fleet, changed):
-        yield Change(f"{say}, {more}", both, tuple(dict.fromkeys((name, second))), request)
+        if not both.trouble:
+            yield Change(f"{say}, {more}", both, tuple(dict.fromkeys((name, second))), request)
 
 
 def _kinds(request: Request, needed_in_ms: Sequence[int]) -> tuple[_Kind, ...]:
@@ -207,10 +213,46 @@ def _share(fleet: Fleet, request: Request) -> Iterator[_Change]:
                 say = f"{percent} % of a GPU instead of {gpu.share.compute_percent} %"
                 yield say, _with_gpu(request, share=share), "gpu"
     if gpu.time_slice_index is None:
-        yield "a whole GPU", _with_gpu(request, sharing=None, share=None), "gpu"
+        yield "a whole GPU", _with_gpu(request, **dict.fromkeys(_OF_SHARERS)), "gpu"
     else:
         say = f"any GPU instead of the one with index {gpu.time_slice_index}"
         yield say, _with_gpu(request, time_slice_index=None), "gpu"
+
+
+def _slice(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    """A slice of another profile that the fleet has: the smallest of those with as much memory, then smaller ones."""
+    gpu = request.effective_gpu
+    if gpu is None or gpu.profile is None:
+        return
+    profiles = sorted({mig_profile(name) for name in _devices(fleet)} - {"", gpu.profile}, key=_gb)
+    larger = [profile for profile in profiles if _gb(profile) >= _gb(gpu.profile)]
+    for profile in [*larger, *reversed(profiles[: len(profiles) - len(larger)])]:
+        yield f"a slice {profile} instead of {gpu.profile}", _with_gpu(request, profile=profile), "gpu"
+
+
+def _no_slice(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    gpu = request.effective_gpu
+    if gpu is not None and gpu.profile is not None:
+        yield f"a whole GPU instead of a slice {gpu.profile}", _with_gpu(request, profile=None), "gpu"
+
+
+def _gb(profile: str) -> int:
+    """Return the memory that a profile of MIG names: 10 of `1g.10gb+me`."""
+    found = _GB.search(profile)
+    return int(found[1]) if found is not None else 0
+
+
+def _level(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    """Lower levels at which its part of a GPU has to be kept, the highest first: of memory, of compute, of both."""
+    gpu = request.effective_gpu
+    if gpu is None or gpu.enforce is None:
+        return
+    for names in (("memory",), ("compute",), ("memory", "compute")):
+        asked = [level_number(getattr(gpu.enforce, name) or LEVELS[0]) for name in names]
+        for lower in range(max(asked) - 1, -1, -1) if min(asked) else ():
+            levels = {name: LEVELS[min(lower, most)] for name, most in zip(names, asked, strict=True)}
+            say = ", ".join(f"{name} {levels[name]} instead of {getattr(gpu.enforce, name)}" for name in names)
+            yield say, _with_gpu(request, enforce=msgspec.structs.replace(gpu.enforce, **levels)), "gpu"
 
 
 def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -269,5 +311,6 @@ def _labels(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 _KINDS: Final[tuple[_Kind, ...]] = (
-    _any_device, _models, _vendor, _compute, _memory, _share, _host, _gang, _replicas, _count, _labels,
+    _any_device, _models, _vendor, _compute, _memory, _slice, _no_slice, _share, _level, _host, _gang, _replicas,
+    _count, _labels,
 )  # fmt: skip
