@@ -166,7 +166,7 @@ async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(home: Po
 
 @pytest.mark.slow
 async def test_it_is_shut_in_and_has_its_limits(home: PodmanHome, tmp_path: Path) -> None:
-    async with state_of(tmp_path) as state, Rig(home, state, pids_max=99) as rig:
+    async with state_of(tmp_path) as state, Rig(home, state, pids_max=99, shm=3 << 20) as rig:
         limits = Resources(cpu_milli=500, memory_mib=64)
         name = rig.start("j1", "sh", "-c", "cat /proc/self/status; sleep 600", resources=limits)
         await rig.reported(Started, name)
@@ -174,6 +174,7 @@ async def test_it_is_shut_in_and_has_its_limits(home: PodmanHome, tmp_path: Path
         [told] = msgspec.json.decode(home.podman("inspect", container))
         host = told["HostConfig"]
         assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (500_000_000, 64 << 20, 64 << 20)
+        assert host["ShmSize"] == 3 << 20
         assert (host["PidsLimit"], host["Privileged"], host["NetworkMode"]) == (99, False, "none")
         assert (host["PidMode"], host["RestartPolicy"]["Name"], host["PortBindings"]) == ("private", "", {})
         text = await rig.said(name, "NoNewPrivs:\t1")

@@ -175,7 +175,7 @@ async def _follow(
     from moorage.schemas.job import QUEUED, SUCCEEDED
 
     progress = Progress(job, quiet=options.json, whole=tail is None, labelled=labelled)
-    async with client.watch(job, past=True, tail=tail, replica=replica, notes=True) as watch:
+    async with client.watch(job, past=True, tail=tail, replica=replica, notes=not options.json) as watch:
         if submit is not None:
             await submit()
         asking: asyncio.Task[None] | None = None
