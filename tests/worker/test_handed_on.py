@@ -171,6 +171,17 @@ async def test_a_gpu_is_handed_on_once(amd: Amd, tmp_path: Path) -> None:
         inventory.close()
 
 
+async def test_a_state_folder_that_cannot_be_written_to_is_the_hosts_fault(amd: Amd, tmp_path: Path) -> None:
+    (tmp_path / "vm").touch()
+    with Stub(tmp_path / "stub", extra=(NO_LIBRARY,)).load():
+        inventory = await opened(amd, tmp_path / "vm")
+        with pytest.raises(NotHandedOn, match="/vm: "):
+            await inventory.hand_on(inventory.devices()[0])
+        assert amd.drivers() == ("amdgpu", "snd_hda_intel")
+        assert not any(reading.handed_on for reading in await inventory.sample())
+        inventory.close()
+
+
 async def test_where_jobs_know_gpus_by_number_none_is_handed_on(amd: Amd, tmp_path: Path) -> None:
     """With one gone, the runtime of these cards would count the others anew, and show a job a device not its own."""
     for address in (GPU, OTHER):

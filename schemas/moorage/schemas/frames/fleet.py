@@ -102,7 +102,7 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, probation, mig, quarantined
     health: str = "ok"
     foreign: str = ""  # who holds the device from outside, as "pid 8812 python (user bob)", else empty
-    detail: str = ""  # what made it so, as "Xid 79: the GPU has fallen off the bus"
+    detail: str = ""  # what made it so, as "Xid 79: the GPU has fallen off the bus"; or that a VM has the device
 
 
 class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="load"):

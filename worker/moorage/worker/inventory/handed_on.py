@@ -149,14 +149,14 @@ class HandingInventory:
         async with self._alone():
             if address in self.away:
                 raise NotHandedOn(f"{address} is handed on already, or could not be given back")
-            await in_thread("passthrough-check", partial(self.passthrough.functions, address, os.getpid()))
             journal = self._folder / address
             try:
+                await in_thread("passthrough-check", partial(self.passthrough.functions, address, os.getpid()))
                 await self._close_inner()
                 write_synced(self._folder / DEVICES_FILE, msgspec.json.encode(self._slots))
                 return await in_thread("passthrough", partial(self.passthrough.take, address, journal))
             except OSError as error:
-                raise NotHandedOn(f"{self._folder} cannot be written to: {error.strerror or error}") from None
+                raise NotHandedOn(f"{error.filename}: {error.strerror or error}") from None
             finally:
                 if journal.exists():
                     self.away.add(address)
