@@ -42,7 +42,7 @@ def group_of(nodeid: str) -> str:
         return f"node of {folder}"
     if file.startswith(SPREAD) and file not in OF_ONE_STACK:
         return nodeid
-    kind, _, method = name.partition("::")
+    kind, _, method = name.partition("[")[0].partition("::")
     return f"{file}::{kind}" if method else file
 
 
@@ -59,7 +59,7 @@ def put_longest_first(items: list[pytest.Item]) -> None:
     items[:] = [item for group in sorted(groups, key=begins) for item in groups[group]]
 
 
-class GroupScheduling(LoadScopeScheduling):
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Give each process one group after the other, in their order (`--no-loadscope-reorder`)."""
 
     def _split_scope(self, nodeid: str) -> str:

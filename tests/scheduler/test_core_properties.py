@@ -13,7 +13,7 @@ from tests.turns import turns
 SEEDS: Final = 40
 
 
-@pytest.mark.parametrize("seed", turns(range(SEEDS), often=2, more=14))
+@pytest.mark.parametrize("seed", turns(range(SEEDS), often=1, more=15))
 def test_safety_under_faults_and_liveness_after(seed: int) -> None:
     world = FaultyWorld(seed, workers=2 + seed % 3)
     world.run(220)

@@ -142,7 +142,7 @@ def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Fa
     return facts
 
 
-@pytest.mark.parametrize("seed", turns(range(60), often=6))
+@pytest.mark.parametrize("seed", turns(range(60), often=3))
 def test_a_frame_of_whole_runs_comes_to_what_its_facts_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def life() -> Driving:
         drive = Driving()

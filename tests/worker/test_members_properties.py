@@ -510,5 +510,5 @@ TestWorld.settings = settings(
 
 
 @pytest.mark.slow
-class TestMoreWorlds(World.TestCase):  # type: ignore[misc,name-defined]
+class TestMoreWorlds(World.TestCase):  # type: ignore[misc,valid-type]
     settings = settings(TestWorld.settings, max_examples=100)

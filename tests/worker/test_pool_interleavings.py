@@ -173,7 +173,7 @@ class Case:
             assert len(modes) <= (1 if "exclusive" in modes else 2), "more holders than the mode allows"
 
 
-@pytest.mark.parametrize("first", turns(range(0, INTERLEAVINGS, TOGETHER), often=2, more=8))
+@pytest.mark.parametrize("first", turns(range(0, INTERLEAVINGS, TOGETHER), often=1, more=9))
 def test_no_interleaving_breaks_the_pool(first: int) -> None:
     async def play_all() -> None:
         for seed in range(first, first + TOGETHER):

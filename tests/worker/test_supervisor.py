@@ -36,6 +36,7 @@ from moorage.worker.supervisor.protocol import (
 )
 from moorage.worker.supervisor.state_folder import EXIT_HELD, state_mark
 from tests.disk import fill, mount_small, unmount
+from tests.turns import turns
 from tests.worker.supervisor_rig import (
     SHELL_PATH,
     WAIT_S,
@@ -54,14 +55,11 @@ needs_compiled = pytest.mark.skipif(bool(open_compiled()[1]), reason="the launch
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-PROOFS: Final = [
-    "cgroup",
-    pytest.param("walk", marks=pytest.mark.slow),  # the launcher of the first, the proof of the last
-    "forked",
-]
+#: `walk` has the launcher of the first and the proof of the last
+PROOFS: Final = ("cgroup", "walk", "forked")
 
 
-@pytest.fixture(params=PROOFS)
+@pytest.fixture(params=turns(PROOFS, often=1))
 def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return arguments_of(request.param)
 
