@@ -308,10 +308,13 @@ class TestKubernetes(Containers):
         super().setup_class()
         cls.stack = contextlib.ExitStack()
         server, _ = cls.stack.enter_context(cluster())
-        cls.settings = f'[driver.kubernetes]\nnode = "{NODE}"\nkubeconfig = "{server.kubeconfig(WORKER)}"\n'
+        for key, value in (("NODE", NODE), ("KUBECONFIG", str(server.kubeconfig(WORKER)))):
+            os.environ[f"MOORAGE_DRIVER_KUBERNETES_{key}"] = value  # an agent in a process of its own finds them there
 
     @classmethod
     def teardown_class(cls) -> None:
+        for key in ("NODE", "KUBECONFIG"):
+            os.environ.pop(f"MOORAGE_DRIVER_KUBERNETES_{key}")
         cls.stack.close()
         super().teardown_class()
 
