@@ -10,6 +10,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
+
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import SHARING_MODES, GpuSpec, Sharing
 from moorage.schemas.job import Request, Run
@@ -37,6 +40,7 @@ from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/explanation/sharing-modes.md"
+IMAGES = ("docker", "podman", "kubernetes")
 MODES: tuple[Sharing, ...] = ("exclusive", "time-slice", "mps")
 DRIVERS: tuple[type[Driver], ...] = (
     ProcessDriver, DockerDriver, PodmanDriver, VmDriver, KubernetesDriver, HandlerDriver, NoopDriver,
@@ -68,6 +72,18 @@ def documented() -> dict[str, list[str]]:
     return {driver: cells.split(" | ") for driver, cells in rows}
 
 
+@pytest.fixture(autouse=True)
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster for the driver kubernetes, which is not asked for anything here."""
+    file = tmp_path / "kubeconfig"
+    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "n"}}
+    users = [{"name": "u", "user": {"token": "t"}}]
+    config = {"clusters": [cluster], "contexts": [context], "users": users, "current-context": "c"}
+    file.write_bytes(msgspec.json.encode(config))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+
+
 def made(folder: Path, *, simulated: bool) -> dict[str, Driver]:
     """Every driver that comes with moorage, as a worker makes it."""
     settings = WorkerSettings(folder, "w1")
@@ -85,7 +101,7 @@ def made(folder: Path, *, simulated: bool) -> dict[str, Driver]:
 def refuses(driver: Driver, mode: Sharing, *, simulated: bool) -> bool:
     """Whether no job of the driver has a GPU in this mode, whatever the host has."""
     argv = ["sleep", "1"] if driver.name == "noop" else ["x"]
-    run = Run(driver=driver.name, argv=argv, image="i" if driver.name in ("docker", "podman") else None)
+    run = Run(driver=driver.name, argv=argv, image="i" if driver.name in IMAGES else None)
     try:
         driver.check(Request(run=run, gpu=GpuSpec(sharing=mode)))
     except Refused:

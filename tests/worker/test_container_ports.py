@@ -16,8 +16,8 @@ from moorage.schemas.job import Request, Run
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_config import (
     ContainerSettings,
-    check_network,
     check_container_policy,
+    check_network,
     check_request,
     config_of,
     ports_of,
