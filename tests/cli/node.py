@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.target import Up, read_up
+from moorage.client import AsyncClient
 from tests.leftover import ends_with_the_test
 from tests.waiting import until
 
@@ -132,6 +133,15 @@ class Node:
 
     async def run(self, *argv: str, tenant: str = "", stdin: str = "") -> Ran:
         return await moorage(*argv, env=self.env(tenant), stdin=stdin)
+
+    async def until_free(self) -> None:
+        """Wait until no GPU is in use: jobs that other tests cancelled may still end."""
+        async with AsyncClient(self.url) as client:
+
+            async def is_free() -> bool:
+                return all(row["free"] == row["gpus"] for row in (await client.fleet())["workers"])
+
+            await until(is_free, UP_S_MAX, "every GPU free")
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         if self.process.returncode is None:

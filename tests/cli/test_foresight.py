@@ -35,6 +35,7 @@ async def fill(client: AsyncClient, runs_s: int) -> list[Any]:
 
 @pytest.mark.slow
 async def test_when_it_starts_is_told_everywhere(node: Node, unique: str) -> None:
+    await node.until_free()
     async with AsyncClient(node.url, tenant=unique) as client:
         await learn(client)
         running = await fill(client, RUNS_S)
@@ -60,6 +61,7 @@ async def test_when_it_starts_is_told_everywhere(node: Node, unique: str) -> Non
 
 @pytest.mark.slow
 async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, unique: str) -> None:
+    await node.until_free()
     async with AsyncClient(node.url, tenant=unique) as client:
         running = await fill(client, 600)
         first = await client.submit(["sleep", "0"], gpu="1xH100")
@@ -75,6 +77,7 @@ async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, uniqu
 
 @pytest.mark.slow
 async def test_explain_and_event_name_the_same_fix(node: Node, unique: str) -> None:
+    await node.until_free()
     async with AsyncClient(node.url, tenant=unique) as client:
         await client.admin.limit(gpus=2, tenant=unique)
         runs = [await client.submit(["sleep", "600"], gpu="1xH100") for _ in range(2)]

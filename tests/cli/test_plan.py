@@ -13,6 +13,7 @@ from tests.cli.node import Node
 
 @pytest.mark.slow
 async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
+    await node.until_free()
     now = await node.run("plan", "--gpu", "2xH100", "--", "true", tenant=unique)
     assert now.code == 0, now.err
     facts = dict(row[:2] for row in now.rows)
@@ -38,6 +39,7 @@ async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
 
 @pytest.mark.slow
 async def test_a_part_that_starts_now_is_told_as_a_part(node: Node, unique: str) -> None:
+    await node.until_free()
     part = await node.run("plan", "--gpu", "4xH100", "--replicas", "3", tenant=unique)
     facts = dict(row[:2] for row in part.rows)
     assert part.code == 7, "as for what waits"

@@ -234,7 +234,7 @@ LOOKED_FOR: Final[list[tuple[dict[str, Any], str]]] = [
     ),
     ({"argv": ("/no/such",)}, "no /no/such on the worker, or not what its first line names"),
     ({"argv": ("/usr",)}, "/usr: Permission denied"),
-    ({"cwd": "/nonexistent"}, "no folder /nonexistent"),
+    ({"cwd": "/no/such/folder"}, "no folder /no/such/folder"),
     ({"cwd": "/etc/hostname"}, "no folder /etc/hostname"),
     ({"argv": ("a\n\x1b[2J" + "b" * 99,), "env": {"PATH": ""}}, f"no program a\\n\\x1b[2J{'b' * 49}… in PATH ''"),
 ]
