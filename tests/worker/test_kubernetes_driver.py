@@ -51,9 +51,10 @@ class Rig:
         self.living: list[Living] = []
         made.attach(self.events.append, lambda name, payload: self.said.append(payload))
 
-    def start(self, job: str, *argv: str, gpu: bool = False, **run: Any) -> MemberName:
+    def start(self, job: str, *argv: str, **run: Any) -> MemberName:
         name: MemberName = ("acme", job, 0, 1, 7)
-        request = Request(run=Run(**{"driver": "kubernetes", "image": IMAGE, "argv": list(argv), "grace_s": 1.0} | run))
+        fields: dict[str, Any] = {"driver": "kubernetes", "image": IMAGE, "argv": list(argv), "grace_s": 1.0} | run
+        request = Request(run=Run(**fields))
         self.driver.start([Assignment(name, request, [], "none")])
         return name
 
