@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -331,7 +331,7 @@ class Kubelet:
         for each in container.get("env") or ():
             if "valueFrom" in each:
                 from_ = each["valueFrom"]["secretKeyRef"]
-                secret = await self._cluster.get("secrets", from_["name"])
+                secret = await self._sure(functools.partial(self._cluster.get, "secrets", from_["name"]))
                 if secret is None:
                     message = f'secret "{from_["name"]}" not found'
                     await self._say(
@@ -391,11 +391,11 @@ class Kubelet:
             ended |= {"finishedAt": _now(), "containerID": f"test://{ran.uid}"}
         await self._say(ran, {"terminated": ended}, "Failed" if ended["exitCode"] else "Succeeded")
         while True:
-            pod = await self._cluster.get("pods", ran.name)
+            pod = await self._sure(lambda: self._cluster.get("pods", ran.name))
             if pod is None:
                 return
             if "deletionTimestamp" in pod["metadata"]:
-                await self._cluster.delete("pods", ran.name, 0)
+                await self._sure(lambda: self._cluster.delete("pods", ran.name, 0))
                 return
             await asyncio.sleep(0.1)
 
@@ -408,7 +408,16 @@ class Kubelet:
         if ran.reason:
             status["reason"] = ran.reason
         path = self._cluster._path("pods", f"{ran.name}/status")
-        await self._cluster._ask("PATCH", path, None, {"status": status}, "application/merge-patch+json")
+        change = {"status": status}
+        await self._sure(lambda: self._cluster._ask("PATCH", path, None, change, "application/merge-patch+json"))
+
+    async def _sure(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask until the API server answers: what a kubelet has to say is not lost with a connection."""
+        while True:
+            try:
+                return await ask()
+            except ClusterDown:
+                await asyncio.sleep(0.1)
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         """What the API server asks for in a client's name."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -57,6 +57,7 @@ from moorage.worker.settings import WorkerSettings
 FOLDER: Final = "kubernetes"
 #: between two tries to reach the API server
 RETRY_S: Final = 1.0
+RETRY_S_MAX: Final = 30.0
 #: how long after its grace a pod may still be there until its end is in doubt
 STUCK_S: Final = 30.0
 #: pods that are created at once
@@ -150,6 +151,9 @@ class KubernetesDriver(Driver):
         self._selector = f"{LABEL}={self._owner}"
         self._members: dict[MemberName, _Member] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        #: pods whose end is in the ledger, and that are still in the cluster
+        self._over: dict[str, None] = {}
+        self._dropping: asyncio.Task[None] | None = None
         self._starts = asyncio.Semaphore(STARTS_MAX)
         settings = kit.settings
         self._outputs = PodOutputs(
@@ -233,7 +237,9 @@ class KubernetesDriver(Driver):
             member = self._members.pop(name, None)  # an operator has said that its devices are free
             for task in member.tasks if member is not None else ():
                 task.cancel()
-            self._begin(self._drop(pod_name(self._owner, name)))
+            self._over[pod_name(self._owner, name)] = None
+        if self._over and self._dropping is None:
+            self._dropping = self._begin(self._drop_all())
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         bounds = self._outputs.keeper.bounds
@@ -419,10 +425,10 @@ class KubernetesDriver(Driver):
         name, exact_s = pod["metadata"]["name"], exact_deadline_s(pod, waited_s(pod))
         if exact_s is not None:
             change = {"spec": {"activeDeadlineSeconds": exact_s}}
-            self._run(member, self._until_done(lambda: self._cluster.patch("pods", name, change)))
+            self._run(member, self._until_done(member, lambda: self._cluster.patch("pods", name, change)))
         if member.has_secret:
             member.has_secret = False
-            self._run(member, self._drop_secret(name))
+            self._run(member, self._until_done(member, lambda: self._drop_secret(name)))
 
     def _follow(self, member: _Member) -> None:
         name = pod_name(self._owner, member.name)
@@ -465,47 +471,72 @@ class KubernetesDriver(Driver):
         name = pod_name(self._owner, member.name)
         grace_s, why = member.asked or (1.0, "lost")
         self._at(member, grace_s_of(grace_s) + STUCK_S, self._in_doubt)
-        await self._until_done(lambda: self._cluster.patch("pods", name, {"metadata": {"annotations": {ENDS: why}}}))
-        await self._until_done(lambda: self._cluster.delete("pods", name, grace_s_of(grace_s)))
+        note = {"metadata": {"annotations": {ENDS: why}}}
+        await self._until_done(member, lambda: self._cluster.patch("pods", name, note))
+        await self._until_done(member, lambda: self._cluster.delete("pods", name, grace_s_of(grace_s)))
 
     def _in_doubt(self, member: _Member) -> None:
         if not member.over.is_set():
             log.error("%s: its pod was asked to end, and the kubelet has not said that it is over", member.name[1])
             self.report(Stuck([member.name]))
 
+    async def _drop_all(self) -> None:
+        """Leave nothing in the cluster of members whose end is in the ledger."""
+        wait_s = RETRY_S
+        while self._over:
+            name = next(iter(self._over))
+            try:
+                await self._drop(name)
+            except (ClusterDown, ClusterError) as error:
+                log.warning("pods that are over stay in the cluster: %s", error)
+                self._over[name] = self._over.pop(name)  # others have their turn first
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, RETRY_S_MAX)
+            else:
+                del self._over[name]
+                wait_s = RETRY_S
+        self._dropping = None
+
     async def _drop(self, name: str) -> None:
-        """The end is in the ledger: nothing is left in the cluster."""
-        pod = await self._until_done(lambda: self._cluster.get("pods", name))
+        pod = await self._cluster.get("pods", name)
         if pod is not None:
             kept = [each for each in pod["metadata"].get("finalizers") or () if each != FINALIZER]
-            await self._until_done(lambda: self._cluster.patch("pods", name, {"metadata": {"finalizers": kept}}))
-            await self._until_done(lambda: self._cluster.delete("pods", name))
+            await self._cluster.patch("pods", name, {"metadata": {"finalizers": kept}})
+            await self._cluster.delete("pods", name)
         await self._drop_secret(name)
 
     async def _drop_secret(self, name: str) -> None:
         if self._kit.settings.secrets_dir is not None:
-            await self._until_done(lambda: self._cluster.delete("secrets", name))
+            await self._cluster.delete("secrets", name)
 
     async def _drop_secrets(self) -> None:
         """Remove the Secrets that an agent before this one left without a pod."""
-        secrets, _ = await self._until_done(lambda: self._cluster.list("secrets", self._selector))
-        for secret in secrets:
-            name = secret["metadata"]["name"]
-            if not any(pod_name(self._owner, each) == name for each in self._members):
-                await self._drop_secret(name)
+        try:
+            secrets, _ = await self._cluster.list("secrets", self._selector)
+            for secret in secrets:
+                name = secret["metadata"]["name"]
+                if not any(pod_name(self._owner, each) == name for each in self._members):
+                    await self._drop_secret(name)
+        except (ClusterDown, ClusterError) as error:
+            log.warning("Secrets of before may be left in the cluster: %s", error)
 
-    async def _until_done(self, ask: Any) -> Any:
-        """Ask the cluster until it answers; an answer that will stay as it is, is logged and let be."""
-        while True:
+    async def _until_done(self, member: _Member, ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Ask the cluster until it has done it, or the member is over, or it never will."""
+        wait_s = RETRY_S
+        while not member.over.is_set():
             try:
-                return await ask()
+                await ask()
+                return
             except ClusterError as error:
-                log.warning("the cluster: %s", error)
-                if error.status < 500 and error.status not in (CONFLICT, _BUSY, 401, 403):
-                    return None
+                log.warning("%s: the cluster: %s", member.name[1], error)
+                if error.status in (400, 422):
+                    return
             except ClusterDown as error:
-                log.debug("%s", error)
-            await asyncio.sleep(RETRY_S)
+                log.debug("%s: %s", member.name[1], error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await member.over.wait()
+            wait_s = min(2 * wait_s, RETRY_S_MAX)
 
     # -- inside: tasks
 
@@ -524,7 +555,7 @@ class KubernetesDriver(Driver):
         task.add_done_callback(member.tasks.discard)
         return task
 
-    def _begin(self, way: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, way: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def run() -> None:
             try:
                 await way
@@ -534,6 +565,7 @@ class KubernetesDriver(Driver):
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _at(self, member: _Member, after_s: float, what: Any) -> None:
         member.timers.append(asyncio.get_running_loop().call_later(after_s, what, member))

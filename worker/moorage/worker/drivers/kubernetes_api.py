@@ -59,7 +59,7 @@ class Cluster:
         """
         try:
             import httpx2
-            from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+            from lightkube.config import client_adapter
             from lightkube.config.kubeconfig import KubeConfig
         except ImportError as error:
             raise refuse(
@@ -73,7 +73,8 @@ class Cluster:
             if config is None or config.user is None:
                 raise ValueError("it names no user")
             timeout = httpx2.Timeout(ASK_S)
-            self._http: AsyncClient = AsyncClient(config, ConnectionParams(timeout=timeout))
+            parameters = client_adapter.ConnectionParams(timeout=timeout)
+            self._http: AsyncClient = client_adapter.AsyncClient(config, parameters)
         except Exception as error:  # lightkube raises whatever the text of a file leads to
             where = kubeconfig or os.environ.get("KUBECONFIG") or "that of this pod or ~/.kube/config"
             raise refuse(

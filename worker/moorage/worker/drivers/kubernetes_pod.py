@@ -63,9 +63,10 @@ def member_of(pod: Mapping[str, Any]) -> MemberName | None:
     """Return the member of a pod; None for a pod whose annotation does not say it."""
     text = pod["metadata"].get("annotations", {}).get(MEMBER, "")
     try:
-        return msgspec.json.decode(text, type=MemberName)
+        name: MemberName = msgspec.json.decode(text, type=MemberName)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
+    return name
 
 
 def check_request(request: Request) -> None:
@@ -128,7 +129,7 @@ def pod_of(
     its container, and comes before the job's time-out. Values of secrets are not in it: they are in `secret_of`.
     """
     name, request, run = assignment.name, assignment.request, assignment.run
-    ours = assignment.environment(simulated=simulated)
+    ours: dict[str, str] = assignment.environment(simulated=simulated)
     limits: dict[str, str] = {}
     if (resources := request.resources) is not None:
         if resources.cpu_milli:

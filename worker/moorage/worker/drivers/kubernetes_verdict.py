@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 def read(pod: Mapping[str, Any]) -> Seen:
     """Return what a pod's status says of its member."""
     status = pod.get("status", {})
-    container = next(iter(status.get("containerStatuses") or ()), {})
+    container: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
     state = container.get("state") or {}
     if (terminated := state.get("terminated")) is not None:
         return _terminated(pod, terminated)
@@ -92,7 +92,7 @@ def asked_at(pod: Mapping[str, Any]) -> datetime | None:
 def waited_s(pod: Mapping[str, Any]) -> float:
     """Return how long the kubelet had the pod before its container began; 0 where that is not known."""
     status = pod.get("status", {})
-    container = next(iter(status.get("containerStatuses") or ()), {})
+    container: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
     began = ((container.get("state") or {}).get("running") or {}).get("startedAt")
     if began is None or "startTime" not in status:
         return 0.0
