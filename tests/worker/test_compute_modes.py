@@ -65,6 +65,7 @@ async def test_a_worker_that_does_not_share_changes_nothing(tmp_path: Path) -> N
         inventory.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shares", "boot", "left"), [(True, "boot", 3), (False, "boot", 3), (True, "next", 0)])
 async def test_the_agent_after_one_that_was_killed_restores_what_that_changed(
     shares: bool, boot: str, left: int, tmp_path: Path
