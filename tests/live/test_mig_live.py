@@ -65,6 +65,8 @@ async def test_a_worker_is_drained_divided_and_open_again_with_the_new_slices(
         )  # fmt: skip
         await acme.submit("small", gpu={"profile": "1g.10gb"}, run={"argv": ["/bin/true"]})
         await acme.reaches("small", "SUCCEEDED")
+        code, said = await mig("off")
+        assert (code, [each["uuid"] for each in (await row())["devices"]]) == (0, [GPU, OTHER]), said
         code, said = await mig("3x3g.40gb")
         assert (code != 0, "no such slices" in said, (await row())["flag"]) == (True, True, "open"), said
 

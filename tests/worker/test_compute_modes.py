@@ -57,6 +57,22 @@ async def test_a_mode_in_which_jobs_cannot_share_is_set_and_restored(tmp_path: P
         inventory.close()
 
 
+async def test_what_is_changed_is_in_the_file_before_it_is_changed(tmp_path: Path) -> None:
+    board = exclusive()
+    board.hangs = {"set_compute_mode"}
+    with Stub(tmp_path / "stub", board, Board(OTHER)).load():
+        inventory, modes = await open_nvml(), Modes(tmp_path)
+        one = modes.made()
+        opening = asyncio.create_task(one.open())
+        await until(modes.file.exists, what="it is in the file")
+        assert mode_of(GPU) == EXCLUSIVE_PROCESS
+        board.set(hangs=set())
+        await opening
+        await one.close()
+        assert mode_of(GPU) == EXCLUSIVE_PROCESS
+        inventory.close()
+
+
 async def test_a_worker_that_does_not_share_changes_nothing(tmp_path: Path) -> None:
     with Stub(tmp_path / "stub", exclusive(), Board(OTHER)).load():
         inventory, modes = await open_nvml(), Modes(tmp_path)
@@ -65,6 +81,7 @@ async def test_a_worker_that_does_not_share_changes_nothing(tmp_path: Path) -> N
         inventory.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shares", "boot", "left"), [(True, "boot", 3), (False, "boot", 3), (True, "next", 0)])
 async def test_the_agent_after_one_that_was_killed_restores_what_that_changed(
     shares: bool, boot: str, left: int, tmp_path: Path

@@ -128,11 +128,12 @@ def test_a_gpu_that_cannot_be_divided(tmp_path: Path) -> None:
             gpu.change(["1g.10gb"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["nvmlDeviceCreateGpuInstance", "nvmlGpuInstanceCreateComputeInstance"])
 async def test_a_change_that_is_killed_in_the_middle_is_whole_when_it_is_made_again(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CALLS, "create", (call,))  # type: ignore[misc]
+    monkeypatch.setitem(CALLS, "create", (call,))
     stub = Stub(tmp_path, board())
     with stub.load():
         gpu = opened()

@@ -422,6 +422,7 @@ _EXAMPLES: Final[dict[Any, str]] = {
     "labels": '{ zone = "a" }',
     "sharers_max": "{ mps = 8 }",
     "idle_reclaim_s": "{ vision = 7200 }",
+    "time_slice": '"short"',
     "lent_slots": "[0, 1, 2, 3]",
     "lease_uids": "[1000]",
     "port": "4222",

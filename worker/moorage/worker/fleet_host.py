@@ -9,7 +9,7 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from moorage.bus.framing import new_inbox
 from moorage.bus.transport import Delivery, Outgoing, Subscribed, Transport
@@ -93,8 +93,9 @@ class FleetHost:
     async def serve(self, stop: asyncio.Event, *others: asyncio.Task[None]) -> None:
         """Serve until `stop` is set, or one of the `others` is done. Raises what an agent that broke raised."""
         stopped = self._loop.create_task(stop.wait())
+        ends: list[asyncio.Future[Any]] = [stopped, self.failed, *others]
         try:
-            await asyncio.wait((stopped, self.failed, *others), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self.failed.done():
                 self.failed.result()
         finally:

@@ -71,7 +71,7 @@ def mig(
             raise
         try:
             changed = await _in_time(lambda: found.change(wanted))
-            slices = await _listed(client, worker, pci, sorted(wanted))
+            slices = await _listed(client, worker, (uuid, pci), sorted(wanted))
         except BaseException:
             say(f"{worker} stays drained; moorage uncordon {worker} opens it")
             raise
@@ -157,13 +157,15 @@ async def _emptied(client: AsyncClient, worker: str, limit_s: float) -> None:
         await asyncio.sleep(ASK_S)
 
 
-async def _listed(client: AsyncClient, worker: str, pci: str, wanted: list[str]) -> list[dict[str, Any]]:
-    """Wait until the worker lists these slices, or the whole GPU. Raises Rejected: it has to be started again."""
+async def _listed(client: AsyncClient, worker: str, gpu: tuple[str, str], wanted: list[str]) -> list[dict[str, Any]]:
+    """Wait until the worker lists these slices, or the whole GPU; `gpu` is its uuid and address. Raises Rejected."""
     ends_s = time.monotonic() + LISTED_S
     while time.monotonic() < ends_s:
         row = await _row(client, worker)
-        slices = [device for device in row["devices"] if device.get("profile") and device.get("pci") == pci]
-        if row["state"] != "lost" and sorted(device["profile"] for device in slices) == wanted:
+        slices = [device for device in row["devices"] if device.get("profile") and device.get("pci") == gpu[1]]
+        is_whole = any(device["uuid"] == gpu[0] and not device.get("mig") for device in row["devices"])
+        is_so = sorted(device["profile"] for device in slices) == wanted and is_whole == (not wanted)
+        if row["state"] != "lost" and is_so:
             return [{"profile": device["profile"], "uuid": device["uuid"]} for device in slices]
         await asyncio.sleep(ASK_S)
     why = f"the worker does not list the new slices after {LISTED_S:g} s"

@@ -167,6 +167,9 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
         )
     if subject.endswith(".admin.fleet"):
         return NotPermitted(told, ("moorage fleet --watch: what an observer may see of it",))
+    if ".api." in subject and subject.endswith(".usage"):
+        old = "an operator's key of before 0.3 lacks this right, and one that moorage admin nats-config makes has it"
+        return NotPermitted(msgspec.structs.replace(told, next=old), ("moorage usage --all: works with that key, too",))
     return error
 
 

@@ -27,7 +27,7 @@ class Profile(NamedTuple):
     name: str
     id: int
     slices: int
-    count: int
+    most: int
 
 
 def parse_layout(text: str) -> list[str]:
@@ -67,13 +67,13 @@ class MigGpu:
         """Raise Refused for profiles that this GPU does not have, or more of one than it has room for."""
         for name, count in Counter(layout).items():
             profile = self.profiles.get(name)
-            if profile is None or count > profile.count:
+            if profile is None or count > profile.most:
                 raise refuse(
                     "failed-precondition",
                     "the GPU has no such slices" if self.profiles else "the GPU cannot be divided into MIG slices",
                     field="$.layout",
                     found=f"{count}x{name}",
-                    allowed=", ".join(f"{each.count}x{each.name}" for each in self.profiles.values()) or "none",
+                    allowed=", ".join(f"{each.most}x{each.name}" for each in self.profiles.values()) or "none",
                 )
 
     def layout(self) -> list[str]:
@@ -195,7 +195,7 @@ class MigGpu:
         return found
 
     def _instances(self, profile: Profile) -> list[Any]:
-        found, count = (self._api.c_nvmlGpuInstance_t * max(1, profile.count))(), ctypes.c_uint(profile.count)
+        found, count = (self._api.c_nvmlGpuInstance_t * max(1, profile.most))(), ctypes.c_uint(profile.most)
         self._api.nvmlDeviceGetGpuInstances(self._raw, profile.id, found, ctypes.byref(count))
         return [found[at] for at in range(count.value)]
 
