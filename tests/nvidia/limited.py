@@ -58,8 +58,9 @@ def uuid_of(ordinal: int) -> str:
     return f"GPU-{uuid.UUID(bytes=bytes([0x11 * (ordinal + 1)]) * 16)}"
 
 
-def limited(limit_bytes: int, ordinal: int = 0, **more: int) -> Part:
-    return Part(uuid_of(ordinal), limit_bytes, **more)  # type: ignore[arg-type]
+def limited(limit_bytes: int, ordinal: int = 0, context_bytes: int = 0) -> Part:
+    """Return a part of a device of quick.c."""
+    return Part(uuid_of(ordinal), limit_bytes, context_bytes)
 
 
 class Limited:
@@ -84,10 +85,12 @@ class Limited:
         return self.outputs([str(self.built / "app"), route, *words], environment)
 
     def outputs(self, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
-        done = subprocess.run(argv, env=self.environment | (environment or {}), capture_output=True, text=True)
+        done = subprocess.run(
+            argv, env={**self.environment, **(environment or {})}, stdout=PIPE, stderr=PIPE, text=True
+        )
         assert done.returncode == 0, done.stderr or done.returncode
         assert not done.stderr, done.stderr
-        return done.stdout.splitlines()
+        return list(done.stdout.splitlines())
 
     @contextlib.contextmanager
     def running(self, *words: str, says: int) -> Iterator[subprocess.Popen[str]]:

@@ -279,7 +279,7 @@ def test_a_users_own_library_before_the_limiter_is_called_and_held(one: Limited,
 
 def throttle(one: Limited, tokens: float, capacity: float = 1e6) -> None:
     one.segment.beat()
-    one.segment.set_throttled(0, True)
+    one.segment.set_rate(0, 1)
     one.segment.refill(0, tokens, capacity)
 
 
@@ -332,7 +332,7 @@ def test_fact_57_tokens_rise_only_by_the_worker_up_to_the_capacity(tmp_path: Pat
 
 @pytest.mark.slow
 def test_fact_59_without_a_heartbeat_launches_pass_and_memory_does_not(one: Limited) -> None:
-    one.segment.set_throttled(0, True)
+    one.segment.set_rate(0, 1)
     now = time.monotonic_ns()
     for opened, beat in enumerate((0, now - 3 * 10**9, now + 3600 * 10**9), start=1):
         one.segment.beat(beat)
@@ -370,7 +370,7 @@ def test_launches_come_at_the_rate_of_the_tokens(one: Limited, per_s: int) -> No
 def test_devices_have_tokens_of_their_own(tmp_path: Path) -> None:
     job = many(tmp_path, limited(GIB, 0), limited(GIB, 1))
     job.segment.beat()
-    job.segment.set_throttled(1, True)
+    job.segment.set_rate(1, 1)
     job.segment.refill(1, 5, 5)
     assert job.said("launch=1", "device=1", "launch=1")[0] == "1 launched"
     assert (job.segment.taken(0), job.segment.taken(1)) == (0, 100_024)
@@ -385,7 +385,7 @@ def test_both_sides_have_one_layout(tmp_path: Path) -> None:
         "sizeof(struct limiter_segment)": segment.SIZE,
         "offsetof(struct limiter_segment, heartbeat)": segment._AT_HEARTBEAT,
         "offsetof(struct limiter_segment, granted)": segment._AT_GRANTED,
-        "offsetof(struct limiter_segment, throttled)": segment._AT_THROTTLED,
+        "offsetof(struct limiter_segment, rate)": segment._AT_RATE,
         "offsetof(struct limiter_segment, limit)": segment._AT_LIMIT,
         "offsetof(struct limiter_segment, context)": segment._AT_CONTEXT,
         "offsetof(struct limiter_segment, uuid)": segment._AT_UUID,
@@ -413,7 +413,7 @@ def test_both_sides_have_one_layout(tmp_path: Path) -> None:
 
 
 def test_a_segment_is_its_jobs_alone_and_bounded(tmp_path: Path) -> None:
-    made = Segment.create(tmp_path / "segment", [Part(uuid_of(0), 5, 6, True)])
+    made = Segment.create(tmp_path / "segment", [Part(uuid_of(0), 5, 6, 1)])
     assert (made.path.stat().st_mode & 0o777, made.path.stat().st_size) == (0o600, SIZE)
     assert (made.limit(0), made.slots(), made.counts().attached) == (5, [], 0)
     with pytest.raises(FileExistsError):

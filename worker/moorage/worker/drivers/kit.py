@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.job_files import JobFiles
+from moorage.worker.limiter.limits import Limits
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 
@@ -28,3 +29,9 @@ class Kit(NamedTuple):
     own: Any = None
     files: JobFiles | None = None
     nodes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+    def limits(self, driver: str) -> Limits | None:
+        """Return what limits a driver's jobs from within, if the settings say so. Raises Refused where none can."""
+        if self.simulated or not self.settings.limiter:
+            return None
+        return Limits(self.settings, owner_of(self.worker, driver))

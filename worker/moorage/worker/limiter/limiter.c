@@ -904,7 +904,7 @@ static void spend(int device, uint64_t cost) {
             atomic_fetch_add(&segment->opened, 1);
             return;
         }
-        if (!atomic_load(&segment->throttled[device])) return;
+        if (!atomic_load(&segment->rate[device])) return;
         nanosleep(&(struct timespec){0, wait}, NULL);
         wait = wait * 2 < WAIT_NS_MAX ? wait * 2 : WAIT_NS_MAX;
         taken = atomic_load(&segment->bucket[device].taken);
@@ -915,7 +915,7 @@ static void spend(int device, uint64_t cost) {
 static inline int throttled(void) {
     if (!segment) return -1;
     int device = devices == 1 ? 0 : current();
-    return device >= 0 && atomic_load_explicit(&segment->throttled[device], memory_order_relaxed) ? device : -1;
+    return device >= 0 && atomic_load_explicit(&segment->rate[device], memory_order_relaxed) ? device : -1;
 }
 
 static inline void pay(double threads) {

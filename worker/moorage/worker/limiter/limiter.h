@@ -38,7 +38,7 @@ struct limiter_segment {
     uint64_t magic, version, size, devices;
     _Atomic uint64_t heartbeat;                   /* nanoseconds of CLOCK_MONOTONIC */
     _Atomic uint64_t granted[LIMITER_DEVICES];    /* tokens given since the beginning; it only grows */
-    _Atomic uint64_t throttled[LIMITER_DEVICES];  /* 1: launches need tokens */
+    _Atomic uint64_t rate[LIMITER_DEVICES];       /* tokens that it gives a second; 0: launches need none */
     _Atomic uint64_t limit[LIMITER_DEVICES];      /* bytes; 0: no limit */
     _Atomic uint64_t context[LIMITER_DEVICES];    /* bytes that count for each process that uses the device */
     unsigned char uuid[LIMITER_DEVICES][16];

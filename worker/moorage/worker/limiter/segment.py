@@ -28,8 +28,8 @@ _NUMBER_MAX: Final = 1 << 62
 _WORD: Final = 8
 _AT_HEARTBEAT: Final = 4 * _WORD
 _AT_GRANTED: Final = _AT_HEARTBEAT + _WORD
-_AT_THROTTLED: Final = _AT_GRANTED + DEVICES_MAX * _WORD
-_AT_LIMIT: Final = _AT_THROTTLED + DEVICES_MAX * _WORD
+_AT_RATE: Final = _AT_GRANTED + DEVICES_MAX * _WORD
+_AT_LIMIT: Final = _AT_RATE + DEVICES_MAX * _WORD
 _AT_CONTEXT: Final = _AT_LIMIT + DEVICES_MAX * _WORD
 _AT_UUID: Final = _AT_CONTEXT + DEVICES_MAX * _WORD
 _AT_DEAD: Final = _AT_UUID + DEVICES_MAX * 16
@@ -46,12 +46,15 @@ class SegmentError(Exception):
 
 
 class Part(NamedTuple):
-    """What an attempt may have of one device. `limit_bytes` 0 is no limit; `context_bytes` count for each process."""
+    """What an attempt may have of one device. `limit_bytes` 0 is no limit; `context_bytes` count for each process.
+
+    `rate` is in tokens a second; 0 throttles nothing.
+    """
 
     uuid: str
     limit_bytes: int = 0
     context_bytes: int = 0
-    is_throttled: bool = False
+    rate: float = 0
 
 
 class Counts(NamedTuple):
@@ -66,11 +69,12 @@ class Counts(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A process that uses a device: its pid in its own namespace, its start in ticks, and what it holds by device."""
+    """A process that uses a device: its pid, the inode of the namespace of that, its start in ticks, what it holds."""
 
     number: int
     owner: int
     pid: int
+    pid_ns: int
     start_ticks: int
     used: tuple[int, ...]
 
@@ -88,6 +92,7 @@ class Segment:
         self.devices = devices
         self._file = descriptor
         self._granted = [0] * devices
+        self._rates = [0.0] * devices
 
     @classmethod
     def create(cls, path: Path, parts: Sequence[Part]) -> Segment:
@@ -98,7 +103,7 @@ class Segment:
         struct.pack_into("@4Q", begin, 0, MAGIC, VERSION, SIZE, len(parts))
         for at, part in enumerate(parts):
             word = at * _WORD
-            struct.pack_into("@Q", begin, _AT_THROTTLED + word, part.is_throttled)
+            struct.pack_into("@Q", begin, _AT_RATE + word, round(part.rate * TOKEN))
             struct.pack_into("@Q", begin, _AT_LIMIT + word, part.limit_bytes)
             struct.pack_into("@Q", begin, _AT_CONTEXT + word, part.context_bytes)
             begin[_AT_UUID + at * 16 : _AT_UUID + at * 16 + 16] = _raw(part.uuid)
@@ -109,15 +114,17 @@ class Segment:
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, descriptor, len(parts))
+        made = cls(path, descriptor, len(parts))
+        made._rates = [part.rate for part in parts]
+        return made
 
     @classmethod
     def adopt(cls, path: Path) -> Segment:
         """Take over a segment that an earlier agent made. Raises OSError, SegmentError."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            begin = os.pread(descriptor, _AT_THROTTLED, 0)
-            if len(begin) < _AT_THROTTLED or os.fstat(descriptor).st_size != SIZE:
+            begin = os.pread(descriptor, _AT_LIMIT, 0)
+            if len(begin) < _AT_LIMIT or os.fstat(descriptor).st_size != SIZE:
                 raise SegmentError(f"{path} is cut short")
             magic, version, size, devices = struct.unpack_from("@4Q", begin)
             if (magic, version, size) != (MAGIC, VERSION, SIZE) or devices > DEVICES_MAX:
@@ -127,6 +134,7 @@ class Segment:
             raise
         found = cls(path, descriptor, devices)
         found._granted = [min(each, _NUMBER_MAX) for each in struct.unpack_from(f"@{devices}Q", begin, _AT_GRANTED)]
+        found._rates = [min(each, _NUMBER_MAX) / TOKEN for each in struct.unpack_from(f"@{devices}Q", begin, _AT_RATE)]
         return found
 
     def give(self, uid: int, gid: int) -> None:
@@ -165,9 +173,14 @@ class Segment:
         """Change the limit of a device; the next allocation sees it. Raises OSError."""
         self._write(_AT_LIMIT + device * _WORD, limit_bytes)
 
-    def set_throttled(self, device: int, is_throttled: bool) -> None:
-        """Have launches need tokens, or not. Raises OSError."""
-        self._write(_AT_THROTTLED + device * _WORD, int(is_throttled))
+    def set_rate(self, device: int, rate: float) -> None:
+        """Say how many tokens a second `refill` is to give; 0: launches need none. Raises OSError."""
+        self._rates[device] = rate
+        self._write(_AT_RATE + device * _WORD, round(rate * TOKEN))
+
+    def rate(self, device: int) -> float:
+        """Return how many tokens a second `refill` is to give; 0: launches need none."""
+        return self._rates[device]
 
     def bury(self, slot: Slot) -> None:
         """Say that the process of a slot is gone: what it held is free. Raises OSError."""
@@ -198,8 +211,9 @@ class Segment:
             slot = read[number * words : (number + 1) * words]
             owner = slot[0]
             if owner and owner != dead[number]:
-                used = slot[9 : 9 + 2 * self.devices : 2]
-                found.append(Slot(number, owner, owner >> _START_BITS, owner & ((1 << _START_BITS) - 1), used))
+                used = slot[_LINE // _WORD + 1 :: 2][: self.devices]
+                start_ticks = owner & ((1 << _START_BITS) - 1)
+                found.append(Slot(number, owner, owner >> _START_BITS, slot[1], start_ticks, used))
         return found
 
     def used(self, device: int) -> int:
