@@ -85,9 +85,7 @@ class Limited:
         return self.outputs([str(self.built / "app"), route, *words], environment)
 
     def outputs(self, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
-        done = subprocess.run(
-            argv, env={**self.environment, **(environment or {})}, stdout=PIPE, stderr=PIPE, text=True
-        )
+        done = subprocess.run(argv, env={**self.environment, **(environment or {})}, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr or done.returncode
         assert not done.stderr, done.stderr
         return list(done.stdout.splitlines())
