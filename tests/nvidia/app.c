@@ -7,10 +7,12 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -192,6 +194,7 @@ static void one(const char *word) {
             waitpid(child, NULL, 0);
             if (n) exit(0);
         } else if (!n) exit(0);
+        else prctl(PR_SET_PDEATHSIG, SIGKILL);
     } else if (number_after(word, "stay", &n, &m)) pause();
     else if (number_after(word, "bench-launch", &n, &m)) {
         double began = used_ns();

@@ -191,6 +191,11 @@ def test_a_forked_child_counts_by_itself(one: Limited) -> None:
         f"alloc={GIB // 2}", "fork=1", f"alloc={GIB // 2 + 1}", f"alloc={GIB // 2}", "info", "free=1", "info"
     )
     assert said == ["0", "2", "0", f"0 of {GIB}", "0", f"{GIB // 2} of {GIB}"]
+    with one.running("alloc=5", "fork=1", "alloc=6", "stay", says=2):
+        slots = one.segment.slots()
+        for slot in slots:
+            os.kill(slot.pid, signal.SIGKILL)
+    assert [slot.used for slot in slots] == [(5,), (6,)]
     assert one.said(f"alloc={GIB}", "fork=0", "alloc=1", "free=0", "info") == ["0", "2", "0", f"{GIB} of {GIB}"]
 
 
@@ -434,6 +439,13 @@ def test_what_a_job_writes_into_its_segment_harms_no_worker(tmp_path: Path) -> N
         made.bury(slot)
     with pytest.raises(SegmentError, match="is no segment of this release"):
         Segment.adopt(made.path)
+    made._write(0, segment.MAGIC)
+    made._write(8, segment.VERSION)
+    made._write(16, SIZE)
+    made._write(24, 1)
+    again = Segment.adopt(made.path)
+    again.refill(0, again.rate(0), 1e6)
+    again.close()
     os.truncate(made.path, 0)  # a mapping of it would end this process
     assert (made.slots(), made.used(0), made.limit(0)) == ([], 0, 0)
     made.beat()

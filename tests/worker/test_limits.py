@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage.schemas.errors import Refused
@@ -18,14 +19,19 @@ from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Run
 from moorage.system.proctree import read_process
 from moorage.worker.attempt_folders import FolderUnavailable
+from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.container_config import Image, config_of
+from moorage.worker.drivers.docker import DockerSettings
+from moorage.worker.drivers.podman_command import words_of
 from moorage.worker.limiter import limits as module
 from moorage.worker.limiter import segment
-from moorage.worker.limiter.limits import Limit, Limits, refill
+from moorage.worker.limiter.limits import LIBRARY_AT, SEGMENT_AT, Limit, Limits, refill
 from moorage.worker.limiter.segment import Part, Segment, owner_of
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import settings_from
 from tests.nvidia.limited import built, uuid_of
 from tests.waiting import until
+from tests.worker.test_docker_driver import NO_RULES
 from tests.worker.test_memory_guard import CONTEXT_MIB, HOLD, name_of, scene
 
 NAME: MemberName = ("acme", "train", 0, 1, 10)
@@ -160,6 +166,30 @@ def test_another_user_reaches_its_segment_and_the_library(tmp_path: Path) -> Non
     assert Path(limit.library) != module.LIBRARY
     assert all(each.stat().st_mode & stat.S_IXOTH for each in Path(limit.library).parents)
     assert os.stat(limit.segment).st_uid == pwd.getpwnam("nobody").pw_uid
+    one.over(NAME)
+
+
+def test_a_container_has_its_segment_and_the_library_mounted(tmp_path: Path) -> None:
+    one = limits(tmp_path)
+    request, given, mode = HALF
+    request = msgspec.structs.replace(request, run=Run(argv=["x"], driver="docker", image="a", env={}))
+    asked = Assignment(NAME, request, given, mode, has_folder=False)
+    limit = one.of_container(NAME, *asked.part)
+    assert limit is not None
+    image = Image.of({"Config": {"Env": ["PATH=/bin", "LD_PRELOAD=/image.so"]}})
+    config = config_of(asked, DockerSettings(), NO_RULES, {}, image, labels={}, log_bytes=1 << 20, limit=limit)
+    assert f"LD_PRELOAD=/image.so:{LIBRARY_AT}" in config["Env"]
+    assert f"MOORAGE_LIMITER={SEGMENT_AT}" in config["Env"]
+    path = one._segments[NAME].path
+    assert [each for each in words_of(config, frozenset()) if each.startswith("--mount")] == [
+        f"--mount=type=bind,source={module.LIBRARY},destination={LIBRARY_AT},ro=true",
+        f"--mount=type=bind,source={path},destination={SEGMENT_AT},U=true",
+    ]
+    if os.geteuid() == 0:
+        one.give(NAME, (65534, 65533))
+        assert (path.stat().st_uid, path.stat().st_gid, stat.S_IMODE(path.stat().st_mode)) == (65534, 65533, 0o600)
+    one.give(NAME, None, all_users=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666, "a rootless engine numbers users anew"
     one.over(NAME)
 
 

@@ -19,8 +19,9 @@ from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_entry import mounts_of, words_of
-from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
+from moorage.worker.environment import START_FAILED, JobEnvironment, SharingUnavailable, lay_over
 from moorage.worker.inventory.device_nodes import device_nodes
+from moorage.worker.limiter.limits import ContainerLimit
 from moorage.worker.policy import Policy
 from moorage.worker.settings import check_rules
 
@@ -45,12 +46,15 @@ class Image(NamedTuple):
     entry_point: Sequence[str] = ()
     command: Sequence[str] = ()
     user: str = ""
+    preload: str = ""  # its LD_PRELOAD
 
     @classmethod
     def of(cls, inspected: Mapping[str, Any]) -> Image:
         """Return what an engine's inspection of an image says."""
         config = inspected.get("Config") or {}
-        return cls(config.get("Entrypoint") or (), config.get("Cmd") or (), config.get("User") or "")
+        variables = dict(each.partition("=")[::2] for each in config.get("Env") or ())
+        preload = variables.get("LD_PRELOAD", "")
+        return cls(config.get("Entrypoint") or (), config.get("Cmd") or (), config.get("User") or "", preload)
 
 
 class ContainerSettings(msgspec.Struct, frozen=True):
@@ -191,14 +195,15 @@ def config_of(
     log_bytes: int,
     folder: str = "",
     variables: Path | None = None,
+    limit: ContainerLimit | None = None,
     nodes: Mapping[str, Sequence[str]] = MappingProxyType({}),
     interface: str | None = None,
     simulated: bool = False,
 ) -> dict[str, Any]:
     """Return what the engine is to create. Raises SharingUnavailable, and Refused for a device that has no name.
 
-    `folder` is the attempt's own on this host, and `variables` the file of its secrets (container_entry.py); `nodes`
-    are the files of devices, as `Kit.nodes` has them.
+    `folder` is the attempt's own on this host, `variables` the file of its secrets (container_entry.py), and `limit`
+    what keeps it to its share from within; `nodes` are the files of devices, as `Kit.nodes` has them.
     """
     tenant, request, run = assignment.name[0], assignment.request, assignment.run
     ours = assignment.environment(interface=interface, simulated=simulated)
@@ -230,6 +235,9 @@ def config_of(
         ours |= shown
     base = {"HOME": FOLDER_AT} if folder else {}
     env = lay_over(base | {name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
+    if limit is not None:
+        env = JobEnvironment(limit.laid_over(env, image.preload))
+        host["Mounts"] += limit.mounts
     config: dict[str, Any] = {
         "Image": request.image,
         "Env": [f"{name}={value}" for name, value in env.items()],

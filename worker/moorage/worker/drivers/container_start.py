@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +37,7 @@ from moorage.worker.drivers.container_faults import CannotStart, pull_fault
 from moorage.worker.drivers.container_host import ContainerHost, Member
 from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
 from moorage.worker.job_files import FilesUnavailable
+from moorage.worker.limiter.limits import ContainerLimit, Limits
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
@@ -47,6 +49,9 @@ STARTS_MAX: Final = 16
 #: images that are pulled at once, each within a time
 PULLS_MAX: Final = 4
 PULL_S_MAX: Final = 1800.0
+#: what an image has whose C library is musl, and what one with glibc has
+MUSL: Final = f"/lib/ld-musl-{platform.machine()}.so.1"
+GLIBC: Final = "/etc/ld.so.cache"
 
 log = logging.getLogger("moorage.worker")
 
@@ -66,6 +71,7 @@ class Starter:
         nodes: Mapping[str, Sequence[str]],
         folders: AttemptFolders,
         files: AttemptFiles,
+        limits: Limits | None = None,
     ) -> None:
         self._host = host
         self._own = own
@@ -75,6 +81,7 @@ class Starter:
         self._nodes = nodes
         self._folders = folders
         self._files = files
+        self._limits = limits
         self._entries: Entries | None = None
         self._info: dict[str, Any] | None = None
         self._starts = asyncio.Semaphore(STARTS_MAX)
@@ -102,10 +109,14 @@ class Starter:
         image = await self._image(member, assignment.request.image)
         try:
             async with self._starts:
-                config = await self._config(assignment, image, secrets)
+                limit = self._limit(assignment)
+                config = await self._config(assignment, image, secrets, limit)
                 await self._create(member, config)
+            user = config["User"] or image.user
+            if self._limits is not None and limit is not None:
+                await self._give_limit(self._limits, member, user)
             if assignment.has_folder:
-                await self._fill_folder(member, assignment, config["User"] or image.user)
+                await self._fill_folder(member, assignment, user)
             if assignment.ends_in_s is not None:
                 left_s = assignment.ends_in_s - (asyncio.get_running_loop().time() - began_s)
                 assignment = msgspec.structs.replace(assignment, ends_in_s=max(0.0, left_s))
@@ -164,7 +175,34 @@ class Starter:
         except EngineError as error:
             raise pull_fault(name, error) from None
 
-    async def _config(self, assignment: Assignment, image: Image, secrets: dict[str, str]) -> dict[str, Any]:
+    def _limit(self, assignment: Assignment) -> ContainerLimit | None:
+        if self._limits is None:
+            return None
+        try:
+            return self._limits.of_container(assignment.name, *assignment.part)
+        except FolderUnavailable as error:
+            raise CannotStart(None, _words(error)) from None
+
+    async def _give_limit(self, limits: Limits, member: Member, user: str) -> None:
+        """Have the segment belong to the container's user. An image that cannot load the library is refused."""
+        engine = self._host.engine
+        if await engine.read_file(member.container, MUSL) and not await engine.read_file(member.container, GLIBC):
+            why = "limiter: the image's C library is musl, and a job with a share needs glibc here"
+            raise CannotStart(CODE_CANNOT_START, why)
+        try:
+            limits.give(member.name, await self._ids(member, user), all_users=True)
+        except FolderUnavailable as error:
+            raise CannotStart(None, _words(error)) from None
+
+    async def _ids(self, member: Member, user: str) -> tuple[int, int]:
+        ids = ids_of(user) or ids_in(await self._host.engine.read_file(member.container, "/etc/passwd"), user)
+        if ids is None:
+            raise CannotStart(CODE_CANNOT_START, f"the image has no user {user}")
+        return ids
+
+    async def _config(
+        self, assignment: Assignment, image: Image, secrets: dict[str, str], limit: ContainerLimit | None
+    ) -> dict[str, Any]:
         """What the engine is to create."""
         info = await self.ask_info() if assignment.devices or self._info is None else self._info
         if info is None:
@@ -176,7 +214,7 @@ class Starter:
             variables = self.entries.write(self._host.key(assignment.name), secrets) if secrets else None
             return config_of(
                 assignment, self._own, self._policy, info, image,
-                folder=folder, variables=variables, labels=self._host.labels(assignment.name),
+                folder=folder, variables=variables, limit=limit, labels=self._host.labels(assignment.name),
                 log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
                 simulated=self._simulated, nodes=self._nodes,
             )  # fmt: skip
@@ -198,9 +236,7 @@ class Starter:
 
     async def _fill_folder(self, member: Member, assignment: Assignment, user: str) -> None:
         name, files, cwd = assignment.name, assignment.run.files, assignment.run.cwd
-        ids = ids_of(user) or ids_in(await self._host.engine.read_file(member.container, "/etc/passwd"), user)
-        if ids is None:
-            raise CannotStart(CODE_CANNOT_START, f"the image has no user {user}")
+        ids = await self._ids(member, user)
         try:
             if files is not None:
                 await self._files.bring(name, files, ids)

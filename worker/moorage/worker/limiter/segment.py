@@ -190,7 +190,7 @@ class Segment:
 
     def taken(self, device: int) -> int:
         """Return the tokens that launches have taken, in millionths."""
-        return min(self._read(_AT_BUCKETS + device * _LINE)[0], _NUMBER_MAX)
+        return self._read(_AT_BUCKETS + device * _LINE)[0]
 
     def limit(self, device: int) -> int:
         """Return the limit of a device in bytes; 0 for none."""
