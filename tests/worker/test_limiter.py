@@ -16,6 +16,7 @@ import pytest
 from moorage.worker.limiter import segment
 from moorage.worker.limiter.segment import SIZE, TOKEN, Part, Segment, SegmentError, owner_of
 from tests.nvidia import limited as limited_module
+from tests.nvidia import real_driver
 from tests.nvidia.limited import TOTAL, Limited, limited, uuid_of
 from tests.nvidia.stub import Board, Stub
 
@@ -277,6 +278,22 @@ def test_a_users_own_library_before_the_limiter_is_called_and_held(one: Limited,
     )
     preload = {"LD_PRELOAD": f"{tmp_path / 'own.so'}:{one.environment['LD_PRELOAD']}"}
     assert one.said(f"alloc={GIB + 1}", "alloc=1", environment=preload) == ["own", "2", "own", "0"]
+
+
+@pytest.mark.slow
+def test_all_that_nvidias_own_library_looks_up_is_held(one: Limited) -> None:
+    folder, why = real_driver.folder()
+    if why:
+        pytest.skip(f"no libcuda of NVIDIA's: {why}")
+    script = Path(limited_module.__file__).with_name("look_up.py")
+    said = one.outputs([sys.executable, str(script)], {"LD_LIBRARY_PATH": folder})
+    assert said[0] == "cuInit 100", "no device"
+    assert said[-1] != "cuMemAlloc 0", "the driver's own error"
+    found = [line.split() for line in said[1:-1]]
+    assert len(found) > 150
+    assert {name for _, name, library in found if library != "limiter"} == {"cuInit"}
+    assert {library for _, name, library in found if name == "cuInit"} == {"libcuda"}
+    assert one.segment.counts().missed == 0
 
 
 # ------------------------------------------------------------------------------------------------------- launches
