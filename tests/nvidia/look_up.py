@@ -6,7 +6,6 @@ A line each: how it was looked up (dlsym, or version and flags of cuGetProcAddre
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import Final
 
 #: as cuGetProcAddress knows them
@@ -38,7 +37,7 @@ def library_of(address: int | None) -> str:
     info = Info()
     if not address or not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info)):
         return ""
-    return info.file.decode().rpartition("/")[2].partition(".so")[0]
+    return str(info.file.decode()).rpartition("/")[2].partition(".so")[0]
 
 
 def main() -> None:
@@ -63,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
