@@ -23,7 +23,7 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launcher.py worker/moorage/worker/supervisor/launcher.c \
-		worker/moorage/worker/drivers/entry.c
+		worker/moorage/worker/drivers/entry.c worker/moorage/worker/limiter/limiter.c worker/moorage/worker/limiter/limiter.h
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
 	@touch $@

@@ -1,8 +1,8 @@
 """Puts the worker's compiled programs into the wheel, or into the sources where the installation is editable.
 
-They are two small C programs (decisions 0118 and 0147), built wherever there is a C compiler, by `pip install .` and
-`pip install -e .` alike. Without a compiler the wheel is pure Python: a worker starts jobs more slowly, and its
-containers get no secrets.
+They are two small C programs (decisions 0118 and 0147) and the limiter, a library (0157), built wherever there is a C
+compiler, by `pip install .` and `pip install -e .` alike. Without a compiler the wheel is pure Python: a worker starts
+jobs more slowly, its containers get no secrets, and it has no limiter.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ WORKER = Path("moorage", "worker")
 PROGRAMS = {
     WORKER / "supervisor" / "launcher.bin": "jobs will start more slowly",
     WORKER / "drivers" / "entry.bin": "containers will get no secrets",
+    WORKER / "limiter" / "limiter.so": "no share of a GPU can be limited",
 }
 
 

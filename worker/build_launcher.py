@@ -1,4 +1,4 @@
-"""Compile a C program of the worker: `python build_launcher.py PROGRAM`, whose name says which one.
+"""Compile a C program of the worker, or its library: `python build_launcher.py PROGRAM`, whose name says which one.
 
 Where that fails, say why and end with 1.
 """
@@ -13,10 +13,17 @@ import sys
 from pathlib import Path
 
 ROOM = Path(__file__).resolve().parent / "moorage" / "worker"
-SOURCES = {"launcher.bin": ROOM / "supervisor" / "launcher.c", "entry.bin": ROOM / "drivers" / "entry.c"}
-#: it runs in images that may have no library at all
-STATIC_ONLY = "entry.bin"
+SOURCES = {
+    "launcher.bin": ROOM / "supervisor" / "launcher.c",
+    "entry.bin": ROOM / "drivers" / "entry.c",
+    "limiter.so": ROOM / "limiter" / "limiter.c",
+}
 FLAGS = ("-O2", "-s", "-std=gnu11", "-Wall", "-Wextra")
+#: a library whose hooks call each other and no others of the same name; libdl is apart in images before glibc 2.34
+LIBRARY = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic-functions,--no-as-needed", "-l:libdl.so.2")
+#: what is tried, first to last. The launcher is static where that can be, since there is less of it to clone; the
+#: entry runs in images that may have no library at all
+WAYS = {"launcher.bin": (("-static",), ()), "entry.bin": (("-static",),), "limiter.so": (LIBRARY,)}
 
 
 def build(program: Path, *more: str) -> None:
@@ -26,9 +33,8 @@ def build(program: Path, *more: str) -> None:
     if not compiler[0]:
         raise SystemExit("there is no C compiler")
     fresh = program.with_name(program.name + ".new")
-    # The launcher statically, too, where that can be: there is less of it to clone.
-    for flags in ((*FLAGS, *more, "-static"), (*FLAGS, *more))[: 1 if program.name == STATIC_ONLY else 2]:
-        command = [*compiler, *flags, "-o", str(fresh), str(SOURCES[program.name])]
+    for way in WAYS[program.name]:
+        command = [*compiler, *FLAGS, *more, "-o", str(fresh), str(SOURCES[program.name]), *way]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:

@@ -93,6 +93,8 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
     return holds[device] ? OK : take(device, mib * MIB);
 }
 
+int cuCtxGetDevice(int *device) { *device = current; return current < 0 ? NO_CONTEXT : OK; }
+int cuCtxGetCurrent(void **context) { *context = (void *)(long)(current + 1); return OK; }
 int cuCtxSetCurrent(void *context) { current = (int)(long)context - 1; return OK; }
 
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {

@@ -68,10 +68,14 @@ class Scene:
             gpu["share"] = {"memory_mib": share_mib}
         file = self.folder / job
         command = [*argv, sys.executable, HOLD, "hold", str(file), str(mib)]
-        run = {"argv": command, "env": self.stub.environment | env, "grace_s": 20}
-        place = Place(*name_of(job), [slot], mode, False, encode({"gpu": gpu, "run": run}))
-        await self.leader.want("w1", place)
+        await self.run(job, command, gpu, slot, **env)
         return int(await until(lambda: file.exists() and file.read_text(), what=f"{job} holds its memory"))
+
+    async def run(self, job: str, argv: list[str], gpu: dict[str, Any], slot: int = 0, **env: str) -> None:
+        """Place a job on a device of the stub."""
+        run = {"argv": argv, "env": self.stub.environment | env, "grace_s": 20}
+        place = Place(*name_of(job), [slot], gpu["sharing"], False, encode({"gpu": gpu, "run": run}))
+        await self.leader.want("w1", place)
 
     def level(self, mode: str = "time-slice") -> str:
         """What the newest join told of the memory in a mode."""

@@ -65,6 +65,14 @@ def boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def sees_all_pids() -> bool:
+    """Return whether this process is in the host's PID namespace, whose number Linux fixes (PROC_PID_INIT_INO)."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC
+    except OSError:
+        return False
+
+
 def read_process(pid: int) -> Process | None:
     """One process, None when there is none of that pid."""
     try:

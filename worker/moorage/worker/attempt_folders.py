@@ -132,7 +132,7 @@ class AttemptFolders:
         try:
             os.chown(self.path(name), *ids)
             if not self._is_passable:
-                self._let_pass()
+                let_pass(self.root, self._state if self._own else self.root)
                 self._is_passable = True
         except OSError as error:
             raise FolderUnavailable(f"{self.path(name)}: {error.strerror or error}", "see folder_dir") from None
@@ -150,20 +150,6 @@ class AttemptFolders:
                 os.chmod(path, 0o777)
         except OSError as error:
             raise FolderUnavailable(f"{path}: {error.strerror or error}", "see folder_dir") from None
-
-    def _let_pass(self) -> None:
-        """Let other users reach the folders. What is not ours to change stops it: FolderUnavailable."""
-        for folder in (self.root, *self.root.parents):
-            about = folder.stat()
-            if about.st_mode & stat.S_IXOTH:
-                continue
-            ours = folder == self.root or (self._own and folder.is_relative_to(self._state))
-            if not ours or about.st_uid != os.geteuid():
-                raise FolderUnavailable(
-                    f"{folder} lets no other user pass",
-                    "name another folder_dir, or let users pass: chmod o+x",
-                )
-            os.chmod(folder, stat.S_IMODE(about.st_mode) | (_PASSAGE & ~_MODE))
 
     def over(self, name: MemberName) -> None:
         """Nothing of this attempt runs any more."""
@@ -245,6 +231,20 @@ class AttemptFolders:
                 why = f"{DISK}: its folder takes {used // mib} MiB, folder_bytes is {self.bounds.bytes_max // mib} MiB"
                 found.append((name, self._living[name], why))
         return found
+
+
+def let_pass(folder: Path, ours: Path) -> None:
+    """Let other users reach a folder; what is at or below `ours` may be changed. Raises FolderUnavailable, OSError."""
+    for each in (folder, *folder.parents):
+        about = each.stat()
+        if about.st_mode & stat.S_IXOTH:
+            continue
+        if not each.is_relative_to(ours) or about.st_uid != os.geteuid():
+            raise FolderUnavailable(
+                f"{each} lets no other user pass",
+                "name another folder_dir, or let users pass: chmod o+x",
+            )
+        os.chmod(each, stat.S_IMODE(about.st_mode) | (_PASSAGE & ~_MODE))
 
 
 def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:

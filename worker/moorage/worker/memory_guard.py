@@ -15,7 +15,7 @@ from typing import Final
 
 from moorage.schemas.capabilities import ADVISORY, WHOLE, Enforced
 from moorage.schemas.frames import Device
-from moorage.system.proctree import Process, kill_process, read_process
+from moorage.system.proctree import Process, kill_process, read_process, sees_all_pids
 from moorage.worker.drivers.base import Driver
 from moorage.worker.inventory.base import HeldUnknown, Inventory
 from moorage.worker.member_messages import HelloChanged, Log, Member, MemberName, OverGrant
@@ -36,14 +36,6 @@ GUARDED: Final = Enforced("guarded", "advisory")
 
 #: a process on a shared device that belongs to a member, but not to a known one, by pid and start
 _Hidden = tuple[int, int]
-
-
-def sees_all_pids() -> bool:
-    """Return whether this process is in the host's PID namespace, whose number Linux fixes (PROC_PID_INIT_INO)."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC
-    except OSError:
-        return False
 
 
 class MemoryGuard:

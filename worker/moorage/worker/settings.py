@@ -40,6 +40,7 @@ FOLDER_BYTES_DEFAULT: Final = 100 * _GIB
 FOLDER_KEEP_DEFAULT: Final = 600.0
 FILES_BYTES_DEFAULT: Final = _GIB
 FILES_CACHE_DEFAULT: Final = 4 * _GIB
+LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
 RESULT_KEEP_DEFAULT: Final = 7 * 86400.0
 RESULT_BYTES_DEFAULT: Final = 256 * _MIB
 #: modes that a worker offers by itself; mps needs a daemon, so an operator (or a simulated worker) adds it
@@ -114,6 +115,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "Seconds without use of its GPUs after which a tenant's job ends; * is every other tenant, 0 is never."
         ),
     ] = {}
+    limiter: Annotated[
+        bool, setting("Have jobs load a library that keeps them to their share of a GPU from within. It needs glibc.")
+    ] = False
+    limiter_context: Annotated[
+        int,
+        setting("What the limiter counts for the CUDA context of each process.", unit="bytes", ge=0, le=1 << 40),
+    ] = LIMITER_CONTEXT_DEFAULT
     address: Annotated[str | None, setting("Where gang members reach this host; found out by default.")] = None
     interface: Annotated[str | None, setting("Network interface for NCCL and gloo; left to them by default.")] = None
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None

@@ -78,6 +78,11 @@ class Assignment(msgspec.Struct, frozen=True):
         return self.request.workload
 
     @property
+    def part(self) -> tuple[Request, list[Device], str]:
+        """What says which part of its devices it may have."""
+        return self.request, self.devices, self.mode
+
+    @property
     def checkpoint_in_s(self) -> float | None:
         """When to tell it to save itself, in seconds from now: before its timeout or the job's deadline; None: not."""
         run = self.run

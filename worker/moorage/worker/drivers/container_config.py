@@ -20,8 +20,9 @@ from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_entry import mounts_of, words_of
 from moorage.worker.drivers.container_ports import Published, is_ipv4, ports_wanted, range_of
-from moorage.worker.environment import START_FAILED, HostAtFault, SharingUnavailable, lay_over
+from moorage.worker.environment import START_FAILED, HostAtFault, JobEnvironment, SharingUnavailable, lay_over
 from moorage.worker.inventory.device_nodes import device_nodes
+from moorage.worker.limiter.limits import ContainerLimit
 from moorage.worker.policy import Policy
 from moorage.worker.settings import check_rules
 
@@ -50,12 +51,15 @@ class Image(NamedTuple):
     entry_point: Sequence[str] = ()
     command: Sequence[str] = ()
     user: str = ""
+    preload: str = ""  # its LD_PRELOAD
 
     @classmethod
     def of(cls, inspected: Mapping[str, Any]) -> Image:
         """Return what an engine's inspection of an image says."""
         config = inspected.get("Config") or {}
-        return cls(config.get("Entrypoint") or (), config.get("Cmd") or (), config.get("User") or "")
+        variables = dict(each.partition("=")[::2] for each in config.get("Env") or ())
+        preload = variables.get("LD_PRELOAD", "")
+        return cls(config.get("Entrypoint") or (), config.get("Cmd") or (), config.get("User") or "", preload)
 
 
 class ImageSettings(msgspec.Struct, frozen=True):
@@ -266,14 +270,15 @@ def config_of(
     folder: str = "",
     variables: Path | None = None,
     published: Published | None = None,
+    limit: ContainerLimit | None = None,
     nodes: Mapping[str, Sequence[str]] = MappingProxyType({}),
     interface: str | None = None,
     simulated: bool = False,
 ) -> dict[str, Any]:
     """Return what the engine is to create. Raises SharingUnavailable, and Refused for a device that has no name.
 
-    `folder` is the attempt's own on this host, and `variables` the file of its secrets (container_entry.py); `nodes`
-    are the files of devices, as `Kit.nodes` has them.
+    `folder` is the attempt's own on this host, `variables` the file of its secrets (container_entry.py), and `limit`
+    what keeps it to its share from within; `nodes` are the files of devices, as `Kit.nodes` has them.
     """
     tenant, request, run = assignment.name[0], assignment.request, assignment.run
     network = network_of(tenant, request, settings)
@@ -313,6 +318,9 @@ def config_of(
         ours |= published.variables
     base = {"HOME": FOLDER_AT} if folder else {}
     env = lay_over(base | {name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
+    if limit is not None:
+        env = JobEnvironment(limit.laid_over(env, image.preload))
+        host["Mounts"] += limit.mounts
     config: dict[str, Any] = {
         "Image": request.image,
         "Env": [f"{name}={value}" for name, value in env.items()],

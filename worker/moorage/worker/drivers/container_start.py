@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +39,7 @@ from moorage.worker.drivers.container_ports import Ports, ports_wanted
 from moorage.worker.drivers.container_pull import PullProgress
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.environment import START_FAILED, HostAtFault, lay_over
+from moorage.worker.limiter.limits import ContainerLimit, Limits
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
@@ -49,6 +51,9 @@ STARTS_MAX: Final = 16
 #: images that are pulled at once, each within a time
 PULLS_MAX: Final = 4
 PULL_S_MAX: Final = 1800.0
+#: what an image has whose C library is musl, and what one with glibc has
+MUSL: Final = f"/lib/ld-musl-{platform.machine()}.so.1"
+GLIBC: Final = "/etc/ld.so.cache"
 
 log = logging.getLogger("moorage.worker")
 
@@ -70,6 +75,7 @@ class Starter:
         files: AttemptFiles,
         ports: Ports,
         notes: Notes,
+        limits: Limits | None = None,
     ) -> None:
         self._host = host
         self._own = own
@@ -81,6 +87,7 @@ class Starter:
         self._files = files
         self._ports = ports
         self._notes = notes
+        self._limits = limits
         self._entries: Entries | None = None
         self._info: dict[str, Any] | None = None
         self._starts = asyncio.Semaphore(STARTS_MAX)
@@ -108,10 +115,14 @@ class Starter:
         image = await self._image(member, assignment.request.image)
         try:
             async with self._starts:
-                config = await self._config(assignment, image, secrets)
+                limit = self._limit(assignment)
+                config = await self._config(assignment, image, secrets, limit)
                 await self._create(member, config)
+            user = config["User"] or image.user
+            if self._limits is not None and limit is not None:
+                await self._give_limit(self._limits, member, user)
             if assignment.has_folder:
-                await self._fill_folder(member, assignment, config["User"] or image.user)
+                await self._fill_folder(member, assignment, user)
             if assignment.ends_in_s is not None:
                 left_s = assignment.ends_in_s - (asyncio.get_running_loop().time() - began_s)
                 assignment = msgspec.structs.replace(assignment, ends_in_s=max(0.0, left_s))
@@ -173,7 +184,34 @@ class Starter:
         except EngineError as error:
             raise pull_fault(name, error) from None
 
-    async def _config(self, assignment: Assignment, image: Image, secrets: dict[str, str]) -> dict[str, Any]:
+    def _limit(self, assignment: Assignment) -> ContainerLimit | None:
+        if self._limits is None:
+            return None
+        try:
+            return self._limits.of_container(assignment.name, *assignment.part)
+        except FolderUnavailable as error:
+            raise CannotStart(None, _words(error)) from None
+
+    async def _give_limit(self, limits: Limits, member: Member, user: str) -> None:
+        """Have the segment belong to the container's user. An image that cannot load the library is refused."""
+        engine = self._host.engine
+        if await engine.read_file(member.container, MUSL) and not await engine.read_file(member.container, GLIBC):
+            why = "limiter: the image's C library is musl, and a job with a share needs glibc here"
+            raise CannotStart(CODE_CANNOT_START, why)
+        try:
+            limits.give(member.name, await self._ids(member, user), all_users=True)
+        except FolderUnavailable as error:
+            raise CannotStart(None, _words(error)) from None
+
+    async def _ids(self, member: Member, user: str) -> tuple[int, int]:
+        ids = ids_of(user) or ids_in(await self._host.engine.read_file(member.container, "/etc/passwd"), user)
+        if ids is None:
+            raise CannotStart(CODE_CANNOT_START, f"the image has no user {user}")
+        return ids
+
+    async def _config(
+        self, assignment: Assignment, image: Image, secrets: dict[str, str], limit: ContainerLimit | None
+    ) -> dict[str, Any]:
         """What the engine is to create."""
         info = await self.ask_info() if assignment.devices or self._info is None else self._info
         if info is None:
@@ -188,7 +226,7 @@ class Starter:
                 published = self._ports.take(key, wanted, ports_of(assignment.name[0], self._own))
             return config_of(
                 assignment, self._own, self._policy, info, image, published=published,
-                folder=folder, variables=variables, labels=self._host.labels(assignment.name),
+                folder=folder, variables=variables, limit=limit, labels=self._host.labels(assignment.name),
                 log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
                 simulated=self._simulated, nodes=self._nodes,
             )  # fmt: skip
@@ -210,9 +248,7 @@ class Starter:
 
     async def _fill_folder(self, member: Member, assignment: Assignment, user: str) -> None:
         name, files, cwd = assignment.name, assignment.run.files, assignment.run.cwd
-        ids = ids_of(user) or ids_in(await self._host.engine.read_file(member.container, "/etc/passwd"), user)
-        if ids is None:
-            raise CannotStart(CODE_CANNOT_START, f"the image has no user {user}")
+        ids = await self._ids(member, user)
         try:
             if files is not None:
                 await self._files.bring(name, files, ids)

@@ -87,8 +87,9 @@ class DockerDriver(Driver):
         self._files = AttemptFiles(self._folders, kit.files)
         self._ports = Ports(kit.supervisor.state, self._host.owner, kit.settings.address)
         self._notes = Notes(publishes=kit.settings.stream_output)
+        self._limits = kit.limits(self.name)
         self._removal = Removal(self._host)
-        self._looks_after: asyncio.Task[None] | None = None
+        self._look_after: list[asyncio.Task[None]] = []
         self._follower = Follower(
             self._host, self._removal, kit.settings.output_cap_bytes, publishes=kit.settings.stream_output
         )
@@ -103,6 +104,7 @@ class DockerDriver(Driver):
             files=self._files,
             ports=self._ports,
             notes=self._notes,
+            limits=self._limits,
         )
 
     async def open(self) -> list[Living]:
@@ -132,7 +134,10 @@ class DockerDriver(Driver):
         self._starter.entries.clear()
         self._ports.begin(host.key(each.name) for each in known)
         self._folders.begin(each.name for each in known)
-        self._looks_after = asyncio.get_running_loop().create_task(self._folders.run(self.end))
+        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
+        if self._limits is not None:
+            self._limits.begin(each.name for each in known)
+            self._look_after.append(asyncio.get_running_loop().create_task(self._limits.run()))
         self._removal.begin(self._removal.sweep())
         for member in known:
             self._run(member, self._adopt(member))
@@ -142,13 +147,14 @@ class DockerDriver(Driver):
         if self._removal.later:
             await asyncio.wait(self._removal.later, timeout=RETRY_S)  # what it removes now the next agent need not
         tasks = {each.task for each in self._host.members.values() if each.task is not None} | self._removal.later
-        if self._looks_after is not None:
-            tasks.add(self._looks_after)
+        tasks |= set(self._look_after)
         ends_s = asyncio.get_running_loop().time() + CLOSE_S_MAX
         while tasks and asyncio.get_running_loop().time() < ends_s:
             for task in tasks:
                 task.cancel()  # one that is cancelled while it starts may see to its end, and is cancelled there again
             _, tasks = await asyncio.wait(tasks, timeout=RETRY_S)
+        if self._limits is not None:
+            self._limits.close()
         await self._files.close()
         await self._host.engine.close()
         await self._host.link.close(self._host.owner)
@@ -320,4 +326,6 @@ class DockerDriver(Driver):
         self._ports.give_back(self._host.key(member.name))
         with contextlib.suppress(OSError):
             self._folders.over(member.name)
+        if self._limits is not None:
+            self._limits.over(member.name)
         self.report(report)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.inventory.handed_on import HandingInventory
 from moorage.worker.job_files import JobFiles
+from moorage.worker.limiter.limits import Limits
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 
@@ -31,3 +32,9 @@ class Kit(NamedTuple):
     files: JobFiles | None = None
     nodes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     hands: HandingInventory | None = None
+
+    def limits(self, driver: str) -> Limits | None:
+        """Return what limits a driver's jobs from within, if the settings say so. Raises Refused where none can."""
+        if self.simulated or not self.settings.limiter:
+            return None
+        return Limits(self.settings, owner_of(self.worker, driver))

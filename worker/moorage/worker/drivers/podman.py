@@ -116,6 +116,7 @@ class PodmanDriver(ProcessDriver):
             policy=kit.policy,
             folders=AttemptFolders(settings, owner_of(kit.worker, cls.name), is_mounted=True),
             files=kit.files,
+            limits=kit.limits(cls.name),
         )
         made.own = msgspec.structs.replace(kit.own, user=kit.own.user or default_user())
         made.podman = Podman(made.own.options)
@@ -353,14 +354,15 @@ class PodmanDriver(ProcessDriver):
         name, run = assignment.name, assignment.run
         resolved = resolve_secrets(run.env, self._secrets_dir)
         secrets = lay_over({each: resolved[each] for each, value in run.env.items() if isinstance(value, Secret)}, {})
-        image = await self._image(assignment.request.image) if secrets else Image()
+        limit = None if self._limits is None else self._limits.of_container(name, *assignment.part)
+        image = await self._image(assignment.request.image) if secrets or limit else Image()
         wanted = ports_wanted(assignment.request)
         try:
             variables = self._entries.write(self._key(name), secrets) if secrets else None
             published = self.ports.take(self._key(name), wanted, ports_of(name[0], self.own)) if wanted else None
             config = config_of(
                 assignment, self.own, self._policy, {"CDISpecDirs": True}, image, published=published,
-                labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables,
+                labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables, limit=limit,
                 folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
                 interface=self._interface, simulated=self._simulated, nodes=self.nodes,
             )  # fmt: skip

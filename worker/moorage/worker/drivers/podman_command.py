@@ -17,7 +17,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.settings import setting
 from moorage.system.cgroup import own_cgroup
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND
-from moorage.worker.drivers.container_config import FOLDER_AT, ContainerSettings
+from moorage.worker.drivers.container_config import ContainerSettings
 from moorage.worker.drivers.container_engine import EngineError
 from moorage.worker.drivers.container_faults import CannotStart, start_fault
 
@@ -182,12 +182,9 @@ def _published(bindings: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]
 
 
 def _mount(mount: Mapping[str, Any]) -> str:
-    """The folder of an attempt becomes the container's user's: podman alone knows who that is on the host."""
+    """What is not read alone becomes the container's user's: podman alone knows who that is on the host."""
     words = [f"type=bind,source={mount['Source']},destination={mount['Target']}"]
-    if mount.get("ReadOnly"):
-        words.append("ro=true")
-    if mount["Target"] == FOLDER_AT:
-        words.append("U=true")
+    words.append("ro=true" if mount.get("ReadOnly") else "U=true")
     return ",".join(words)
 
 

@@ -33,8 +33,9 @@ from moorage.worker.drivers.base import (
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import WORKER_STOPPED, SupervisorLink, key_of, name_of, owner_of
-from moorage.worker.environment import START_FAILED, HostAtFault, check_sharing, process_environment
+from moorage.worker.environment import START_FAILED, HostAtFault, JobEnvironment, check_sharing, process_environment
 from moorage.worker.job_files import FilesUnavailable, JobFiles
+from moorage.worker.limiter.limits import Limits
 from moorage.worker.member_messages import (
     Ended,
     MemberName,
@@ -104,6 +105,7 @@ class ProcessDriver(Driver):
             policy=kit.policy,
             folders=AttemptFolders(settings, owner_of(kit.worker, cls.name)),
             files=kit.files,
+            limits=kit.limits(cls.name),
         )
 
     def __init__(
@@ -119,8 +121,9 @@ class ProcessDriver(Driver):
         policy: Policy | None = None,
         folders: AttemptFolders | None = None,
         files: JobFiles | None = None,
+        limits: Limits | None = None,
     ) -> None:
-        """Without `folders` no member has one, and starts in /."""
+        """Without `folders` no member has one, and starts in /; without `limits` none is limited from within."""
         super().__init__()
         self._link = link
         self._worker = worker
@@ -133,9 +136,10 @@ class ProcessDriver(Driver):
         self._policy = policy or Policy({}, {}, {}, None, {})
         self._folders = folders
         self._files = None if folders is None else AttemptFiles(folders, files)
+        self._limits = limits
         self._bringing: dict[MemberName, asyncio.Task[None]] = {}
         self._storing: dict[MemberName, asyncio.Task[None]] = {}
-        self._looks_after: asyncio.Task[None] | None = None
+        self._look_after: list[asyncio.Task[None]] = []
         self._known: set[MemberName] = set()
         self._started: list[MemberName] = []
         self._ended: list[tuple[MemberName, int, str]] = []
@@ -151,6 +155,8 @@ class ProcessDriver(Driver):
         living: list[Living] = []
         if self._folders is not None:
             self._folders.begin(name_of(key) for key, _, _ in listed)
+        if self._limits is not None:
+            self._limits.begin(name_of(key) for key, _, _ in listed)
         for key, state, event in listed:
             name = name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
@@ -166,19 +172,23 @@ class ProcessDriver(Driver):
                 self._taken_over(name)
                 living.append(Living(name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
         if self._folders is not None:
-            self._looks_after = asyncio.get_running_loop().create_task(self._folders.run(self.end))
+            self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
+        if self._limits is not None:
+            self._look_after.append(asyncio.get_running_loop().create_task(self._limits.run()))
         return living
 
     async def close(self) -> None:
-        if self._looks_after is not None:
-            self._looks_after.cancel()
-            await asyncio.wait((self._looks_after,))
+        for task in self._look_after:
+            task.cancel()
+            await asyncio.wait((task,))
         # those that have not begun the next agent reports; of those that are over it stores the files
         for task in [*self._bringing.values(), *self._storing.values()]:
             task.cancel()
             await asyncio.wait((task,))
         if self._files is not None:
             await self._files.close()
+        if self._limits is not None:
+            self._limits.close()
         await self._link.close(self._owner)
 
     def check(self, request: Request) -> None:
@@ -403,10 +413,12 @@ class ProcessDriver(Driver):
         self.report(report)
 
     def _over(self, names: Sequence[MemberName]) -> None:
-        """Nothing of these members runs: their folders need stay no longer."""
-        if self._folders is not None:
-            for name in names:
+        """Nothing of these members runs: their folders and segments need stay no longer."""
+        for name in names:
+            if self._folders is not None:
                 self._folders.over(name)
+            if self._limits is not None:
+                self._limits.over(name)
 
     def _note_pid(self, name: MemberName, event: Event | None) -> None:
         if isinstance(event, ChildStarted):
@@ -431,10 +443,13 @@ class ProcessDriver(Driver):
             if run.files is None:
                 self._folders.give(assignment.name, user)
             cwd = os.path.join(folder, run.cwd or "")  # which is `cwd` where that is absolute
+        env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
+        if self._limits is not None and (limit := self._limits.of_process(assignment.name, *assignment.part, user)):
+            env = JobEnvironment(limit.laid_over(env))
         return StartMember(
             key=self._key(assignment.name),
             argv=tuple(run.argv),
-            env=process_environment(requested, ours, user=user, cwd=cwd, folder=folder),
+            env=env,
             cwd=cwd,
             user=user,
             timeout_s=run.timeout_s,

@@ -1,0 +1,242 @@
+"""The limiter in a worker: real agents, supervisors and jobs, over NVML and CUDA as stubs in C."""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Device
+from moorage.schemas.gpu import GpuSpec, Share
+from moorage.schemas.job import Request, Run
+from moorage.system.proctree import read_process
+from moorage.worker.attempt_folders import FolderUnavailable
+from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.container_config import Image, config_of
+from moorage.worker.drivers.docker import DockerSettings
+from moorage.worker.drivers.podman_command import words_of
+from moorage.worker.limiter import limits as module
+from moorage.worker.limiter import segment
+from moorage.worker.limiter.limits import LIBRARY_AT, SEGMENT_AT, Limit, Limits, refill
+from moorage.worker.limiter.segment import Part, Segment, owner_of
+from moorage.worker.member_messages import MemberName
+from moorage.worker.settings import settings_from
+from tests.nvidia.limited import built, uuid_of
+from tests.waiting import until
+from tests.worker.test_docker_driver import NO_RULES
+from tests.worker.test_memory_guard import CONTEXT_MIB, HOLD, name_of, scene
+
+NAME: MemberName = ("acme", "train", 0, 1, 10)
+MIB = 1 << 20
+pytestmark = pytest.mark.xdist_group("limiter")
+
+
+@pytest.fixture(autouse=True)
+def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of /dev/shm, and a library that is none; no user but this one passes either."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(module, "MEMORY", memory)
+    library = tmp_path / "installed" / "limiter.so"
+    library.parent.mkdir(mode=0o700)
+    library.write_bytes(b"a library")
+    monkeypatch.setattr(module, "LIBRARY", library)
+    return memory
+
+
+def limits(folder: Path, **more: Any) -> Limits:
+    (folder / "state").mkdir(exist_ok=True)
+    return Limits(settings_from({"state_dir": str(folder / "state"), "limiter": True, **more}), "w1")
+
+
+def asks(share: Share | None, mode: str = "time-slice", vendor: str = "nvidia") -> tuple[Request, list[Device], str]:
+    request = Request(gpu=GpuSpec(sharing="time-slice", share=share), run=Run(argv=["true"]))
+    return request, [Device(0, vendor, "H100", uuid_of(0))], mode
+
+
+HALF = asks(Share(memory_mib=4000, compute_percent=50))
+
+
+def test_a_job_with_a_share_has_a_segment_of_its_own_and_others_have_none(tmp_path: Path, own_memory: Path) -> None:
+    one = limits(tmp_path)
+    for part in (asks(None), asks(Share(1), "exclusive"), asks(Share(1), vendor="amd")):
+        assert one.of_process(NAME, *part, None) is None
+    limit = one.of_process(NAME, *HALF, None)
+    assert limit is not None
+    found = Segment.adopt(Path(limit.segment))
+    assert (found.limit(0), found.rate(0)) == (4000 * MIB, 25_000)
+    found.close()
+    path = Path(limit.segment)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o711
+    one.over(NAME)
+    assert list(own_memory.iterdir()) == [], "it goes with the attempt"
+    limit = one.of_process(NAME, *asks(Share(memory_mib=4000)), None)
+    assert limit is not None
+    assert one._segments[NAME].rate(0) == 0, "all of the compute is no part that is to be kept to"
+    one.over(NAME)
+
+
+def test_what_a_job_preloads_itself_stays_before_the_limiter() -> None:
+    limit = Limit("/segment", "/limiter.so")
+    for own, of_image, merged in (
+        (None, "", "/limiter.so"),
+        ("/a.so /b.so", "", "/a.so:/b.so:/limiter.so"),
+        ("/a.so:/limiter.so", "/image.so", "/a.so:/limiter.so"),
+        (None, "/image.so", "/image.so:/limiter.so"),
+    ):
+        environment = {} if own is None else {"LD_PRELOAD": own}
+        laid = limit.laid_over(environment, of_image)
+        assert laid == {"LD_PRELOAD": merged, "MOORAGE_LIMITER": "/segment"}
+        assert limit.laid_over(laid, of_image) == laid
+
+
+def test_where_there_can_be_no_limiter_the_worker_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    with pytest.raises(Refused, match="C library is not glibc"):
+        limits(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "LIBRARY", tmp_path / "nothing.so")
+    with pytest.raises(Refused, match=r"there is no .*nothing\.so"):
+        limits(tmp_path)
+
+
+def test_a_folder_that_is_another_ones_is_not_used(tmp_path: Path, own_memory: Path) -> None:
+    one = limits(tmp_path)
+    one._folder.mkdir(mode=0o777)
+    one._folder.chmod(0o777)
+    with pytest.raises(FolderUnavailable, match="is not the agent's own folder"):
+        one.of_process(NAME, *HALF, None)
+    one._folder.rmdir()
+    one._folder.symlink_to(own_memory)
+    with pytest.raises(FolderUnavailable, match="is not the agent's own folder"):
+        one.of_process(NAME, *HALF, None)
+
+
+def test_the_next_agent_goes_on_with_what_lives(tmp_path: Path, own_memory: Path) -> None:
+    one = limits(tmp_path)
+    other: MemberName = ("acme", "other", 0, 1, 10)
+    for name in (NAME, other):
+        assert one.of_process(name, *HALF, None) is not None
+    refill(one._segments[NAME], 0.1)
+    given = one._segments[NAME].refill(0, 0, 1e6)
+    one.close()
+    again = limits(tmp_path)
+    again.begin([NAME, ("acme", "never-limited", 0, 1, 10)])
+    assert len(list(again._folder.iterdir())) == 1
+    refill(again._segments[NAME], 0.1)
+    assert again._segments[NAME].refill(0, 0, 1e6) == 2 * given == 5000
+    again.over(NAME)
+    assert list(own_memory.iterdir()) == []
+
+
+def test_a_bucket_has_room_for_two_seconds_and_for_the_dearest_launch(tmp_path: Path) -> None:
+    parts = [Part(uuid_of(0), rate=3), Part(uuid_of(1), rate=1000), Part(uuid_of(2))]
+    made = Segment.create(tmp_path / "segment", parts)
+    for _ in range(100):
+        refill(made, 1.0)
+    assert [made.refill(at, 0, 0) for at in range(3)] == [10, 2000, 0]
+    made.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has jobs of other users")
+def test_another_user_reaches_its_segment_and_the_library(tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o755)
+    one = limits(tmp_path)
+    (tmp_path / "state").chmod(0o700)
+    parents = [each for each in tmp_path.parents if not each.stat().st_mode & stat.S_IXOTH]
+    if parents:
+        with pytest.raises(FolderUnavailable, match="lets no other user pass"):
+            one.of_process(NAME, *HALF, "nobody")
+        one._segments[NAME].close()
+        for each in parents:
+            assert each.stat().st_uid == 0
+        return
+    limit = one.of_process(NAME, *HALF, "nobody")
+    assert limit is not None
+    assert Path(limit.library).read_bytes() == b"a library"
+    assert Path(limit.library) != module.LIBRARY
+    assert all(each.stat().st_mode & stat.S_IXOTH for each in Path(limit.library).parents)
+    assert os.stat(limit.segment).st_uid == pwd.getpwnam("nobody").pw_uid
+    one.over(NAME)
+
+
+def test_a_container_has_its_segment_and_the_library_mounted(tmp_path: Path) -> None:
+    one = limits(tmp_path)
+    request, given, mode = HALF
+    request = msgspec.structs.replace(request, run=Run(argv=["x"], driver="docker", image="a", env={}))
+    asked = Assignment(NAME, request, given, mode, has_folder=False)
+    limit = one.of_container(NAME, *asked.part)
+    assert limit is not None
+    image = Image.of({"Config": {"Env": ["PATH=/bin", "LD_PRELOAD=/image.so"]}})
+    config = config_of(asked, DockerSettings(), NO_RULES, {}, image, labels={}, log_bytes=1 << 20, limit=limit)
+    assert f"LD_PRELOAD=/image.so:{LIBRARY_AT}" in config["Env"]
+    assert f"MOORAGE_LIMITER={SEGMENT_AT}" in config["Env"]
+    path = one._segments[NAME].path
+    assert [each for each in words_of(config, frozenset()) if each.startswith("--mount")] == [
+        f"--mount=type=bind,source={module.LIBRARY},destination={LIBRARY_AT},ro=true",
+        f"--mount=type=bind,source={path},destination={SEGMENT_AT},U=true",
+    ]
+    if os.geteuid() == 0:
+        one.give(NAME, (65534, 65533))
+        assert (path.stat().st_uid, path.stat().st_gid, stat.S_IMODE(path.stat().st_mode)) == (65534, 65533, 0o600)
+    one.give(NAME, None, all_users=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666, "a rootless engine numbers users anew"
+    one.over(NAME)
+
+
+async def test_what_dead_processes_held_is_given_back(tmp_path: Path) -> None:
+    one = limits(tmp_path)
+    assert one.of_process(NAME, *HALF, None) is not None
+    held = one._segments[NAME]
+    own = os.getpid()
+    process = read_process(own)
+    assert process is not None
+    ticks = process.start_ticks
+    here = os.stat("/proc/self/ns/pid").st_ino
+    one._sees_all_pids = True
+    #: pid and start, namespace, whether it lives: a process of this namespace, one of its number that is over, one of
+    #: another namespace that is found by its number there, and one that is not
+    for at, (owner, namespace) in enumerate(
+        ((owner_of(own, ticks), here), (owner_of(own, ticks - 1), here), (owner_of(own, ticks), 4), (owner_of(7, 1), 4))
+    ):
+        place = segment._AT_SLOTS + at * segment._SLOT_BYTES
+        for word, value in ((0, owner), (8, namespace), (segment._LINE + 8, 100 + at)):
+            held._write(place + word, value)
+    held._write(segment._AT_COUNTS + 8, 4)
+    assert held.used(0) == 406
+    await one._look()
+    assert [slot.number for slot in held.slots()] == [0, 2]
+    assert held.used(0) == 202
+    one.over(NAME)
+
+
+@pytest.mark.slow
+async def test_a_job_gets_no_more_than_its_share_and_its_guard_is_not_called(
+    nats_url: str, unique: str, tmp_path: Path, own_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIBRARY", built() / "limiter.so")
+    more = {"limiter": True, "limiter_context": CONTEXT_MIB * MIB, "guard_grace_s": 0.0}
+    async with scene(nats_url, unique, tmp_path, **more) as one:
+        await one.hold("fits", 4000 - CONTEXT_MIB, 4000)
+        argv = [sys.executable, HOLD, "hold", str(tmp_path / "greedy"), str(4000 - CONTEXT_MIB + 1)]
+        await one.run("greedy", argv, {"sharing": "time-slice", "share": {"memory_mib": 4000}})
+        exited = await one.leader.heard("w1", "exited", name_of("greedy"))
+        assert (exited.code, exited.detail) == (1, "exit"), "the allocation failed, and the job was not ended"
+        await one.leader.heard("w1", "freed", name_of("greedy"))
+        assert not (tmp_path / "greedy").exists()
+        assert one.agent.members.held[name_of("fits")].phase == "running"
+        [path] = next(own_memory.iterdir()).iterdir()
+        found = Segment.adopt(path)
+        await until(lambda: found.used(0) == 4000 * MIB, what="the neighbour's memory is counted")
+        beat = found._read(segment._AT_HEARTBEAT)[0]
+        await until(lambda: found._read(segment._AT_HEARTBEAT)[0] > beat, what="a heartbeat")
+        found.close()

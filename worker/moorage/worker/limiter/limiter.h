@@ -1,0 +1,63 @@
+/* The segment that a worker shares with the processes of one attempt: its layout, which segment.py repeats.
+
+   Every field is a 64-bit number that is read and written as a whole. The first part is written by the worker alone, the
+   second by the processes of the job alone. So nobody waits for a lock that a killed process holds, and the worker needs
+   no atomic step: it reads and writes the file with pread(2) and pwrite(2), since a mapping of a file that a job cuts
+   short would end the worker with SIGBUS. */
+
+#ifndef MOORAGE_LIMITER_H
+#define MOORAGE_LIMITER_H
+
+#include <stdint.h>
+
+#define LIMITER_MAGIC 0x74696d696c726f6dull /* "morlimit" */
+#define LIMITER_VERSION 1
+#define LIMITER_DEVICES 16 /* of one attempt */
+#define LIMITER_SLOTS 128  /* processes of one attempt that use a device at the same time */
+
+/* An owner is a process: its pid as it sees it itself, and the start time that /proc tells, in ticks. 0 is none. */
+#define LIMITER_START_BITS 42
+#define LIMITER_OWNER(pid, start) \
+    ((uint64_t)(pid) << LIMITER_START_BITS | ((uint64_t)(start) & ((1ull << LIMITER_START_BITS) - 1)))
+
+/* Tokens are counted in millionths. */
+#define LIMITER_TOKEN 1000000
+
+struct limiter_slot {
+    _Atomic uint64_t owner;
+    _Atomic uint64_t pid_ns; /* inode of the PID namespace in which the owner's pid counts; 0: not written yet */
+    uint64_t unused[6];
+    struct {
+        _Atomic uint64_t asking; /* bytes that the process is about to take, and may be refused */
+        _Atomic uint64_t used;   /* bytes that it holds */
+    } of[LIMITER_DEVICES];
+};
+
+struct limiter_segment {
+    /* written by the worker */
+    uint64_t magic, version, size, devices;
+    _Atomic uint64_t heartbeat;                   /* nanoseconds of CLOCK_MONOTONIC */
+    _Atomic uint64_t granted[LIMITER_DEVICES];    /* tokens given since the beginning; it only grows */
+    _Atomic uint64_t rate[LIMITER_DEVICES];       /* tokens that it gives a second; 0: launches need none */
+    _Atomic uint64_t limit[LIMITER_DEVICES];      /* bytes; 0: no limit */
+    _Atomic uint64_t context[LIMITER_DEVICES];    /* bytes that count for each process that uses the device */
+    unsigned char uuid[LIMITER_DEVICES][16];
+    _Atomic uint64_t dead[LIMITER_SLOTS];         /* by slot: the owner that the worker has seen to be gone */
+    /* written by the processes of the job */
+    struct {
+        _Atomic uint64_t attached; /* processes that have loaded the library */
+        _Atomic uint64_t high;     /* slots that were ever used: the first so many */
+        _Atomic uint64_t refused;  /* allocations that were over the limit */
+        _Atomic uint64_t opened;   /* launches that went without tokens, as the heartbeat was stale */
+        _Atomic uint64_t crowded;  /* allocations that were refused since all slots were taken */
+        _Atomic uint64_t missed;   /* functions that were looked up in a variant that has no hook */
+        uint64_t unused[2];
+    } __attribute__((aligned(64)));
+    struct {
+        _Atomic uint64_t taken; /* tokens taken since the beginning; it only grows */
+        uint64_t unused[7];
+    } bucket[LIMITER_DEVICES];
+    struct limiter_slot slots[LIMITER_SLOTS];
+};
+
+#endif

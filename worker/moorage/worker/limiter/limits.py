@@ -1,0 +1,317 @@
+"""The segments of one driver's attempts: made before an attempt starts, kept alive and refilled, removed after its end.
+
+They lie in /dev/shm, since the pages of a file on a disk would have to be written back, and launches would wait for
+that. Tokens come at a constant rate, by the job's share of compute; a controller that measures what a job uses sets
+another rate (`Segment.set_rate`), and nothing else here changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.schemas.errors import refuse
+from moorage.schemas.frames import Device
+from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.job import Request
+from moorage.system.proctree import all_processes, read_process, sees_all_pids
+from moorage.worker.attempt_folders import FolderUnavailable, let_pass, owner_ids
+from moorage.worker.limiter.segment import Part, Segment, SegmentError, Slot, owner_of
+from moorage.worker.member_messages import MemberName
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.output import member_digest
+
+#: where the build hook (worker/build_hook.py) puts it, compiled from limiter.c
+LIBRARY: Final = Path(__file__).with_name("limiter.so")
+#: in a container
+LIBRARY_AT: Final = "/run/moorage/limiter.so"
+SEGMENT_AT: Final = "/run/moorage/limiter"
+#: the variable that names the segment
+VARIABLE: Final = "MOORAGE_LIMITER"
+PRELOAD: Final = "LD_PRELOAD"
+MEMORY: Final = Path("/dev/shm")
+#: between two refills; the processes take a heartbeat of two seconds ago for a dead worker
+STEP_S: Final = 0.1
+#: between two looks for processes that are gone
+LOOK_S: Final = 1.0
+#: tokens a second of a whole device, and for how many seconds of its rate a bucket has room, as those of the reference;
+#: it has room for the dearest launch in any case
+RATE: Final = 50_000
+CAPACITY_S: Final = 2.0
+CAPACITY_MIN: Final = 10.0
+_MIB: Final = 1 << 20
+_PASSAGE: Final = 0o711
+
+log = logging.getLogger("moorage.worker")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What limits an attempt: its segment and the library, by the paths at which its processes find them."""
+
+    segment: str
+    library: str
+
+    def laid_over(self, environment: Mapping[str, str], of_image: str = "") -> dict[str, str]:
+        """Return the environment with the library behind what is preloaded already, which may be the image's word."""
+        own = [part for part in environment.get(PRELOAD, of_image).replace(" ", ":").split(":") if part]
+        own = [part for part in own if part != self.library]
+        return {**environment, PRELOAD: ":".join([*own, self.library]), VARIABLE: self.segment}
+
+
+@dataclass(frozen=True)
+class ContainerLimit(Limit):
+    """The same in a container, with the paths on this host."""
+
+    segment_here: Path
+    library_here: Path
+
+    @property
+    def mounts(self) -> list[dict[str, Any]]:
+        """What the container has mounted."""
+        return [
+            {"Type": "bind", "Source": str(self.library_here), "Target": self.library, "ReadOnly": True},
+            {"Type": "bind", "Source": str(self.segment_here), "Target": self.segment},
+        ]
+
+
+class Limits:
+    """Those of one driver, `owner`. Call `begin` with what lives, then `run`."""
+
+    def __init__(self, settings: WorkerSettings, owner: str) -> None:
+        """Raises Refused where this host cannot limit."""
+        if platform.libc_ver()[0] != "glibc":
+            raise _cannot("this host's C library is not glibc (musl?)", "take limiter out of the settings")
+        if not LIBRARY.is_file():
+            raise _cannot(f"there is no {LIBRARY}", "install a C compiler, and moorage again")
+        if not MEMORY.is_dir():
+            raise _cannot(f"there is no {MEMORY}", "mount a tmpfs there")
+        self._context = settings.limiter_context
+        self._own = (settings.folder_dir or settings.state_dir) / "limiter"
+        self._library = LIBRARY
+        mark = f"{settings.state_dir.resolve()}|{owner}"
+        self._folder = MEMORY / f"moorage-limits-{member_digest(mark)[:32]}"
+        self._segments: dict[MemberName, Segment] = {}
+        self._opened: dict[MemberName, int] = {}
+        self._hosts: dict[int, int] = {}  # by owner of a slot: its pid here
+        self._sees_all_pids = sees_all_pids()
+
+    # -- an attempt
+
+    def _make(self, name: MemberName, request: Request, devices: Sequence[Device], mode: str) -> Path | None:
+        """Make the segment of an attempt that has a part of a device; None for one that has all of it.
+
+        Raises FolderUnavailable.
+        """
+        gpu = request.effective_gpu
+        if (
+            gpu is None
+            or gpu.share is None
+            or mode not in SHARERS_MAX
+            or any(one.vendor != "nvidia" for one in devices)
+        ):
+            return None
+        share = gpu.share
+        rate = RATE * share.compute_percent / 100 if share.compute_percent < 100 else 0
+        parts = [Part(one.uuid, share.memory_mib * _MIB, self._context, rate) for one in devices]
+        path = self._path(name)
+        try:
+            self._check_folder()
+            path.unlink(missing_ok=True)  # of an agent that died before the start
+            made = Segment.create(path, parts)
+            self._segments[name] = made
+            made.beat()
+        except (OSError, ValueError) as error:
+            self.over(name)
+            raise FolderUnavailable(f"the limiter's segment {path}: {error}") from None
+        return path
+
+    def give(self, name: MemberName, ids: tuple[int, int] | None, *, all_users: bool = False) -> None:
+        """Have the segment belong to the user that runs the attempt. Raises FolderUnavailable."""
+        try:
+            if ids is not None and os.geteuid() == 0:
+                self._segments[name].give(*ids)
+            elif all_users:
+                self._segments[name].let_all_write()
+        except OSError as error:
+            raise FolderUnavailable(f"the limiter's segment: {error.strerror or error}") from None
+
+    def of_process(
+        self, name: MemberName, request: Request, devices: Sequence[Device], mode: str, user: str | None
+    ) -> Limit | None:
+        """Return what limits an attempt that runs on this host; None for one that has all of its devices.
+
+        Raises FolderUnavailable.
+        """
+        path = self._make(name, request, devices, mode)
+        if path is None:
+            return None
+        ids = owner_ids(user)
+        self.give(name, ids)
+        return Limit(str(path), str(self._library_for(ids is not None)))
+
+    def of_container(
+        self, name: MemberName, request: Request, devices: Sequence[Device], mode: str
+    ) -> ContainerLimit | None:
+        """As `of_process`, for a container; `give` it to its user once that is known. Raises FolderUnavailable."""
+        path = self._make(name, request, devices, mode)
+        return None if path is None else ContainerLimit(SEGMENT_AT, LIBRARY_AT, path, self._library)
+
+    def _library_for(self, another_user: bool) -> Path:
+        """Return the library where that user can reach it: installed, or copied to where jobs' folders are.
+
+        Raises FolderUnavailable.
+        """
+        if not another_user or _is_reachable(self._library):
+            return self._library
+        copy = self._own / self._library.name
+        try:
+            if not copy.exists() or copy.read_bytes() != self._library.read_bytes():
+                self._own.mkdir(mode=_PASSAGE, parents=True, exist_ok=True)
+                fresh = copy.with_suffix(".new")
+                shutil.copyfile(self._library, fresh)
+                fresh.chmod(0o755)
+                fresh.rename(copy)
+            let_pass(self._own, self._own.parent)
+        except OSError as error:
+            raise FolderUnavailable(f"the limiter's library {copy}: {error.strerror or error}") from None
+        return copy
+
+    def over(self, name: MemberName) -> None:
+        """Nothing of this attempt runs any more."""
+        found = self._segments.pop(name, None)
+        self._opened.pop(name, None)
+        if found is None:
+            return
+        if not found.counts().attached:
+            log.warning("%s: no process of it has loaded the limiter: only the guard held it to its share", name[1])
+        found.close()
+        with contextlib.suppress(OSError):
+            found.path.unlink(missing_ok=True)
+            self._folder.rmdir()  # unless there are others
+
+    def _path(self, name: MemberName) -> Path:
+        return self._folder / member_digest("/".join(map(str, name)))
+
+    def _check_folder(self) -> None:
+        """Raises OSError: every user may make files in /dev/shm, so what is there may be another one's."""
+        with contextlib.suppress(FileExistsError):
+            self._folder.mkdir(mode=_PASSAGE)
+            self._folder.chmod(_PASSAGE)
+        about = self._folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) != _PASSAGE:
+            raise PermissionError(f"{self._folder} is not the agent's own folder")
+
+    # -- the worker's side, while attempts run
+
+    def begin(self, living: Iterable[MemberName]) -> None:
+        """Take over the segments of attempts that an earlier agent started, and remove all others."""
+        ours = {self._path(name): name for name in living}
+        try:
+            self._check_folder()
+            for path in self._folder.iterdir():
+                if path not in ours:
+                    path.unlink()
+            for path, name in ours.items():
+                with contextlib.suppress(FileNotFoundError):
+                    self._segments[name] = Segment.adopt(path)
+            if not self._segments:
+                self._folder.rmdir()
+        except (OSError, SegmentError) as error:
+            log.warning("the limiter: segments of before cannot be taken over: %s", error)
+
+    async def run(self) -> None:
+        """Refill and look until cancelled. What cannot be written costs this attempt its throttle, and no other's."""
+        last_s = looked_s = time.monotonic()
+        while True:
+            await asyncio.sleep(STEP_S)
+            now_s = time.monotonic()
+            for name, one in self._segments.items():
+                try:
+                    refill(one, now_s - last_s)
+                except OSError as error:
+                    log.warning("%s: the limiter cannot be refilled: %s", name[1], error)
+            last_s = now_s
+            if now_s >= looked_s + LOOK_S and self._segments:
+                looked_s = now_s
+                await self._look()
+
+    async def _look(self) -> None:
+        for name, one in list(self._segments.items()):
+            opened = one.counts().opened
+            if opened > self._opened.get(name, 0):
+                log.warning("%s: %d launches were not throttled, as this worker gave no sign", name[1], opened)
+                self._opened[name] = opened
+        slots = {name: found for name, one in self._segments.items() if (found := one.slots())}
+        try:
+            dead = await asyncio.to_thread(self._dead, [slot for each in slots.values() for slot in each])
+        except (OSError, RuntimeError):  # no thread or descriptor to be had: look again
+            return
+        for name, each in slots.items():
+            if (segment := self._segments.get(name)) is not None:
+                for slot in each:
+                    if slot.owner in dead:
+                        segment.bury(slot)
+
+    def _dead(self, slots: list[Slot]) -> set[int]:
+        """Return the owners that are gone. In a thread: it may have to walk /proc."""
+        own_ns = os.stat("/proc/self/ns/pid").st_ino
+        unknown: set[int] = set()
+        for slot in slots:
+            pid = slot.pid if slot.pid_ns == own_ns else self._hosts.get(slot.owner, 0)
+            found = read_process(pid) if pid else None
+            if found is None or owner_of(slot.pid, found.start_ticks) != slot.owner:
+                self._hosts.pop(slot.owner, None)
+                # a process of another namespace is found by its number there, if all of them are to be seen
+                if slot.pid_ns == own_ns or self._sees_all_pids:
+                    unknown.add(slot.owner)
+        inner = {slot.owner for slot in slots if slot.pid_ns != own_ns} & unknown
+        if inner:
+            self._hosts |= _found(inner)
+        return unknown - self._hosts.keys()
+
+    def close(self) -> None:
+        """Let go of the segments: their attempts run on, and the next agent takes them over."""
+        for one in self._segments.values():
+            one.close()
+        self._segments.clear()
+
+
+def refill(one: Segment, seconds: float) -> None:
+    """Give the tokens of so many seconds on each device, and say that the worker lives. Raises OSError."""
+    one.beat()
+    for device in range(one.devices):
+        if rate := one.rate(device):
+            one.refill(device, rate * min(seconds, CAPACITY_S), max(CAPACITY_MIN, rate * CAPACITY_S))
+
+
+def _found(owners: set[int]) -> dict[int, int]:
+    """Return the pids here of processes of other PID namespaces."""
+    found: dict[int, int] = {}
+    for process in all_processes():
+        with contextlib.suppress(OSError, ValueError, StopIteration), open(f"/proc/{process.pid}/status") as status:
+            line = next(each for each in status if each.startswith("NSpid:"))
+            owner = owner_of(int(line.split()[-1]), process.start_ticks)
+            if owner in owners:
+                found[owner] = process.pid
+    return found
+
+
+def _is_reachable(path: Path) -> bool:
+    """Whether every user may load this library."""
+    folders = all(each.stat().st_mode & stat.S_IXOTH for each in path.resolve().parents)
+    return folders and bool(path.stat().st_mode & stat.S_IROTH)
+
+
+def _cannot(why: str, next_step: str) -> Exception:
+    return refuse("failed-precondition", f"limiter: {why}", field="$.limiter", next=next_step)

@@ -1,0 +1,234 @@
+"""The worker's side of a segment: the file that it shares with the processes of one attempt; see limiter.h.
+
+The file belongs to the job's user, who may write anything into it or cut it short. So it is read and written by
+pread(2) and pwrite(2), never mapped, and nothing that is read from it is trusted beyond the job itself: counts are
+bounded, and what is given is known from the worker's own memory.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+MAGIC: Final = 0x74696D696C726F6D
+VERSION: Final = 1
+DEVICES_MAX: Final = 16
+SLOTS_MAX: Final = 128
+#: a token in the segment's unit
+TOKEN: Final = 1_000_000
+_START_BITS: Final = 42
+#: of what a job may have written, so that sums of it fit again
+_NUMBER_MAX: Final = 1 << 62
+
+_WORD: Final = 8
+_AT_HEARTBEAT: Final = 4 * _WORD
+_AT_GRANTED: Final = _AT_HEARTBEAT + _WORD
+_AT_RATE: Final = _AT_GRANTED + DEVICES_MAX * _WORD
+_AT_LIMIT: Final = _AT_RATE + DEVICES_MAX * _WORD
+_AT_CONTEXT: Final = _AT_LIMIT + DEVICES_MAX * _WORD
+_AT_UUID: Final = _AT_CONTEXT + DEVICES_MAX * _WORD
+_AT_DEAD: Final = _AT_UUID + DEVICES_MAX * 16
+_LINE: Final = 64
+_AT_COUNTS: Final = -(-(_AT_DEAD + SLOTS_MAX * _WORD) // _LINE) * _LINE
+_AT_BUCKETS: Final = _AT_COUNTS + _LINE
+_AT_SLOTS: Final = _AT_BUCKETS + DEVICES_MAX * _LINE
+_SLOT_BYTES: Final = _LINE + DEVICES_MAX * 2 * _WORD
+SIZE: Final = _AT_SLOTS + SLOTS_MAX * _SLOT_BYTES
+
+
+class SegmentError(Exception):
+    """The file is no segment of this release."""
+
+
+class Part(NamedTuple):
+    """What an attempt may have of one device. `limit_bytes` 0 is no limit; `context_bytes` count for each process.
+
+    `rate` is in tokens a second; 0 throttles nothing.
+    """
+
+    uuid: str
+    limit_bytes: int = 0
+    context_bytes: int = 0
+    rate: float = 0
+
+
+class Counts(NamedTuple):
+    """What the processes of the job have counted; see limiter.h."""
+
+    attached: int
+    high: int
+    refused: int
+    opened: int
+    crowded: int
+    missed: int
+
+
+class Slot(NamedTuple):
+    """A process that uses a device: its pid, the inode of the namespace of that, its start in ticks, what it holds."""
+
+    number: int
+    owner: int
+    pid: int
+    pid_ns: int
+    start_ticks: int
+    used: tuple[int, ...]
+
+
+def owner_of(pid: int, start_ticks: int) -> int:
+    """Return the number by which a slot names a process."""
+    return pid << _START_BITS | start_ticks & ((1 << _START_BITS) - 1)
+
+
+class Segment:
+    """One attempt's. Made by `create`, or taken over by `adopt`; `close` it, and remove the file, when it is over."""
+
+    def __init__(self, path: Path, descriptor: int, devices: int) -> None:
+        self.path = path
+        self.devices = devices
+        self._file = descriptor
+        self._granted = [0] * devices
+        self._rates = [0.0] * devices
+
+    @classmethod
+    def create(cls, path: Path, parts: Sequence[Part]) -> Segment:
+        """Make the file, mode 0600. Raises OSError, and ValueError for more devices than there is room for."""
+        if len(parts) > DEVICES_MAX:
+            raise ValueError(f"a limited job may have at most {DEVICES_MAX} GPUs, found {len(parts)}")
+        begin = bytearray(_AT_COUNTS)
+        struct.pack_into("@4Q", begin, 0, MAGIC, VERSION, SIZE, len(parts))
+        for at, part in enumerate(parts):
+            word = at * _WORD
+            struct.pack_into("@Q", begin, _AT_RATE + word, round(part.rate * TOKEN))
+            struct.pack_into("@Q", begin, _AT_LIMIT + word, part.limit_bytes)
+            struct.pack_into("@Q", begin, _AT_CONTEXT + word, part.context_bytes)
+            begin[_AT_UUID + at * 16 : _AT_UUID + at * 16 + 16] = _raw(part.uuid)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.truncate(descriptor, SIZE)
+            os.pwrite(descriptor, begin, 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        made = cls(path, descriptor, len(parts))
+        made._rates = [part.rate for part in parts]
+        return made
+
+    @classmethod
+    def adopt(cls, path: Path) -> Segment:
+        """Take over a segment that an earlier agent made. Raises OSError, SegmentError."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            begin = os.pread(descriptor, _AT_LIMIT, 0)
+            if len(begin) < _AT_LIMIT or os.fstat(descriptor).st_size != SIZE:
+                raise SegmentError(f"{path} is cut short")
+            magic, version, size, devices = struct.unpack_from("@4Q", begin)
+            if (magic, version, size) != (MAGIC, VERSION, SIZE) or devices > DEVICES_MAX:
+                raise SegmentError(f"{path} is no segment of this release")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        found = cls(path, descriptor, devices)
+        found._granted = [min(each, _NUMBER_MAX) for each in struct.unpack_from(f"@{devices}Q", begin, _AT_GRANTED)]
+        found._rates = [min(each, _NUMBER_MAX) / TOKEN for each in struct.unpack_from(f"@{devices}Q", begin, _AT_RATE)]
+        return found
+
+    def give(self, uid: int, gid: int) -> None:
+        """Have the file belong to the user that runs the attempt. Raises OSError."""
+        os.fchown(self._file, uid, gid)
+
+    def let_all_write(self) -> None:
+        """Let every user write to it: a rootless engine numbers users anew. Raises OSError."""
+        os.fchmod(self._file, 0o666)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    # -- what the worker gives
+
+    def beat(self, now_ns: int | None = None) -> None:
+        """Say that the worker lives. Raises OSError."""
+        self._write(_AT_HEARTBEAT, time.monotonic_ns() if now_ns is None else now_ns)
+
+    def refill(self, device: int, tokens: float, capacity: float) -> float:
+        """Give tokens, so that no more than `capacity` are there; returns how many are. Raises OSError.
+
+        The processes only count what they take, so that what is there is the difference of two numbers that only grow,
+        each with a single side that writes it.
+        """
+        taken = self.taken(device)
+        most = taken + round(capacity * TOKEN)
+        granted = self._granted[device]
+        if granted < most:
+            granted = min(granted + round(tokens * TOKEN), most)
+            self._granted[device] = granted
+            self._write(_AT_GRANTED + device * _WORD, granted)
+        return (granted - taken) / TOKEN
+
+    def set_limit(self, device: int, limit_bytes: int) -> None:
+        """Change the limit of a device; the next allocation sees it. Raises OSError."""
+        self._write(_AT_LIMIT + device * _WORD, limit_bytes)
+
+    def set_rate(self, device: int, rate: float) -> None:
+        """Say how many tokens a second `refill` is to give; 0: launches need none. Raises OSError."""
+        self._rates[device] = rate
+        self._write(_AT_RATE + device * _WORD, round(rate * TOKEN))
+
+    def rate(self, device: int) -> float:
+        """Return how many tokens a second `refill` is to give; 0: launches need none."""
+        return self._rates[device]
+
+    def bury(self, slot: Slot) -> None:
+        """Say that the process of a slot is gone: what it held is free. Raises OSError."""
+        self._write(_AT_DEAD + slot.number * _WORD, slot.owner)
+
+    # -- what the processes count
+
+    def taken(self, device: int) -> int:
+        """Return the tokens that launches have taken, in millionths."""
+        return self._read(_AT_BUCKETS + device * _LINE)[0]
+
+    def limit(self, device: int) -> int:
+        """Return the limit of a device in bytes; 0 for none."""
+        return self._read(_AT_LIMIT + device * _WORD)[0]
+
+    def counts(self) -> Counts:
+        """Return what the processes have counted."""
+        return Counts(*self._read(_AT_COUNTS, len(Counts._fields)))
+
+    def slots(self) -> list[Slot]:
+        """Return the processes that use a device, without those that were buried."""
+        high = min(self.counts().high, SLOTS_MAX)
+        words = _SLOT_BYTES // _WORD
+        read = self._read(_AT_SLOTS, high * words)
+        dead = self._read(_AT_DEAD, high)
+        found = []
+        for number in range(high):
+            slot = read[number * words : (number + 1) * words]
+            owner = slot[0]
+            if owner and owner != dead[number]:
+                used = slot[_LINE // _WORD + 1 :: 2][: self.devices]
+                start_ticks = owner & ((1 << _START_BITS) - 1)
+                found.append(Slot(number, owner, owner >> _START_BITS, slot[1], start_ticks, used))
+        return found
+
+    def used(self, device: int) -> int:
+        """Return the bytes that all living processes hold of a device."""
+        return sum(slot.used[device] for slot in self.slots())
+
+    def _read(self, at: int, count: int = 1) -> tuple[int, ...]:
+        """Return so many numbers; zeros where the job has cut its file short."""
+        read = os.pread(self._file, count * _WORD, at)
+        return struct.unpack(f"@{count}Q", read.ljust(count * _WORD, b"\0"))
+
+    def _write(self, at: int, value: int) -> None:
+        os.pwrite(self._file, struct.pack("@Q", value), at)
+
+
+def _raw(name: str) -> bytes:
+    """Return the sixteen bytes of a device's uuid. Raises ValueError for one that is none."""
+    return uuid.UUID(name.partition("-")[2]).bytes
