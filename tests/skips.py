@@ -1,4 +1,5 @@
-"""Nothing is skipped in CI but for want of a GPU: a tool that is missing there is a defect of `.ci/run`, not a reason.
+"""Nothing is skipped in CI but for want of a GPU, or of a package that a test downloads from another place: any other
+tool that is missing there is a defect of `.ci/run`, not a reason.
 
 Hooks of pytest; `tests/conftest.py` takes them over. CI is where the environment says `CI=true`, as `.ci/run` does.
 """
@@ -26,7 +27,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and item.get_closest_marker("gpu") is None and _in_ci():
+    may_skip = hasattr(report, "wasxfail") or any(item.get_closest_marker(name) for name in ("gpu", "downloads"))
+    if report.skipped and not may_skip and _in_ci():
         _fail(report)
     return report
 

@@ -104,6 +104,33 @@ ret nvmlDeviceGetHandleByIndex_v2(unsigned index, device *found) {
     return *found ? OK : INVALID;
 }
 
+ret nvmlDeviceGetHandleByUUID(const char *uuid, device *found) {
+    ENTER(uuid);
+    char *line = stub_device(state, uuid, 0);
+    *found = line ? handle_of(uuid) : NULL;
+    LEAVE(*found ? OK : NOT_FOUND);
+}
+
+/* What was set is in a file `mode.UUID`, as in a driver that outlives its users. */
+ret nvmlDeviceSetComputeMode(device handle, int mode) {
+    ENTER_DEVICE(handle);
+    char path[4096];
+    snprintf(path, sizeof path, "%s/mode.%s", stub_folder(), handle->uuid);
+    FILE *file = fopen(path, "w");
+    if (file) { fprintf(file, "%d", mode); fclose(file); }
+    LEAVE(file ? OK : 999);
+}
+
+ret nvmlDeviceGetComputeMode(device handle, int *mode) {
+    ENTER_DEVICE(handle);
+    char name[256];
+    snprintf(name, sizeof name, "mode.%s", handle->uuid);
+    char *text = stub_read(name);
+    *mode = text ? atoi(text) : 0;
+    free(text);
+    LEAVE(OK);
+}
+
 ret nvmlDeviceGetUUID(device handle, char *text, unsigned size) {
     ENTER_DEVICE(handle);
     snprintf(text, size, "%s", handle->uuid);

@@ -69,6 +69,7 @@ CALLS: Final = {
     "processes": ("nvmlDeviceGetComputeRunningProcesses_v3",),
     "rows": ("nvmlDeviceGetRemappedRows",),
     "events": ("nvmlDeviceGetSupportedEventTypes",),
+    "compute_mode": ("nvmlDeviceSetComputeMode",),
     "p2p": ("nvmlDeviceGetP2PStatus",),
 }
 
@@ -179,6 +180,11 @@ class Stub:
         """Add an event: a uuid, its type and data, or `error` and a code."""
         with (self.folder / "events").open("a") as events:
             events.write(" ".join(map(str, words)) + "\n")
+
+    def compute_mode(self, uuid: str) -> int:
+        """Return the compute mode that a device is in."""
+        file = self.folder / f"mode.{uuid}"
+        return int(file.read_text() or 0) if file.exists() else 0
 
     def calls(self, call: str, uuid: str = "") -> int:
         """Return how often a call was made for a device."""

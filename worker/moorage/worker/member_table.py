@@ -59,6 +59,8 @@ DETAIL_CHARS_MAX: Final = 200
 OVER_GRANT_GRACE_S: Final = 0.5
 #: how the reason of such an end begins
 OVER_GRANT: Final = "over-memory: "
+#: why a member is ended that cannot go on for a fault of this host: another attempt follows, as after a lost worker
+LOST: Final = "lost"
 #: attempts that are suspected of having ended a supervisor; more of them run as any other job
 SUSPECTS_MAX: Final = 4_096
 #: minus SIGKILL: the exit code of a member whose end nobody could observe
@@ -257,7 +259,7 @@ class MemberTable:
                 self._end_member(member, 0.0, why)
 
     def end_over_grant(self, event: OverGrant) -> None:
-        """End members that hold more memory of a shared device than was granted."""
+        """End members that hold more memory of a shared device than was granted, or whose MPS daemon failed."""
         for name, why in event.items:
             member = self.held.get(name)
             if member is not None and member.phase in ("starting", "running", "ending"):
@@ -321,7 +323,7 @@ class MemberTable:
             self.dropped["end-of-nothing"] += 1
             return
         member.phase = "exited"
-        if reason == ENDED_AS_ASKED and member.why.startswith(OVER_GRANT):
+        if reason == ENDED_AS_ASKED and (member.why.startswith(OVER_GRANT) or member.why == LOST):
             reason = member.why
         member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
         self._judge(name, reason)

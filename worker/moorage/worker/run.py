@@ -37,14 +37,18 @@ from moorage.worker.job_files import JobFiles
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
+from moorage.worker.mps.compute_mode import ComputeModes
+from moorage.worker.mps.managed import MPS, ManagedMps
 from moorage.worker.output_keeper import OutputBounds
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import trouble_with_secrets
-from moorage.worker.settings import WorkerSettings
+from moorage.worker.settings import WorkerSettings, mps_folder
 
 SUPERVISOR_FOLDER: Final = "supervisor"
 WORKERS_FOLDER: Final = "workers"
 HEALTH_FILE: Final = "devices.health"
+#: the compute modes that GPUs had before the worker changed them
+MODES_FILE: Final = "compute-modes"
 #: how long workers that leave nothing behind try to end what they hold and say goodbye
 LEAVE_S_MAX: Final = 5.0
 #: a process with more workers does not tell the join of each
@@ -159,6 +163,8 @@ async def _start(
     worker.files = files
     await _put_agents(worker, settings, facts, hosts, drivers, link, files)
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
+    if hosts is None and worker.agents[0].clients.mps is None:
+        await ComputeModes(settings.state_dir / MODES_FILE).restore_all()
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
         await asyncio.to_thread(clear_unknown, settings.state_dir / FOLDERS, is_known)
@@ -257,7 +263,10 @@ def _agent(
 ) -> Agent:
     devices = inventory.devices()
     nodes = {device.uuid: inventory.nodes(slot) for slot, device in enumerate(devices)}
-    kit = Kit(name, settings, Policy.of(settings), link, len(devices), inventory.simulated, files=files, nodes=nodes)
+    mps = _mps(name, settings, inventory, link)
+    kit = Kit(
+        name, settings, Policy.of(settings), link, len(devices), inventory.simulated, files=files, nodes=nodes, mps=mps
+    )
     drivers = [each.make(kit) for each in found]
     journal: MemoryJournal
     if not any(driver.capabilities.outlives_agent for driver in drivers):
@@ -271,7 +280,20 @@ def _agent(
     if journal.torn_bytes:
         log.warning("%s: the journal's last %d bytes were torn and are cut", name, journal.torn_bytes)
     health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)
-    return Agent(host, name, settings, facts, inventory, drivers, journal, health)
+    return Agent(host, name, settings, facts, inventory, drivers, journal, health, mps)
+
+
+def _mps(name: str, settings: WorkerSettings, inventory: Inventory, link: SupervisorLink) -> ManagedMps | None:
+    """Return the worker's MPS daemons; None where it is to run none."""
+    if inventory.simulated or settings.mps != "managed" or MPS not in settings.modes_offered:
+        return None
+    return ManagedMps(
+        name,
+        link,
+        inventory.devices(),
+        mps_folder(settings),
+        ComputeModes(settings.state_dir / MODES_FILE),
+    )
 
 
 async def _lender(agent: Agent) -> LeaseServer | None:
@@ -281,7 +303,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         agent.worker,
         agent.pool,
         agent.inventory,
-        modes=settings.modes_offered,
+        modes=settings.modes_lent,
         uids=settings.lease_uids,
         gid=settings.lease_gid,
         free_wait_s=settings.free_wait_s,
@@ -298,11 +320,16 @@ async def _lender(agent: Agent) -> LeaseServer | None:
 def _is_known(owner: str, agents: list[Agent], state: Path) -> bool:
     """Whether members of an owner are an agent's affair: one of these, or another that lives on this state folder."""
     ours = [agent.journal.path for agent in agents if isinstance(agent.journal, Journal)]
-    if any(owner == owner_of(agent.worker, driver) for agent in agents for driver in agent.drivers):
+    if any(owner == owner_of(agent.worker, driver) for agent in agents for driver in _owners(agent)):
         return True
     name = owner.partition("@")[0]
     paths = (state / JOURNAL_NAME, state / WORKERS_FOLDER / f"{name}.journal")
     return any(path not in ours and is_in_use(path) for path in paths)
+
+
+def _owners(agent: Agent) -> list[str]:
+    """Return what has members of this agent at the supervisor: its drivers, and its MPS daemons."""
+    return [*agent.drivers, *([MPS] if agent.clients.mps is not None else [])]
 
 
 def _can_outlive(agent: Agent) -> bool:
