@@ -5,14 +5,14 @@ it has the same sockets, and a server, which is a process, once the first client
 connects and says `CLIENT PID`; that is the played part. Without `-f` it sends its standard input to the daemon.
 
 What stands in the file `mood` beside this program changes it, or one daemon alone where a pid stands there: `wedged`
-answers nothing, `slow` is late, `deaf` sets no limits, `fault` has a server with a fault, `dies` ends at once. The
-commands that it got are in the file `commands`.
+answers nothing, `slow` is late, `deaf` sets no limits, `fault` has a server with a fault, `dies` ends at once, `late`
+does not listen yet. The commands that it got are in the file `commands`.
 """
 
 import os
 import selectors
+import signal
 import socket
-import subprocess
 import sys
 import time
 
@@ -71,7 +71,7 @@ class Daemon:
     def __init__(self) -> None:
         self.percent = 100.0
         self.mib: dict[str, int] = {}
-        self.server: subprocess.Popen[bytes] | None = None
+        self.server = 0
         self.server_percent = 100.0
         self.server_mib: dict[str, int] = {}
         self.clients: dict[socket.socket, int] = {}
@@ -89,6 +89,9 @@ class Daemon:
             return 1
         except OSError:
             pass
+        note("starts", f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
+        while "late" in mood():
+            time.sleep(0.02)
         for name in ("control", "control_privileged"):
             if os.path.exists(f"{PIPE}/{name}"):
                 os.unlink(f"{PIPE}/{name}")
@@ -100,7 +103,6 @@ class Daemon:
             listeners[-1].listen(64)
         with open(f"{PIPE}/nvidia-cuda-mps-control.pid", "w") as file:
             file.write(str(os.getpid()))
-        note("starts", f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
         for each in listeners:
             self.events.register(each, selectors.EVENT_READ)
         while not self.over:
@@ -130,8 +132,8 @@ class Daemon:
     def answer(self, peer: socket.socket, words: list[str]) -> None:
         if words[:1] == ["CLIENT"]:
             self.clients[peer] = int(words[1])
-            if self.server is None:
-                self.server = subprocess.Popen(["/bin/sleep", "1000"])
+            if not self.server:
+                self.server = os.spawnv(os.P_NOWAIT, "/bin/sleep", ["nvidia-cuda-mps-server", "1000"])
                 self.server_percent, self.server_mib = self.percent, dict(self.mib)
             peer.sendall(b"ok" + END)
             return
@@ -146,14 +148,14 @@ class Daemon:
         said = self.said(words, now)
         peer.sendall("".join(f"{line}\n" for line in said).encode() + END)
         if words[0] == "quit":
-            if self.server is not None:
-                self.server.kill()
-                self.server.wait()
+            if self.server:
+                os.kill(self.server, signal.SIGKILL)
+                os.waitpid(self.server, 0)
             self.over = True
 
     def said(self, words: list[str], now: list[str]) -> list[str]:
         command, rest = words[0], words[1:]
-        pid = self.server.pid if self.server is not None else 0
+        pid = self.server
         if command == "quit":
             return []
         if command == "get_server_list":

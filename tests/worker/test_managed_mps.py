@@ -19,10 +19,11 @@ from moorage.worker.agent import Agent
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.journal import JOURNAL_NAME
 from moorage.worker.member_messages import MemberName
-from moorage.worker.mps import managed
+from moorage.worker.mps import clients, control, managed
 from moorage.worker.mps.compute_mode import EXCLUSIVE_PROCESS, ComputeModes
 from moorage.worker.run import MODES_FILE, Worker, start
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor import protocol
 from tests.nvidia.mps import CLIENT, Played
 from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
@@ -55,7 +56,7 @@ class Scene:
         self.more = more or self.more
         settings = WorkerSettings(
             self.state, "w1", self.prefix, modes=("exclusive", "mps"), load_s=0.2, leases=False, mps_dir=self.sockets,
-            **{"mps": "managed", **self.more},
+            free_wait_s=120, **{"mps": "managed", **self.more},
         )  # fmt: skip
         self.worker = await start(settings, self.url)
         await self.leader.joined("w1", joins)
@@ -76,12 +77,12 @@ class Scene:
 
     async def place(
         self, job: str, *, slot: int = 0, slots: list[int] | None = None, mode: str = "mps",
-        argv: list[str] | None = None, user: str | None = None, **gpu: Any,
+        argv: list[str] | None = None, user: str | None = None, env: dict[str, str] | None = None, **gpu: Any,
     ) -> None:  # fmt: skip
         """Place a job that writes the variables of MPS into a file of its name, and stays."""
         file = self.folder / job
         command = argv or ["/bin/sh", "-c", f"env | grep MPS >{file}.part; mv {file}.part {file}; exec sleep 600"]
-        run = {"argv": command, "grace_s": 20} | ({} if user is None else {"user": user})
+        run = {"argv": command, "grace_s": 20, "env": env or {}} | ({} if user is None else {"user": user})
         request = {"gpu": ({"sharing": mode} if mode == "mps" else {}) | gpu, "run": run}
         await self.leader.want("w1", Place(*name_of(job), slots or [slot], mode, False, encode(request)))
 
@@ -137,6 +138,8 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     """`opens` says whether the worker is started."""
     monkeypatch.setattr(managed, "CHECK_S", 1.0)
+    for module, name in ((control, "ASK_S"), (managed, "START_S"), (managed, "END_S"), (clients, "TERMINATE_S")):
+        monkeypatch.setattr(module, name, 60.0)  # the played program is slow on a busy machine
     with tempfile.TemporaryDirectory(prefix="mps-") as name:
         folder = Path(name)
         folder.chmod(0o777)  # jobs of another user write into it
@@ -242,8 +245,9 @@ async def test_the_jobs_of_a_daemon_that_fails_are_lost_and_the_next_gets_anothe
         if how == "killed":
             os.kill(daemon, signal.SIGKILL)
         else:
+            monkeypatch.setattr(control, "ASK_S", 10.0)
             one.played.feel(f"{how} {daemon}")
-        assert (await one.leader.heard("w1", "exited", name_of("first"))).detail == "lost"
+        assert (await one.leader.heard("w1", "exited", name_of("first"), deadline_s=120)).detail == "lost"
         await one.leader.heard("w1", "freed", name_of("first"))
         one.played.feel("")
         await one.share("second")
@@ -295,3 +299,27 @@ async def test_a_clients_work_is_stopped_before_it_is_killed(
         await one.leader.heard("w1", "exited", name_of("deaf"))
         told = [line.split()[2] for line in one.played.lines("commands") if line.startswith("terminate_client")]
         assert told == [str(pid)]
+
+
+@pytest.mark.slow
+async def test_sharers_that_never_ran_leave_no_daemon_behind(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(nats_url, unique, monkeypatch) as one:
+        one.played.feel("late")
+        await one.place("withdrawn")
+        await until(lambda: one.daemons, what="its daemon starts")
+        await one.leader.want("w1", End(*name_of("withdrawn"), "cancelled"))
+        await one.leader.heard("w1", "exited", name_of("withdrawn"))
+        one.played.feel("")
+        await one.leader.heard("w1", "freed", name_of("withdrawn"))
+        assert (one.daemons, one.stub.compute_mode(GPU)) == ([], 0)
+        closed: list[tuple[int, str]] = []
+        quarantine = one.agent.pool.quarantine
+        monkeypatch.setattr(one.agent.pool, "quarantine", lambda *words: (closed.append(words[:2]), quarantine(*words)))
+        monkeypatch.setattr(protocol, "FRAME_BYTES_MAX", 5000)
+        await one.place("too-large", env={"LARGE": "x" * 6000})
+        assert "frame of" in await one.refused("too-large")
+        assert closed == [(0, "its MPS daemon ends")], "no other job gets the GPU while its daemon ends"
+        await until(lambda: not one.agent.pool.busy_slots(), what="it is open again")
+        assert (one.daemons, one.stub.compute_mode(GPU)) == ([], 0)

@@ -13,12 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from moorage.worker.mps import control
 from moorage.worker.mps.control import Limits, MpsControl, MpsFault
 from tests.nvidia.mps import CLIENT, Played, real_program
 from tests.waiting import until
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 KINDS = ["played", pytest.param("real", marks=[pytest.mark.slow, pytest.mark.downloads])]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The played program is slow on a busy machine."""
+    monkeypatch.setattr(control, "ASK_S", 30.0)
 
 
 @pytest.fixture

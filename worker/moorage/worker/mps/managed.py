@@ -46,6 +46,7 @@ TERMINATE_S: Final = 5.0
 #: bytes of a socket's path (unix(7)), with the longest name that the daemon gives to one
 _PATH_BYTES_MAX: Final = 107 - len("/control_privileged")
 _LOG_BYTES_MAX: Final = 1 << 20
+_SERVER_LOG: Final = "server.log"
 _POLL_S: Final = 0.05
 
 log = logging.getLogger("moorage.worker")
@@ -76,6 +77,7 @@ class _Gpu:
     why: str = ""
     limits: Limits | None = None
     failed: int = 0
+    told: str = ""  # what was logged last of what keeps it from going back
 
 
 class ManagedMps:
@@ -116,6 +118,8 @@ class ManagedMps:
     async def open(self) -> None:
         """Take over the daemons of an earlier agent. Raises SupervisorMissing."""
         self.on_listed(await self._link.open(self.owner, self))
+        if shutil.which(PROGRAM) is None:
+            log.warning("mps: %s is not on the PATH, so jobs that share by mps are refused", PROGRAM)
         self._spawn(self._watch())
 
     async def close(self) -> None:
@@ -229,9 +233,8 @@ class ManagedMps:
                 if gpu.ended.is_set() and not await self._stop(gpu):
                     raise MpsFault("the former daemon cannot be cleared away")
                 if not gpu.key:
-                    await self._start(gpu)
-                limits = self._limits(gpu)
-                if limits != gpu.limits:
+                    await self._start(gpu, sharer.uid)
+                if (limits := self._limits(gpu)) is not None and limits != gpu.limits:
                     gpu.limits = None
                     await gpu.control.limit(limits)
                     gpu.limits = limits
@@ -241,16 +244,19 @@ class ManagedMps:
                     await self._stop(gpu)
                 raise SharingUnavailable("mps", str(fault)) from None
 
-    def _limits(self, gpu: _Gpu) -> Limits:
-        """Return the greatest of its sharers': the daemon has one limit for all, and clients can only lower it."""
-        own = [sharer.limits for sharer in self._on(gpu.slot) if not sharer.over]
-        return Limits(max(each.memory_mib for each in own), max(each.percent for each in own))
+    def _limits(self, gpu: _Gpu) -> Limits | None:
+        """Return the greatest of its sharers': the daemon has one limit for all, and clients can only lower it.
 
-    async def _start(self, gpu: _Gpu) -> None:
-        """Start a daemon, and wait until it answers. Raises MpsFault and OSError."""
+        None where all are over meanwhile.
+        """
+        own = [sharer.limits for sharer in self._on(gpu.slot) if not sharer.over]
+        return Limits(max(each.memory_mib for each in own), max(each.percent for each in own)) if own else None
+
+    async def _start(self, gpu: _Gpu, uid: int | None) -> None:
+        """Start a daemon for this user's clients, and wait until it answers. Raises MpsFault and OSError."""
         if len(os.fsencode(gpu.control.pipe)) > _PATH_BYTES_MAX:
             raise MpsFault(f"{gpu.control.pipe} is too long for sockets: set mps_dir")
-        _make_folders(self._folder, gpu)
+        _make_folders(self._folder, gpu, uid)
         try:
             await self._modes.close(gpu.device.uuid)
         except MpsFault as fault:
@@ -290,15 +296,14 @@ class ManagedMps:
                     async with asyncio.timeout(END_S):
                         await gpu.ended.wait()
                 except TimeoutError:
-                    log.error("mps: the daemon of GPU %d does not end", gpu.device.index)
-                    return False
+                    return _told(gpu, "its daemon does not end")
             self._link.forget([key])
             gpu.key, gpu.ended, gpu.limits = "", asyncio.Event(), None
         try:
             await self._modes.restore(gpu.device.uuid)
         except MpsFault as fault:
-            log.error("mps: GPU %d is not back in its compute mode: %s", gpu.device.index, fault)
-            return False
+            return _told(gpu, f"it is not back in its compute mode: {fault}")
+        gpu.told = ""
         shutil.rmtree(gpu.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._folder.rmdir()
@@ -315,13 +320,15 @@ class ManagedMps:
                     await self._news.wait()
             self._news.clear()
             for gpu in self._gpus.values():
-                if gpu.lock.locked() or (self._is_down(gpu) and not self._on(gpu.slot)):
-                    continue
-                async with gpu.lock:
-                    try:
-                        await self._check(gpu)
-                    except Exception:  # a defect in one check must not end the watch of the others
-                        log.exception("mps: GPU %d could not be checked", gpu.device.index)
+                if not gpu.lock.locked() and not (self._is_down(gpu) and not self._on(gpu.slot)):
+                    self._spawn(self._look_at(gpu))  # one that takes its time keeps no other waiting
+
+    async def _look_at(self, gpu: _Gpu) -> None:
+        async with gpu.lock:
+            try:
+                await self._check(gpu)
+            except Exception:  # a defect: the next check may go well
+                log.exception("mps: GPU %d could not be checked", gpu.device.index)
 
     async def _check(self, gpu: _Gpu) -> None:
         joined = [name for name, one in self._sharers.items() if one.slot == gpu.slot and one.joined and not one.over]
@@ -330,6 +337,7 @@ class ManagedMps:
             return
         if not joined:
             return
+        _bound_log(gpu)
         why = await self._why_unwell(gpu)
         if not why:
             gpu.failed = 0
@@ -413,8 +421,26 @@ def _limits_of(spec: GpuSpec, device: Device) -> Limits:
     return Limits(share.memory_mib or device.memory_mib, share.compute_percent)
 
 
-def _make_folders(root: Path, gpu: _Gpu) -> None:
-    """Make the daemon's directories anew: its clients reach its sockets, and nobody else may put anything there."""
+def _told(gpu: _Gpu, why: str) -> bool:
+    """Log, once, why a GPU cannot go back; returns False."""
+    if why != gpu.told:
+        gpu.told = why
+        log.error("mps: GPU %d stays out of use: %s", gpu.device.index, why)
+    return False
+
+
+def _bound_log(gpu: _Gpu) -> None:
+    """Empty the server's log where it has grown large: a daemon may live for months."""
+    with contextlib.suppress(OSError):
+        if (gpu.control.log / _SERVER_LOG).stat().st_size > _LOG_BYTES_MAX:
+            os.truncate(gpu.control.log / _SERVER_LOG, 0)
+
+
+def _make_folders(root: Path, gpu: _Gpu, uid: int | None) -> None:
+    """Make the daemon's directories anew: its clients reach its sockets, and nobody else may put anything there.
+
+    A server runs as the user of its clients, so its log is that user's, in a folder that is not.
+    """
     if not root.exists():
         root.mkdir(parents=True)
         root.chmod(0o755)  # whatever the umask is
@@ -425,6 +451,9 @@ def _make_folders(root: Path, gpu: _Gpu) -> None:
     for folder in (gpu.folder, gpu.control.pipe, gpu.control.log):
         folder.mkdir()
         folder.chmod(0o755)
+    (gpu.control.log / _SERVER_LOG).touch(0o644)
+    if uid is not None and os.geteuid() == 0:
+        os.chown(gpu.control.log / _SERVER_LOG, uid, -1)
 
 
 def _not_here(why: str) -> MoorageError:
