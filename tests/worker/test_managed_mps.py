@@ -316,7 +316,12 @@ async def test_sharers_that_never_ran_leave_no_daemon_behind(
         assert (one.daemons, one.stub.compute_mode(GPU)) == ([], 0)
         closed: list[tuple[int, str]] = []
         quarantine = one.agent.pool.quarantine
-        monkeypatch.setattr(one.agent.pool, "quarantine", lambda *words: (closed.append(words[:2]), quarantine(*words)))
+
+        def close(slot: int, reason: str, by: str = "") -> None:
+            closed.append((slot, reason))
+            quarantine(slot, reason, by)
+
+        monkeypatch.setattr(one.agent.pool, "quarantine", close)
         monkeypatch.setattr(protocol, "FRAME_BYTES_MAX", 5000)
         await one.place("too-large", env={"LARGE": "x" * 6000})
         assert "frame of" in await one.refused("too-large")

@@ -59,7 +59,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
     labels: Annotated[dict[str, str], setting("Labels that requests may require, as zone=a.", flag="label")] = {}
     modes: Annotated[
-        tuple[str, ...], setting("Sharing modes on offer: exclusive, time-slice, and mps where its daemon runs.")
+        tuple[str, ...],
+        setting("Sharing modes on offer: exclusive, time-slice, and mps where there are daemons, see mps."),
     ] = MODES_DEFAULT
     sharers_max: Annotated[
         dict[str, int], setting("Sharers of one device, by mode: mps 0..8, time-slice 0..4; 0 does not offer the mode.")
