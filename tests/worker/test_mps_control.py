@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,7 +48,9 @@ def program_of(kind: str, folder: Path) -> str:
 
 def begin(it: MpsControl) -> subprocess.Popen[bytes]:
     env = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": GPU, **it.environment}
-    return subprocess.Popen([it.program, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [it.program, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
 
 
 def run_client(it: MpsControl, file: Path) -> subprocess.Popen[bytes]:
@@ -81,7 +84,8 @@ async def daemon(kind: str, folder: Path) -> AsyncIterator[MpsControl]:
         await until(answers, what="the daemon answers")
         yield it
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its server, too
         process.wait()
 
 
