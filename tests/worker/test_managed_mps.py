@@ -212,7 +212,7 @@ async def test_what_cannot_share_a_daemon_is_refused_as_a_placement(
         one.played.program.unlink()
         await one.place("late", slot=1)
         assert await one.refused("late") == "not-here: nvidia-cuda-mps-control is not installed"
-        assert len(one.agent.claims._leases) == 1, "what is refused holds nothing"
+        assert [state.sharers for state in one.agent.pool.slot_states()] == [1, 0], "what is refused holds nothing"
 
 
 @pytest.mark.slow
