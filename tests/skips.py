@@ -1,4 +1,4 @@
-"""Nothing is skipped in CI but for want of a GPU, or of a kube-apiserver, which takes long to build.
+"""Nothing is skipped in CI but for want of a GPU, of a kube-apiserver, or of a package that a test downloads.
 
 Any other tool that is missing there is a defect of `.ci/run`, not a reason.
 
@@ -28,8 +28,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    may_skip = any(item.get_closest_marker(name) is not None for name in ("gpu", "cluster"))
-    if report.skipped and not hasattr(report, "wasxfail") and not may_skip and _in_ci():
+    may_skip = hasattr(report, "wasxfail") or any(map(item.get_closest_marker, ("gpu", "cluster", "downloads")))
+    if report.skipped and not may_skip and _in_ci():
         _fail(report)
     return report
 

@@ -104,6 +104,34 @@ ret nvmlDeviceGetHandleByIndex_v2(unsigned index, device *found) {
     return *found ? OK : INVALID;
 }
 
+ret nvmlDeviceGetHandleByUUID(const char *uuid, device *found) {
+    ENTER(uuid);
+    char *line = stub_device(state, uuid, 0);
+    *found = line ? handle_of(uuid) : NULL;
+    LEAVE(*found ? OK : NOT_FOUND);
+}
+
+/* The mode is `compute=N` of the device until one is set: that is in a file `mode.UUID`, as in a driver that outlives its
+ * users. */
+ret nvmlDeviceSetComputeMode(device handle, int mode) {
+    ENTER_DEVICE(handle);
+    char path[4096];
+    snprintf(path, sizeof path, "%s/mode.%s", stub_folder(), handle->uuid);
+    FILE *file = fopen(path, "w");
+    if (file) { fprintf(file, "%d", mode); fclose(file); }
+    LEAVE(file ? OK : 999);
+}
+
+ret nvmlDeviceGetComputeMode(device handle, int *mode) {
+    ENTER_DEVICE(handle);
+    char name[256];
+    snprintf(name, sizeof name, "mode.%s", handle->uuid);
+    char *text = stub_read(name);
+    *mode = text ? atoi(text) : stub_number(line, "compute", 0);
+    free(text);
+    LEAVE(OK);
+}
+
 ret nvmlDeviceGetUUID(device handle, char *text, unsigned size) {
     ENTER_DEVICE(handle);
     snprintf(text, size, "%s", handle->uuid);
@@ -555,38 +583,4 @@ ret nvmlEventSetWait_v2(struct set *set, struct event *event, unsigned timeout_m
         if (waited_ms >= timeout_ms) return TIMEOUT;
         usleep(5000);
     }
-}
-
-/* ------------------------------------------------------------------------------------------------ compute mode */
-
-static int keeps_no_compute(const char *line, const void *what) {
-    return strncmp(line, "compute", 7) || !stub_is(line, "uuid", what);
-}
-
-ret nvmlDeviceGetHandleByUUID(const char *uuid, device *found) {
-    ENTER(uuid);
-    char *line = stub_device(state, uuid, 0);
-    *found = line ? handle_of(uuid) : NULL;
-    LEAVE(*found ? OK : NOT_FOUND);
-}
-
-/* `compute=N` of a device, until it is set: then a line `compute` in the file `mig`. */
-ret nvmlDeviceGetComputeMode(device handle, int *mode) {
-    ENTER_DEVICE(handle);
-    const char *at = state;
-    char *each;
-    *mode = stub_number(line, "compute", 0);
-    while ((each = stub_line(&at, "compute"))) {
-        if (stub_is(each, "uuid", handle->uuid)) *mode = stub_number(each, "mode", 0);
-        free(each);
-    }
-    LEAVE(OK);
-}
-
-ret nvmlDeviceSetComputeMode(device handle, int mode) {
-    ENTER_DEVICE(handle);
-    char more[256];
-    snprintf(more, sizeof more, "compute uuid=%s mode=%d\n", handle->uuid, mode);
-    rewrite(keeps_no_compute, handle->uuid, more);
-    LEAVE(OK);
 }

@@ -25,7 +25,6 @@ from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, FactAck, Joined, Place, Renewed, Wanted
-from moorage.schemas.frames.fleet import names_of, slots_named
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
@@ -36,7 +35,7 @@ from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.lease_session import NEVER_S
-from moorage.worker.member_claims import MemberClaims
+from moorage.worker.member_claims import MemberClaims, check_named
 from moorage.worker.member_messages import (
     AnswerRefused,
     AnswerVerb,
@@ -77,6 +76,8 @@ from moorage.worker.member_messages import (
 )
 from moorage.worker.members import Members
 from moorage.worker.memory_guard import MemoryGuard
+from moorage.worker.mps.clients import MpsClients
+from moorage.worker.mps.managed import ManagedMps
 from moorage.worker.output_reader import OutputReader
 from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool, SlotsRefused
@@ -139,6 +140,7 @@ class Agent:
         drivers: Sequence[Driver],
         journal: MemoryJournal,
         health_file: Path | None = None,
+        mps: ManagedMps | None = None,
     ) -> None:
         self.host = host
         self.worker = worker
@@ -173,7 +175,8 @@ class Agent:
             self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
             self.members.held,
         )  # fmt: skip
-        self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address))
+        self.clients = MpsClients(self, mps, self.drivers, self.pool)
+        self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients)
         self.output = OutputReader(self, worker, self.members.session, self.drivers)
         self.leader = LeaderLink(
             host.post,
@@ -233,6 +236,7 @@ class Agent:
             driver.attach(self.enqueue, self._publish)
             living |= {each.name: (driver, each) for each in await driver.open()}
         self._restore(living)
+        await self.clients.open()
         await self.guard.open()
         await self.reporter.open()
         self._is_open = True
@@ -248,6 +252,7 @@ class Agent:
             closing.callback(self.journal.close)
             for driver in reversed(self.drivers.values()):
                 closing.push_async_callback(driver.close)
+            closing.push_async_callback(self.clients.close)
 
     def leave(self) -> None:
         """End all jobs, report that, and say goodbye; then `left` is set."""
@@ -466,7 +471,7 @@ class Agent:
             if (run.files is not None or run.keep) and not driver.capabilities.brings_files:
                 message = f"the driver {driver.name} brings and keeps no files"
                 raise refuse("failed-precondition", message, field="$.run.files")
-            self._check_devices(member)
+            check_named(member, self.devices)
             driver.check_block(member.request)
             driver.read_config(member.request)
             driver.check(member.request.active_alone)
@@ -477,20 +482,6 @@ class Agent:
             raise refuse(no.problem.code, mark + no.problem.message) from None
         except Exception as error:  # any driver may fail on what anybody may send
             raise refuse("internal", NOT_HERE + self._log_broken(driver, error)) from None
-
-    def _check_devices(self, member: Member) -> None:
-        """Raise `Refused` unless the lease is of the devices that the request names: a scheduler of a release before
-        0.3 does not read them."""
-        ids = member.request.device_ids
-        if not ids:
-            return
-
-        def slots_of(name: str) -> int:
-            known = ((slot, self.devices[slot]) for slot in member.slots)
-            return sum(1 << at for at, one in known if name in (str(one.index), *names_of(one.uuid, one.pci, one.cdi)))
-
-        if slots_named(ids, slots_of, -1).bit_count() != len(member.slots):
-            raise refuse("failed-precondition", "the lease is not of the devices that the request names")
 
     def _send_renew(self, command: SendRenew) -> None:
         if not self.journal.is_in_place():
@@ -544,9 +535,10 @@ class Agent:
 
     def _end_member(self, command: EndMember) -> None:
         driver, name = self.drivers[command.member.driver], command.member.name
-        end = partial(driver.end, name, command.grace_s, command.why)
+        grace_s = self.clients.begin_end(command)
+        end = partial(driver.end, name, grace_s, command.why)
         if command.notice_s > 0:
-            end = partial(driver.end_with_notice, name, command.grace_s, command.why, command.notice_s)
+            end = partial(driver.end_with_notice, name, grace_s, command.why, command.notice_s)
         if self.call_driver(driver, end):
             self.enqueue(Stuck([name]))  # nobody knows whether it will end
 

@@ -111,13 +111,14 @@ def gpu_environment(
     gang: Gang | None = None,
     traceparent: str = "",
     simulated: bool = False,
+    has_own_mps: bool = False,
 ) -> JobEnvironment:
     """The variables of one member: those of `device_environment`, its own name, and how it meets its gang.
 
     Raises SharingUnavailable.
     """
     spec = gpu_spec or GpuSpec()
-    environment = device_environment(devices, mode, spec, simulated=simulated)
+    environment = device_environment(devices, mode, spec, simulated=simulated, has_own_mps=has_own_mps)
     environment |= {
         "MOORAGE_JOB": job,
         "MOORAGE_TENANT": tenant,
@@ -133,21 +134,22 @@ def gpu_environment(
 
 
 def device_environment(
-    devices: Sequence[Device], mode: Sharing, spec: GpuSpec, *, simulated: bool = False
+    devices: Sequence[Device], mode: Sharing, spec: GpuSpec, *, simulated: bool = False, has_own_mps: bool = False
 ) -> JobEnvironment:
     """The variables that show a process exactly the `devices` of its lease, in the lease's order.
 
     A lease without devices says that there are none: libraries that find no variable would use every GPU of the
     host. Shared modes are checked against this host: raises SharingUnavailable where an MPS directory is missing, the
     time-slicing file is not a regular file, or the lease is not the device that `time_slice_index` names. Simulated
-    workers offer every mode and have no daemon, so nothing is checked for them.
+    workers offer every mode and have no daemon, so nothing is checked for them. With `has_own_mps` the worker runs the
+    MPS daemons, whose variables `ManagedMps.join` gives.
     """
     environment = JobEnvironment(
         MOORAGE_GPU_UUIDS=",".join(device.uuid for device in devices),
         MOORAGE_GPU_INDICES=_indices(devices),
         **_visible_devices(devices),
     )
-    if devices and mode == "mps":
+    if devices and mode == "mps" and not has_own_mps:
         environment.update(_mps_directories(spec, must_exist=not simulated))
     if devices and mode == "time-slice":
         _check_time_slice(spec, devices, must_exist=not simulated)
@@ -183,10 +185,11 @@ def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
     return variables
 
 
-def check_sharing(spec: GpuSpec) -> None:
+def check_sharing(spec: GpuSpec, *, has_own_mps: bool = False) -> None:
     """Raise SharingUnavailable where this host has not what a sharing mode needs: MPS's directories, or the file."""
     if spec.effective_sharing == "mps":
-        _mps_directories(spec, must_exist=True)
+        if not has_own_mps:
+            _mps_directories(spec, must_exist=True)
     elif spec.effective_sharing == "time-slice":
         _check_config(spec)
 

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, cast
 
-from moorage.schemas.frames import Start
+from moorage.schemas.errors import refuse
+from moorage.schemas.frames import Device, Start
+from moorage.schemas.frames.fleet import names_of, slots_named
 from moorage.schemas.gpu import Sharing
 from moorage.worker.inventory.base import PROBE_S, Inventory, SlotReading
 from moorage.worker.member_messages import Log, Member, MemberName, NotFree, SeenFree
+from moorage.worker.mps.clients import MpsClients
 from moorage.worker.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.rendezvous import LOCAL_ADDRESS, Rendezvous
 from moorage.worker.shell import Shell
@@ -20,23 +23,47 @@ MEMORY_KEPT: Final = "memory"
 LEFT_BEHIND: Final = "left behind"
 
 
+def check_named(member: Member, devices: Sequence[Device]) -> None:
+    """Raise `Refused` unless the lease is of the devices that the request names: a scheduler of a release before 0.3
+    does not read them."""
+    ids = member.request.device_ids
+    if not ids:
+        return
+
+    def slots_of(name: str) -> int:
+        known = ((slot, devices[slot]) for slot in member.slots)
+        return sum(1 << at for at, one in known if name in (str(one.index), *names_of(one.uuid, one.pci, one.cdi)))
+
+    if slots_named(ids, slots_of, -1).bit_count() != len(member.slots):
+        raise refuse("failed-precondition", "the lease is not of the devices that the request names")
+
+
 class MemberClaims:
     """The leases of one worker's members."""
 
-    def __init__(self, shell: Shell, pool: GpuPool, inventory: Inventory, rendezvous: Rendezvous) -> None:
+    def __init__(
+        self, shell: Shell, pool: GpuPool, inventory: Inventory, rendezvous: Rendezvous, clients: MpsClients
+    ) -> None:
         self._shell = shell
         self._pool = pool
         self._inventory = inventory
         self._rendezvous = rendezvous
+        self._clients = clients
         self._leases: dict[MemberName, PoolLease] = {}
         self._quarantined: dict[int, set[MemberName]] = {}
         self._left_behind: dict[int, str] = {}  # by slot: a device's name
         self._absent: list[str] = []
 
     def take(self, member: Member) -> None:
-        """All of its slots, at once. Raises SlotsRefused."""
+        """All of its slots, at once. Raises SlotsRefused, and Refused where it cannot share a device by mps."""
         mode = cast(Sharing, member.place.mode)
-        self._leases[member.name] = self._pool.try_claim_slots(member.slots, mode, member.job)
+        lease = self._pool.try_claim_slots(member.slots, mode, member.job)
+        try:
+            self._clients.admit(member)
+        except BaseException:
+            lease.release()
+            raise
+        self._leases[member.name] = lease
 
     def take_again(self, member: Member) -> None:
         """As `take` for a member that runs already: its devices are its own, whatever may be lent by now."""
@@ -45,6 +72,7 @@ class MemberClaims:
             self._leases[member.name] = self._pool.take_again(member.slots, mode, member.job)
         except SlotsRefused as refused:
             self._shell.say(Log("error", "pool-differs", f"{member.name} holds slots that the pool refuses: {refused}"))
+        self._clients.admit_again(member)
 
     def address(self, member: Member) -> str:
         """Where the ranks of its gang meet, if this is rank 0 of one."""
@@ -65,6 +93,7 @@ class MemberClaims:
         """They are over, and their devices seen free."""
         for member in members:
             name = member.name
+            self._clients.forget(name)
             lease = self._leases.pop(name, None)
             if lease is not None:
                 lease.release()
@@ -155,6 +184,8 @@ class MemberClaims:
                 if readings is None:
                     readings = await self._inventory.sample()
                 not_free = tuple(slot for slot in slots if not _pids_are_alive(readings[slot]))
+                if not not_free and not await self._clients.leave(member.name):
+                    not_free = tuple(slots)
             if not_free:
                 taken.append((member.name, not_free))
             else:

@@ -189,7 +189,7 @@ class HelloChanged(msgspec.Struct, frozen=True):
 
 
 class OverGrant(msgspec.Struct, frozen=True):
-    """(name, one line why) of members that hold more of a shared device than was granted: they are to end."""
+    """(name, one line why) of members that are to end: over their grant of a shared device, or `LOST`."""
 
     items: list[tuple[MemberName, str]]
 

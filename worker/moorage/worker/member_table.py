@@ -62,6 +62,8 @@ OVER_GRANT_GRACE_S: Final = 0.5
 OVER_GRANT: Final = "over-memory: "
 #: the same, of a member whose devices showed no use for too long
 IDLE: Final = "idle: "
+#: why a member is ended that cannot go on for a fault of this host: another attempt follows, as after a lost worker
+LOST: Final = "lost"
 #: attempts that are suspected of having ended a supervisor; more of them run as any other job
 SUSPECTS_MAX: Final = 4_096
 #: minus SIGKILL: the exit code of a member whose end nobody could observe
@@ -260,7 +262,7 @@ class MemberTable:
                 self._end_member(member, 0.0, why)
 
     def end_over_grant(self, event: OverGrant) -> None:
-        """End members that hold more memory of a shared device than was granted."""
+        """End members that hold more memory of a shared device than was granted, or whose MPS daemon failed."""
         for name, why in event.items:
             member = self.held.get(name)
             if member is not None and member.phase in ("starting", "running", "ending"):
@@ -337,7 +339,7 @@ class MemberTable:
             self.dropped["end-of-nothing"] += 1
             return
         member.phase = "exited"
-        if reason == ENDED_AS_ASKED and member.why.startswith((OVER_GRANT, IDLE)):
+        if reason == ENDED_AS_ASKED and (member.why.startswith((OVER_GRANT, IDLE)) or member.why == LOST):
             reason = member.why
         member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
         self._judge(name, reason)

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -40,16 +40,20 @@ from moorage.worker.job_files import JobFiles
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
+from moorage.worker.mps.compute_mode import MpsComputeModes
+from moorage.worker.mps.managed import MPS, ManagedMps
 from moorage.worker.output_keeper import OutputBounds
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import trouble_with_secrets
-from moorage.worker.settings import WorkerSettings
+from moorage.worker.settings import WorkerSettings, mps_folder
 
 SUPERVISOR_FOLDER: Final = "supervisor"
 WORKERS_FOLDER: Final = "workers"
 #: the GPUs that VMs have: journals and locks
 HANDED_ON: Final = "handed-on"
 HEALTH_FILE: Final = "devices.health"
+#: the compute modes that GPUs had before MPS daemons had them
+MPS_MODES_FILE: Final = "mps-compute-modes"
 #: how long workers that leave nothing behind try to end what they hold and say goodbye
 LEAVE_S_MAX: Final = 5.0
 #: a process with more workers does not tell the join of each
@@ -166,10 +170,13 @@ async def _start(
         files.open()
     worker.files = files
     await _put_agents(worker, settings, facts, hosts, drivers, link, files)
-    if hosts is None:
-        worker.compute_modes = _compute_modes(worker.agents[0], facts)
-        await worker.compute_modes.open()
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
+    if hosts is None:
+        of_mps = MpsComputeModes(settings.state_dir / MPS_MODES_FILE)
+        if worker.agents[0].clients.mps is None:
+            await of_mps.restore_all()
+        worker.compute_modes = _compute_modes(worker.agents[0], facts, of_mps.changed)
+        await worker.compute_modes.open()
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
         await asyncio.to_thread(clear_unknown, settings.state_dir / FOLDERS, is_known)
@@ -301,9 +308,10 @@ def _agent(
     devices = inventory.devices()
     nodes = {device.uuid: inventory.nodes(slot) for slot, device in enumerate(devices)}
     hands = inventory if isinstance(inventory, HandingInventory) else None
+    mps = _mps(name, settings, inventory, link)
     kit = Kit(
         name, settings, Policy.of(settings), link, len(devices), inventory.simulated,
-        files=files, nodes=nodes, hands=hands,
+        files=files, nodes=nodes, hands=hands, mps=mps,
     )  # fmt: skip
     drivers = [each.make(kit) for each in found]
     journal: MemoryJournal
@@ -318,13 +326,32 @@ def _agent(
     if journal.torn_bytes:
         log.warning("%s: the journal's last %d bytes were torn and are cut", name, journal.torn_bytes)
     health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)
-    return Agent(host, name, settings, facts, inventory, drivers, journal, health)
+    return Agent(host, name, settings, facts, inventory, drivers, journal, health, mps)
 
 
-def _compute_modes(agent: Agent, facts: HostFacts) -> ComputeModes:
-    """The compute modes of the whole NVIDIA GPUs that the fleet may use. MIG slices have none of their own."""
-    lent = agent.pool.lent
-    uuids = [d.uuid for slot, d in enumerate(agent.devices) if slot in lent and d.vendor == "nvidia" and not d.mig]
+def _mps(name: str, settings: WorkerSettings, inventory: Inventory, link: SupervisorLink) -> ManagedMps | None:
+    """Return the worker's MPS daemons; None where it is to run none."""
+    if inventory.simulated or settings.mps != "managed" or MPS not in settings.modes_offered:
+        return None
+    return ManagedMps(
+        name,
+        link,
+        inventory.devices(),
+        mps_folder(settings),
+        MpsComputeModes(settings.state_dir / MPS_MODES_FILE),
+    )
+
+
+def _compute_modes(agent: Agent, facts: HostFacts, of_mps: Collection[str]) -> ComputeModes:
+    """The compute modes of the whole NVIDIA GPUs that the fleet may use, but for those that MPS daemons have now.
+
+    MIG slices have none of their own.
+    """
+    uuids = [
+        device.uuid
+        for slot, device in enumerate(agent.devices)
+        if slot in agent.pool.lent and device.vendor == "nvidia" and not device.mig and device.uuid not in of_mps
+    ]
     settings = agent.settings
     shares = "time-slice" in settings.modes_offered
     file = settings.state_dir / FILE_NAME
@@ -338,7 +365,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         agent.worker,
         agent.pool,
         agent.inventory,
-        modes=settings.modes_offered,
+        modes=settings.modes_lent,
         uids=settings.lease_uids,
         gid=settings.lease_gid,
         free_wait_s=settings.free_wait_s,
@@ -357,11 +384,16 @@ async def _lender(agent: Agent) -> LeaseServer | None:
 def _is_known(owner: str, agents: list[Agent], state: Path) -> bool:
     """Whether members of an owner are an agent's affair: one of these, or another that lives on this state folder."""
     ours = [agent.journal.path for agent in agents if isinstance(agent.journal, Journal)]
-    if any(owner == owner_of(agent.worker, driver) for agent in agents for driver in agent.drivers):
+    if any(owner == owner_of(agent.worker, driver) for agent in agents for driver in _owners(agent)):
         return True
     name = owner.partition("@")[0]
     paths = (state / JOURNAL_NAME, state / WORKERS_FOLDER / f"{name}.journal")
     return any(path not in ours and is_in_use(path) for path in paths)
+
+
+def _owners(agent: Agent) -> list[str]:
+    """Return what has members of this agent at the supervisor: its drivers, and its MPS daemons."""
+    return [*agent.drivers, *([MPS] if agent.clients.mps is not None else [])]
 
 
 def _can_outlive(agent: Agent) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -61,11 +63,22 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
     labels: Annotated[dict[str, str], setting("Labels that requests may require, as zone=a.", flag="label")] = {}
     modes: Annotated[
-        tuple[str, ...], setting("Sharing modes on offer: exclusive, time-slice, and mps where its daemon runs.")
+        tuple[str, ...],
+        setting("Sharing modes on offer: exclusive, time-slice, and mps where there are daemons, see mps."),
     ] = MODES_DEFAULT
     sharers_max: Annotated[
         dict[str, int], setting("Sharers of one device, by mode: mps 0..8, time-slice 0..4; 0 does not offer the mode.")
     ] = {}
+    mps: Annotated[
+        Literal["operator", "managed"],
+        setting(
+            "Who runs the MPS daemons: the operator, or the worker, which starts one for each GPU when a job shares it."
+        ),
+    ] = "operator"
+    mps_dir: Annotated[
+        Path | None,
+        setting("Folder of the sockets of managed MPS daemons; by default one in /run as root, else in state_dir."),
+    ] = None
     lent_slots: Annotated[
         tuple[int, ...] | None, setting("Positions of the devices that the fleet may use; all by default.")
     ] = None
@@ -255,6 +268,21 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def modes_offered(self) -> tuple[str, ...]:
         """Its modes without those that no sharer of a device may have."""
         return tuple(mode for mode in self.modes if self.sharers_max.get(mode, 1) > 0)
+
+    @property
+    def modes_lent(self) -> tuple[str, ...]:
+        """The modes in which it lends GPUs to processes of this host, which are no clients of managed daemons."""
+        return tuple(mode for mode in self.modes_offered if mode != "mps" or self.mps != "managed")
+
+
+def mps_folder(settings: WorkerSettings) -> Path:
+    """Return where the MPS daemons of a worker have their directories: jobs of other users must reach those."""
+    if settings.mps_dir is not None:
+        return settings.mps_dir
+    if os.geteuid() != 0:
+        return settings.state_dir / "mps"
+    state = os.fsencode(settings.state_dir.absolute())
+    return Path(f"/run/moorage-mps-{hashlib.blake2b(state, digest_size=6).hexdigest()}")
 
 
 def worker_settings(

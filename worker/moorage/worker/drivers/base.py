@@ -91,7 +91,9 @@ class Assignment(msgspec.Struct, frozen=True):
             return None
         return max(0.0, min(ends) - run.checkpoint_before_s)
 
-    def environment(self, *, interface: str | None = None, simulated: bool = False) -> JobEnvironment:
+    def environment(
+        self, *, interface: str | None = None, simulated: bool = False, has_own_mps: bool = False
+    ) -> JobEnvironment:
         """The variables of the lease and the gang, as `gpu_environment` gives them. Raises SharingUnavailable."""
         tenant, job, replica, attempt, fence = self.name
         start = self.start
@@ -110,6 +112,7 @@ class Assignment(msgspec.Struct, frozen=True):
             gang=gang,
             traceparent=self.traceparent,
             simulated=simulated,
+            has_own_mps=has_own_mps,
         )
 
 
@@ -138,6 +141,8 @@ class Driver:
     is_foreign: bool = False
     #: whether `members_of` can tell whose a process of this host is
     tells_processes: bool = False
+    #: whether its members are clients of an MPS daemon that the worker runs, where they share by mps
+    joins_mps: bool = False
     #: members that it holds at once, claimed ones counted; a placement beyond it is refused. None: no bound of its own
     members_max: int | None = None
     #: names the world in which this driver's members live: another word means that all of before are over. With a new
@@ -254,6 +259,13 @@ class Driver:
         Processes of none of its members are left out. Quick: it is called each second.
         """
         return {}
+
+    def uid_of(self, tenant: str, request: Request) -> int | None:
+        """Return the user of this host that a tenant's job would run as.
+
+        None where its jobs cannot use an MPS daemon that the worker runs: then none of them shares by mps there.
+        """
+        return None
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         """Have all members but those that outlive a partition end at this moment (CLOCK_BOOTTIME seconds), each within

@@ -189,7 +189,7 @@ class Starter:
             return None
         try:
             return self._limits.of_container(assignment.name, *assignment.part)
-        except FolderUnavailable as error:
+        except HostAtFault as error:
             raise CannotStart(None, _words(error)) from None
 
     async def _give_limit(self, limits: Limits, member: Member, user: str) -> None:
@@ -200,7 +200,7 @@ class Starter:
             raise CannotStart(CODE_CANNOT_START, why)
         try:
             limits.give(member.name, await self._ids(member, user), all_users=True)
-        except FolderUnavailable as error:
+        except HostAtFault as error:
             raise CannotStart(None, _words(error)) from None
 
     async def _ids(self, member: Member, user: str) -> tuple[int, int]:

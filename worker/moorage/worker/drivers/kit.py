@@ -10,6 +10,7 @@ from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.inventory.handed_on import HandingInventory
 from moorage.worker.job_files import JobFiles
 from moorage.worker.limiter.limits import Limits
+from moorage.worker.mps.managed import ManagedMps
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 
@@ -19,7 +20,8 @@ class Kit(NamedTuple):
 
     `supervisor` is the link to the process that starts, watches and fences members outside the agent. `files`
     fetches what jobs bring along. `nodes` are the files in /dev that each device alone has, by its uuid. `hands` hands
-    devices on to VMs; None where that is not possible, as for simulated ones.
+    devices on to VMs; None where that is not possible, as for simulated ones. `mps` has the MPS daemons, where the
+    worker runs them.
     """
 
     worker: str
@@ -32,6 +34,7 @@ class Kit(NamedTuple):
     files: JobFiles | None = None
     nodes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     hands: HandingInventory | None = None
+    mps: ManagedMps | None = None
 
     def limits(self, driver: str) -> Limits | None:
         """Return what limits a driver's jobs from within, if the settings say so. Raises Refused where none can."""

@@ -96,6 +96,7 @@ class PodmanDriver(ProcessDriver):
     """See the module's text."""
 
     name = "podman"
+    joins_mps = False
     settings = PodmanSettings
     config = PodmanBlock
     capabilities = Capabilities(

@@ -46,6 +46,7 @@ from moorage.worker.member_messages import (
     Stuck,
 )
 from moorage.worker.member_processes import MemberProcesses
+from moorage.worker.mps.managed import ManagedMps
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
@@ -78,6 +79,7 @@ class ProcessDriver(Driver):
 
     name = "process"
     tells_processes = True
+    joins_mps = True
     settings: type[msgspec.Struct] | None = ProcessSettings
     config: type[msgspec.Struct] | None = ProcessBlock
     capabilities = Capabilities(
@@ -106,6 +108,7 @@ class ProcessDriver(Driver):
             folders=AttemptFolders(settings, owner_of(kit.worker, cls.name)),
             files=kit.files,
             limits=kit.limits(cls.name),
+            mps=kit.mps,
         )
 
     def __init__(
@@ -122,8 +125,10 @@ class ProcessDriver(Driver):
         folders: AttemptFolders | None = None,
         files: JobFiles | None = None,
         limits: Limits | None = None,
+        mps: ManagedMps | None = None,
     ) -> None:
-        """Without `folders` no member has one, and starts in /; without `limits` none is limited from within."""
+        """Without `folders` no member has one, and starts in /; without `limits` none is limited from within. `mps` is
+        there where the worker runs MPS daemons."""
         super().__init__()
         self._link = link
         self._worker = worker
@@ -135,6 +140,7 @@ class ProcessDriver(Driver):
         self._output_cap_bytes = output_cap_bytes
         self._policy = policy or Policy({}, {}, {}, None, {})
         self._folders = folders
+        self._mps = mps
         self._files = None if folders is None else AttemptFiles(folders, files)
         self._limits = limits
         self._bringing: dict[MemberName, asyncio.Task[None]] = {}
@@ -193,7 +199,7 @@ class ProcessDriver(Driver):
 
     def check(self, request: Request) -> None:
         if not self._simulated and request.gpu is not None:
-            check_sharing(request.gpu)
+            check_sharing(request.gpu, has_own_mps=self._mps is not None)
 
     def start(self, assignments: list[Assignment]) -> None:
         members: list[StartMember] = []
@@ -323,6 +329,10 @@ class ProcessDriver(Driver):
         self._over(names)
         self.report(NotStarted([(name, f"start-failed: {why}") for name in names]))
 
+    def uid_of(self, tenant: str, request: Request) -> int | None:
+        ids = owner_ids(self._policy.user_of(tenant) or request.workload.user)
+        return os.geteuid() if ids is None else ids[0]
+
     def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
         return self._processes.members_of(pids, self._link.pid)
 
@@ -330,7 +340,11 @@ class ProcessDriver(Driver):
 
     def _is_ready(self, assignment: Assignment) -> bool:
         """Return whether it can start at once; else `_made_ready` is awaited first."""
-        return assignment.run.files is None
+        return assignment.run.files is None and not self._shares_by_mps(assignment)
+
+    def _shares_by_mps(self, assignment: Assignment) -> bool:
+        """Return whether it is a client of a daemon that the worker runs."""
+        return self._mps is not None and assignment.mode == "mps"
 
     async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
         """Have all here that it needs, and return it as it is to start.
@@ -344,6 +358,8 @@ class ProcessDriver(Driver):
                 raise FilesUnavailable("this worker has no folders for jobs")
             await self._files.bring(name, address, owner_ids(user))
             self._folders.give(name, user)
+        if self._mps is not None and assignment.mode == "mps":
+            return msgspec.structs.replace(member, env=member.env | await self._mps.join(name))
         return member
 
     def _begun(self, name: MemberName) -> None:
@@ -434,7 +450,9 @@ class ProcessDriver(Driver):
         self._policy.check_program(tenant, run)
         self._policy.check_secrets(tenant, run.env)
         user = self._policy.user_of(tenant) or run.user
-        ours = assignment.environment(interface=self._interface, simulated=self._simulated)
+        ours = assignment.environment(
+            interface=self._interface, simulated=self._simulated, has_own_mps=self._mps is not None
+        )
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
         folder, cwd = "", run.cwd

@@ -110,6 +110,7 @@ class VmDriver(ProcessDriver):
 
     name = "vm"
     tells_processes = False  # what holds a GPU is in the guest, and no process of the host
+    joins_mps = False
     settings = VmSettings
     config = VmBlock
     own = VmSettings()

@@ -190,7 +190,7 @@ async def open_nvml(
     Raises NvmlUnavailable where NVML is there and fails or hangs: a host
     that has GPUs and cannot see them must not pass for one without.
     """
-    nvml = _import_pynvml()
+    nvml = import_pynvml()
     is_there = True
     try:
         async with asyncio.timeout(open_timeout_s):
@@ -204,7 +204,8 @@ async def open_nvml(
     return NvmlInventory(nvml, *found, proc, sample_timeout_s, is_there)
 
 
-def _import_pynvml() -> Any:
+def import_pynvml() -> Any:
+    """Return the module of the bindings, which is loaded when first needed."""
     with warnings.catch_warnings():
         # The distribution is nvidia-ml-py. One named pynvml may be there, too: it warns of its own name.
         warnings.simplefilter("ignore", FutureWarning)

@@ -1,0 +1,96 @@
+"""The members of one worker that are clients of its MPS daemons: where they stand between the agent and `managed`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+from moorage.worker.drivers.base import Driver
+from moorage.worker.member_messages import EndMember, Member, MemberName, OverGrant, Stuck
+from moorage.worker.member_table import LOST
+from moorage.worker.mps.managed import MPS, TERMINATE_S, ManagedMps
+from moorage.worker.pool import GpuPool
+from moorage.worker.shell import Shell
+
+
+class MpsClients:
+    """One worker's. Without `mps`, which has its daemons, it does nothing."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        mps: ManagedMps | None,
+        drivers: Mapping[str, Driver],
+        pool: GpuPool,
+    ) -> None:
+        self.mps = mps
+        self._shell = shell
+        self._drivers = drivers
+        self._pool = pool
+        if mps is not None:
+            mps.attach(self._on_lost, lambda slot: pool.unquarantine(slot, MPS))
+
+    async def open(self) -> None:
+        """Take over the daemons of an earlier agent, once its members are taken over. Raises SupervisorMissing."""
+        if self.mps is not None:
+            await self.mps.open()
+            for slot in self.mps.left_over:
+                self._keep_closed(slot)
+
+    async def close(self) -> None:
+        """Let go of the daemons, which go on while they have clients."""
+        if self.mps is not None:
+            await self.mps.close()
+
+    def admit(self, member: Member) -> None:
+        """Take a member that may be a client. Raises Refused where it shares by mps, and cannot here or now."""
+        if self.mps is not None:
+            self.mps.admit(member, self._uid_of(member))
+
+    def admit_again(self, member: Member) -> None:
+        """Take a member that an earlier agent has started."""
+        if self.mps is not None:
+            self.mps.admit_again(member, self._uid_of(member))
+
+    async def leave(self, name: MemberName) -> bool:
+        """A member is over. Returns whether its GPU may go back: the last client's once the daemon has ended."""
+        return self.mps is None or await self.mps.leave(name)
+
+    def forget(self, name: MemberName) -> None:
+        """Drop a member before it gives its GPU back; one whose daemon has no client, and has not ended, is closed."""
+        if self.mps is not None and (slot := self.mps.forget(name)) is not None:
+            self._keep_closed(slot)
+
+    def begin_end(self, command: EndMember) -> float:
+        """Return the grace for the driver. A client is killed only after its work on the GPU was stopped."""
+        if self.mps is None or command.why == "fence" or not self.mps.has_joined(command.member.name):
+            return command.grace_s
+        self._shell.spawn(self._end(self.mps, command))
+        return command.grace_s + TERMINATE_S
+
+    async def _end(self, mps: ManagedMps, command: EndMember) -> None:
+        member, driver = command.member, self._drivers[command.member.driver]
+        await asyncio.sleep(command.notice_s + command.grace_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TERMINATE_S):
+                if member.phase == "ending":
+                    await mps.terminate(member.name, lambda pids: _own(driver, member.name, pids))
+        kill = partial(driver.end, member.name, 0.0, command.why)
+        if member.phase == "ending" and self._shell.call_driver(driver, kill):
+            self._shell.enqueue(Stuck([member.name]))
+
+    def _uid_of(self, member: Member) -> int | None:
+        driver = self._drivers[member.driver]
+        return driver.uid_of(member.tenant, member.request) if driver.joins_mps else None
+
+    def _keep_closed(self, slot: int) -> None:
+        self._pool.quarantine(slot, "its MPS daemon ends", MPS)
+
+    def _on_lost(self, names: Sequence[MemberName]) -> None:
+        self._shell.enqueue(OverGrant([(name, LOST) for name in names]))
+
+
+def _own(driver: Driver, name: MemberName, pids: Collection[int]) -> list[int]:
+    return [pid for pid, of in driver.members_of(pids).items() if of == name]
