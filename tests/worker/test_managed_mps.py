@@ -21,7 +21,7 @@ from moorage.worker.journal import JOURNAL_NAME
 from moorage.worker.member_messages import MemberName
 from moorage.worker.mps import clients, control, managed
 from moorage.worker.mps.compute_mode import EXCLUSIVE_PROCESS, MpsComputeModes
-from moorage.worker.run import MODES_FILE, Worker, start
+from moorage.worker.run import MPS_MODES_FILE, Worker, start
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor import protocol
 from tests.nvidia.mps import CLIENT, Played
@@ -129,7 +129,7 @@ class Scene:
 
     @property
     def kept_modes(self) -> list[str]:
-        return MpsComputeModes(self.state / MODES_FILE).changed
+        return MpsComputeModes(self.state / MPS_MODES_FILE).changed
 
 
 @contextlib.asynccontextmanager
