@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,8 +18,19 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.retention import USAGE_ROWS_MAX
 from moorage.scheduler.core.queries.usage import usage
 from moorage.scheduler.core.queries.views import show
-from moorage.scheduler.core.state import STORY_PART, STORY_PART_REPLICA
-from moorage.scheduler.core.usage import HOUR_MS, JOB_HOURS_MAX
+from moorage.scheduler.core.state import (
+    AT_MS,
+    CLAIMED,
+    REPLICA,
+    REV,
+    SLOTS,
+    STATE,
+    STORY_PART,
+    STORY_PART_REPLICA,
+    SUCCEEDED,
+    WORKER,
+)
+from moorage.scheduler.core.usage import HOUR_MS, JOB_HOURS_MAX, spans
 from moorage.scheduler.core.usage_table import OTHERS, UsageTable
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Fact
@@ -110,6 +122,18 @@ def test_the_sums_are_what_a_stopwatch_beside_each_attempt_says(seed: int) -> No
     rounding = 0.001 * len(drive.records)
     for tenant, gpu_ms in drive.gpu_ms.items():
         assert granted.get(tenant, 0) == pytest.approx(gpu_ms / 1e6, abs=rounding)
+
+
+def test_a_span_that_began_before_memory_does_counts_from_where_memory_begins() -> None:
+    def row(rev: int, at_ms: int, replica: int, state: int) -> list[int]:
+        made = [0] * 16
+        made[REV], made[AT_MS], made[REPLICA], made[STATE], made[WORKER], made[SLOTS] = rev, at_ms, replica, state, 7, 3
+        return made
+
+    replicas = [SimpleNamespace(index=index, attempt=1, member=None) for index in range(2)]
+    story = [row(5, 1_000, 1, CLAIMED), row(6, 4_000, 0, SUCCEEDED), row(7, 6_000, 1, SUCCEEDED)]
+    found = list(spans(cast(Any, SimpleNamespace(story=story, replicas=replicas)), 9_000))
+    assert [span for span in found if span[3] > span[2]] == [(7, 3, 1_000, 4_000), (7, 3, 1_000, 6_000)]
 
 
 def test_a_run_counts_in_each_hour_that_it_is_in_and_after_it_has_left_memory() -> None:

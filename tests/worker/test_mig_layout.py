@@ -115,6 +115,16 @@ def test_a_slice_that_a_process_uses_is_not_destroyed_and_the_others_come_back(t
         assert gpu.layout() == ["1g.10gb", "2g.20gb", "3g.40gb"]
 
 
+def test_an_instance_without_its_slice_is_removed(tmp_path: Path) -> None:
+    with Stub(tmp_path, board()).load():
+        gpu = opened()
+        gpu.change(["3g.40gb"])
+        gpu._api.nvmlDeviceCreateGpuInstance(gpu._raw, gpu.profiles["1g.10gb"].id)
+        assert (gpu.layout(), gpu._count()) == (["3g.40gb"], 2)
+        assert gpu.change(["3g.40gb"])
+        assert (gpu.layout(), gpu._count()) == (["3g.40gb"], 1)
+
+
 def test_a_gpu_that_takes_another_mode_at_its_reset_alone_says_so(tmp_path: Path) -> None:
     with Stub(tmp_path, board(divides=2)).load(), pytest.raises(Refused, match="next reset"):
         opened().change(FORMER)
