@@ -460,6 +460,7 @@ def test_what_a_job_writes_into_its_segment_harms_no_worker(tmp_path: Path) -> N
     made._write(8, segment.VERSION)
     made._write(16, SIZE)
     made._write(24, 1)
+    made._write(segment._AT_GRANTED, 2**64 - 1)
     again = Segment.adopt(made.path)
     again.refill(0, again.rate(0), 1e6)
     again.close()
