@@ -327,19 +327,27 @@ def test_every_way_to_launch_costs(one: Limited) -> None:
 
 
 @pytest.mark.slow
-def test_fact_57_a_denied_launch_takes_nothing_and_waits_for_the_worker_alone(one: Limited) -> None:
-    throttle(one, 0.25)
-    with one.running("launch=2,1", "launch=1,1", says=1) as process:
-        taken = one.segment.taken(0)
-        for _ in range(30):
+def test_fact_57_a_denied_launch_takes_nothing_and_waits_for_the_worker_alone(tmp_path: Path) -> None:
+    for number in range(10):
+        one = many(tmp_path / str(number), limited(GIB))
+        throttle(one, 0.25)
+        with one.running("launch=2,1", "launch=1,1", says=1) as process:
+            taken = one.segment.taken(0)
+            for _ in range(30):
+                one.segment.beat()
+                time.sleep(0.01)
+            has_ended = process.poll() is not None
             one.segment.beat()
-            time.sleep(0.01)
-        assert process.poll() is None, "time alone brings no tokens"
-        assert one.segment.taken(0) == taken == 200048
-        one.segment.beat()
-        one.segment.refill(0, 1, 1)
-        assert process.wait(30) == 0
-    assert one.segment.taken(0) == 300072
+            taken_later = one.segment.taken(0)
+            one.segment.refill(0, 1, 1)
+            assert process.wait(30) == 0
+        opened, in_the_end = one.segment.counts().opened, one.segment.taken(0)
+        one.close()
+        if not opened:  # else this machine stood still for two seconds, and it is tried again
+            assert not has_ended, "time alone brings no tokens"
+            assert (taken, taken_later, in_the_end) == (200048, 200048, 300072)
+            return
+        assert number < 9, "no launch ever waited"
 
 
 def test_fact_57_tokens_rise_only_by_the_worker_up_to_the_capacity(tmp_path: Path) -> None:
@@ -460,6 +468,7 @@ def test_what_a_job_writes_into_its_segment_harms_no_worker(tmp_path: Path) -> N
     made._write(8, segment.VERSION)
     made._write(16, SIZE)
     made._write(24, 1)
+    made._write(segment._AT_GRANTED, 2**64 - 1)
     again = Segment.adopt(made.path)
     again.refill(0, again.rate(0), 1e6)
     again.close()
