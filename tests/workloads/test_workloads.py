@@ -106,3 +106,8 @@ def test_the_reference_knows_no_earlier_than_the_scheduler_that_a_device_is_well
     log: list[str] = []
     assert failure(plan, log) == ""
     assert any("t/low/0 ENDING on w0: preempted by job high" in line for line in log), log
+
+
+def test_a_gang_that_only_a_reservation_keeps_from_whole_room_is_told_so() -> None:
+    """Outside of the reserved hosts a part of it would fit."""
+    assert failure(made(101_526)) == ""

@@ -19,8 +19,8 @@ TOLD: Final = {
     "no room": NO_ROOM,
     "no room for all of it": {"reserved", "leaving", *NO_ROOM},  # of a gang, some hosts have room for a part
     "leaving": {"leaving", "reserved"},
-    "taken back": {"reserved"},
-    "reserved": {"reserved"},
+    "taken back": {"reserved", "leaving"},  # one host is reserved, the other to be drained: either is true
+    "reserved": {"reserved", "leaving"},
 }
 
 

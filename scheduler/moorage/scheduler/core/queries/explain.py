@@ -97,7 +97,11 @@ def explain(
         return Explanation(reasons.LEAVING, counts, [], troubles=drained)
     now = _now(staying, shape)
     if shape.together > 1 and now < shape.together:
-        reason = reasons.GANG if _now(unreserved, shape) < shape.together else reasons.LEAVING
+        reason = reasons.GANG
+        if _now(unreserved, shape) >= shape.together:
+            reason = reasons.LEAVING
+        elif _now(roomy, shape) >= shape.together:
+            reason = reasons.RESERVED
         return Explanation(reason, counts, open_hosts, because=f"room for {now} of its {shape.together} replicas")
     return Explanation(reasons.PLACING, counts, [])
 
