@@ -21,7 +21,7 @@ WORKER = Path("moorage", "worker")
 PROGRAMS = {
     WORKER / "supervisor" / "launcher.bin": "jobs will start more slowly",
     WORKER / "drivers" / "entry.bin": "containers will get no secrets",
-    WORKER / "limiter" / "limiter.so": "no share of a GPU can be limited",
+    WORKER / "limiter" / "limiter.bin": "no share of a GPU can be limited",
 }
 
 

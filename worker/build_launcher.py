@@ -16,14 +16,14 @@ ROOM = Path(__file__).resolve().parent / "moorage" / "worker"
 SOURCES = {
     "launcher.bin": ROOM / "supervisor" / "launcher.c",
     "entry.bin": ROOM / "drivers" / "entry.c",
-    "limiter.so": ROOM / "limiter" / "limiter.c",
+    "limiter.bin": ROOM / "limiter" / "limiter.c",
 }
 FLAGS = ("-O2", "-s", "-std=gnu11", "-Wall", "-Wextra")
 #: a library whose hooks call each other and no others of the same name; libdl is apart in images before glibc 2.34
 LIBRARY = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic-functions,--no-as-needed", "-l:libdl.so.2")
 #: what is tried, first to last. The launcher is static where that can be, since there is less of it to clone; the
 #: entry runs in images that may have no library at all
-WAYS = {"launcher.bin": (("-static",), ()), "entry.bin": (("-static",),), "limiter.so": (LIBRARY,)}
+WAYS = {"launcher.bin": (("-static",), ()), "entry.bin": (("-static",),), "limiter.bin": (LIBRARY,)}
 
 
 def build(program: Path, *more: str) -> None:

@@ -45,11 +45,11 @@ def built() -> Path:
     for words in (library, program):
         done = subprocess.run([*flags, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    made, sources = _LIMITER / "limiter.so", [_LIMITER / "limiter.c", _LIMITER / "limiter.h"]
+    made, sources = _LIMITER / "limiter.bin", [_LIMITER / "limiter.c", _LIMITER / "limiter.h"]
     if made.exists() and all(made.stat().st_mtime >= each.stat().st_mtime for each in sources):
         shutil.copy2(made, folder)
     else:
-        runpy.run_path(str(_WORKER / "build_launcher.py"))["build"](folder / "limiter.so", "-Werror")
+        runpy.run_path(str(_WORKER / "build_launcher.py"))["build"](folder / "limiter.bin", "-Werror")
     return folder
 
 
@@ -74,7 +74,7 @@ class Limited:
         self._counted.write_bytes(bytes(struct.calcsize(f"@{2 + 2 * DEVICES}Q")))
         self.environment = {
             "LD_LIBRARY_PATH": str(self.built),
-            "LD_PRELOAD": str(self.built / "limiter.so"),
+            "LD_PRELOAD": str(self.built / "limiter.bin"),
             "MOORAGE_LIMITER": str(self.segment.path),
             FOLDER_VARIABLE: str(folder),
             "PATH": os.environ["PATH"],

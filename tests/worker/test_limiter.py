@@ -515,7 +515,7 @@ def test_it_loads_where_glibc_is_as_old_as_2_17() -> None:
     dump = shutil.which("objdump")
     if dump is None:
         pytest.skip("no objdump to read the library's needs")
-    library = limited_module.built() / "limiter.so"
+    library = limited_module.built() / "limiter.bin"
     said = subprocess.run([dump, "-T", str(library)], capture_output=True, text=True, check=True).stdout
     needs = {word.strip("()") for line in said.splitlines() for word in line.split() if "GLIBC_" in word}
     assert needs

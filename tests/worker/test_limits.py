@@ -45,7 +45,7 @@ def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     memory = tmp_path / "memory"
     memory.mkdir()
     monkeypatch.setattr(module, "MEMORY", memory)
-    library = tmp_path / "installed" / "limiter.so"
+    library = tmp_path / "installed" / "limiter.bin"
     library.parent.mkdir(mode=0o700)
     library.write_bytes(b"a library")
     monkeypatch.setattr(module, "LIBRARY", library)
@@ -223,7 +223,7 @@ async def test_what_dead_processes_held_is_given_back(tmp_path: Path) -> None:
 async def test_a_job_gets_no_more_than_its_share_and_its_guard_is_not_called(
     nats_url: str, unique: str, tmp_path: Path, own_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LIBRARY", built() / "limiter.so")
+    monkeypatch.setattr(module, "LIBRARY", built() / "limiter.bin")
     more = {"limiter": True, "limiter_context": CONTEXT_MIB * MIB, "guard_grace_s": 0.0}
     async with scene(nats_url, unique, tmp_path, **more) as one:
         await one.hold("fits", 4000 - CONTEXT_MIB, 4000)

@@ -290,7 +290,7 @@ class KubernetesDriver(Driver):
     async def _create(self, member: _Member, pod: dict[str, Any], secret: dict[str, Any] | None) -> None:
         """Have the pod in the cluster. Raises CannotStart once it is known that it is not there."""
         loop = asyncio.get_running_loop()
-        until_s, trouble = loop.time() + self._own.start_within, ""
+        until_s, trouble, in_doubt = loop.time() + self._own.start_within, "", False
         name = pod["metadata"]["name"]
         while True:
             if (member.asked is not None or loop.time() > until_s) and not member.is_sent:
@@ -306,11 +306,15 @@ class KubernetesDriver(Driver):
                 member.is_sent = True
                 made = await self._put("pods", pod)
             except ClusterDown as error:
-                trouble = str(error)
+                trouble, in_doubt = str(error), in_doubt or member.is_sent
             except ClusterError as error:
                 trouble = f"the cluster refused the pod: {error}"
-                if error.status != _BUSY and error.status < 500:
-                    raise CannotStart(CODE_CANNOT_START if error.status in (400, 422) else None, trouble) from None
+                if error.status in (400, 422):
+                    raise CannotStart(CODE_CANNOT_START, trouble) from None
+                in_doubt |= error.status >= 500 and member.is_sent
+                # an earlier try may have come through, and a server that has just begun forbids what it will allow
+                if error.status != _BUSY and error.status < 500 and not in_doubt:
+                    raise CannotStart(None, trouble) from None
             else:
                 break
             log.warning("%s: %s", member.name[1], trouble)

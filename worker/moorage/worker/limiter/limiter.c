@@ -1,4 +1,4 @@
-/* limiter.so: keeps the processes of a job to their part of a GPU, from within, by LD_PRELOAD.
+/* The limiter keeps the processes of a job to their part of a GPU, from within, by LD_PRELOAD.
 
    It stands before functions of the CUDA driver and of NVML. Memory is reserved before the driver is asked for it, in the
    segment of limiter.h, which all processes of the attempt share, and is refused beyond the limit. Kernels wait for

@@ -32,7 +32,7 @@ from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.output import member_digest
 
 #: where the build hook (worker/build_hook.py) puts it, compiled from limiter.c
-LIBRARY: Final = Path(__file__).with_name("limiter.so")
+LIBRARY: Final = Path(__file__).with_name("limiter.bin")  # no .so: Python would take it for a module
 #: in a container
 LIBRARY_AT: Final = "/run/moorage/limiter.so"
 SEGMENT_AT: Final = "/run/moorage/limiter"
