@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from moorage.schemas.errors import Refused, problem
+from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
 
@@ -54,6 +54,11 @@ _TF_SOURCES: Final = {
     **{f"TF_{target}": (target, False) for target in _TF_PATHS},
     **{f"TF_PREPEND_{target}": (target, True) for target in _TF_PATHS},
 }
+
+
+def without_prefix(error: MoorageError) -> str:
+    """Return why something did not start, without the word that such reasons begin with."""
+    return error.problem.message.removeprefix(f"{START_FAILED}: ")
 
 
 class HostAtFault(Refused):

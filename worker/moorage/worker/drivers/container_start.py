@@ -38,7 +38,7 @@ from moorage.worker.drivers.container_host import ContainerHost, Member
 from moorage.worker.drivers.container_ports import Ports, ports_wanted
 from moorage.worker.drivers.container_pull import PullProgress
 from moorage.worker.drivers.output_frames import Notes
-from moorage.worker.environment import START_FAILED, HostAtFault, lay_over
+from moorage.worker.environment import HostAtFault, lay_over, without_prefix
 from moorage.worker.limiter.limits import ContainerLimit, Limits
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
@@ -145,9 +145,9 @@ class Starter:
             self._policy.check_secrets(tenant, run.env)
             resolved = resolve_secrets(run.env, self._settings.secrets_dir)
         except HostAtFault as error:
-            raise CannotStart(None, _words(error)) from None
+            raise CannotStart(None, without_prefix(error)) from None
         except MoorageError as error:
-            raise CannotStart(CODE_CANNOT_START, _words(error)) from None
+            raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
         return lay_over({each: resolved[each] for each, value in run.env.items() if isinstance(value, Secret)}, {})
 
     async def _image(self, member: Member, name: str) -> Image:
@@ -190,7 +190,7 @@ class Starter:
         try:
             return self._limits.of_container(assignment.name, *assignment.part)
         except HostAtFault as error:
-            raise CannotStart(None, _words(error)) from None
+            raise CannotStart(None, without_prefix(error)) from None
 
     async def _give_limit(self, limits: Limits, member: Member, user: str) -> None:
         """Have the segment belong to the container's user. An image that cannot load the library is refused."""
@@ -201,7 +201,7 @@ class Starter:
         try:
             limits.give(member.name, await self._ids(member, user), all_users=True)
         except HostAtFault as error:
-            raise CannotStart(None, _words(error)) from None
+            raise CannotStart(None, without_prefix(error)) from None
 
     async def _ids(self, member: Member, user: str) -> tuple[int, int]:
         ids = ids_of(user) or ids_in(await self._host.engine.read_file(member.container, "/etc/passwd"), user)
@@ -233,10 +233,10 @@ class Starter:
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None
         except HostAtFault as error:
-            raise CannotStart(None, _words(error)) from None
+            raise CannotStart(None, without_prefix(error)) from None
         except MoorageError as error:
             code = None if error.code == "failed-precondition" else CODE_CANNOT_START
-            raise CannotStart(code, _words(error)) from None
+            raise CannotStart(code, without_prefix(error)) from None
 
     async def _create(self, member: Member, config: dict[str, Any]) -> None:
         try:
@@ -257,9 +257,9 @@ class Starter:
                 raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}")
             self._folders.give_to_container(name, ids)
         except HostAtFault as error:
-            raise CannotStart(None, _words(error)) from None
+            raise CannotStart(None, without_prefix(error)) from None
         except MoorageError as error:
-            raise CannotStart(CODE_CANNOT_START, _words(error)) from None
+            raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
 
     async def _tell(self, member: Member, assignment: Assignment) -> None:
         """Tell the supervisor of a created container."""
@@ -294,10 +294,6 @@ def login_for(image: str, settings: ContainerSettings, secrets_dir: Path | None)
     try:
         text = resolve_secrets({"login": Secret(secret)}, secrets_dir)["login"]
     except MoorageError as error:
-        raise CannotStart(None, f"image {image} cannot be pulled: {_words(error)}") from None
+        raise CannotStart(None, f"image {image} cannot be pulled: {without_prefix(error)}") from None
     user, _, password = text.partition(":")
     return user, password
-
-
-def _words(error: MoorageError) -> str:
-    return error.problem.message.removeprefix(f"{START_FAILED}: ")

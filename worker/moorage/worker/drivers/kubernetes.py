@@ -46,7 +46,7 @@ from moorage.worker.drivers.kubernetes_pod import (
 )
 from moorage.worker.drivers.kubernetes_verdict import Seen, read, waited_s
 from moorage.worker.drivers.supervisor_link import owner_of
-from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over
+from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over, without_prefix
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.output_keeper import OutputBounds
@@ -281,9 +281,9 @@ class KubernetesDriver(Driver):
                 runtime_class=own.runtime_class, user=kit.policy.user_of(tenant) or run.user, simulated=kit.simulated,
             )  # fmt: skip
         except SharingUnavailable as error:
-            raise CannotStart(None, _words(error)) from None
+            raise CannotStart(None, without_prefix(error)) from None
         except MoorageError as error:
-            raise CannotStart(CODE_CANNOT_START, _words(error)) from None
+            raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
         hidden = lay_over({key: resolved[key] for key, value in run.env.items() if isinstance(value, Secret)}, {})
         return pod, secret_of(self._owner, assignment.name, hidden) if hidden else None
 
@@ -597,7 +597,3 @@ def _no_cluster(error: ClusterDown | ClusterError) -> MoorageError:
         field="$.driver.kubernetes",
         next="see whether the API server is reachable, and whether the user may list pods and read the node",
     )
-
-
-def _words(error: MoorageError) -> str:
-    return error.problem.message.removeprefix(f"{START_FAILED}: ")
