@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launc
 	@touch $@
 
 test: $(STAMP)  ## the tests, in some four minutes on two cores (real nats-server from the wheel; no GPU needed)
-	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not slow"
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow"
 
 test-all: test test-slow  ## those, and the slow ones
 
