@@ -14,19 +14,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import KubernetesBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request, Secret
-from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
-from moorage.worker.drivers.container_config import ImageSettings, check_image, check_policy
+from moorage.worker.drivers.container_config import check_image, check_policy
 from moorage.worker.drivers.container_faults import CannotStart
-from moorage.worker.drivers.device_requests import NVIDIA
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes_api import CONFLICT, GONE, Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes_devices import ClusterInventory
@@ -44,6 +41,7 @@ from moorage.worker.drivers.kubernetes_pod import (
     pod_of,
     secret_of,
 )
+from moorage.worker.drivers.kubernetes_settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes_verdict import Seen, read, waited_s
 from moorage.worker.drivers.supervisor_link import owner_of
 from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over, without_prefix
@@ -63,38 +61,8 @@ STUCK_S: Final = 30.0
 #: pods that are created at once
 STARTS_MAX: Final = 16
 _BUSY: Final = 429
-_DIR_BYTES: Final = 10 << 30
 
 log = logging.getLogger("moorage.worker")
-
-
-class KubernetesSettings(ImageSettings, frozen=True):
-    """Settings of the driver `kubernetes`. A job can change none of them, but for the user with `request_user`."""
-
-    node: Annotated[str, setting("Name of the worker's node; in a pod, spec.nodeName by the downward API. Needed.")] = (
-        ""
-    )
-    namespace: Annotated[str, setting("Namespace of the pods; that of the kubeconfig or the service account.")] = ""
-    kubeconfig: Annotated[
-        Path | None,
-        setting("Kubeconfig; else the service account of the pod that the agent runs in, KUBECONFIG, ~/.kube/config."),
-    ] = None
-    context: Annotated[str, setting("Context of the kubeconfig; its current one by default.")] = ""
-    resource: Annotated[str, setting("Resource of the node whose units are the worker's GPUs.")] = NVIDIA
-    start_within: Annotated[
-        float, setting("How long a pod may wait for its container, images included.", unit="s", ge=1, le=86400)
-    ] = 600.0
-    folder: Annotated[int, setting("Size of /work, on the node's disk.", unit="bytes", ge=1 << 20, le=1 << 44)] = (
-        _DIR_BYTES
-    )
-    pull_secrets: Annotated[
-        tuple[str, ...], setting("Secrets of the namespace with logins for registries (imagePullSecrets).")
-    ] = ()
-    runtime_class: Annotated[str, setting("RuntimeClass of the pods, such as nvidia; the cluster's default.")] = ""
-
-    def connect(self) -> Cluster:
-        """Return the cluster. Raises Refused."""
-        return Cluster(self.kubeconfig, self.context, self.namespace)
 
 
 class _Member:
@@ -385,6 +353,10 @@ class KubernetesDriver(Driver):
                 await asyncio.sleep(RETRY_S)
             except ClusterDown as error:
                 log.warning("%s", error)
+                await asyncio.sleep(RETRY_S)
+            except Exception:  # a defect of ours, of one pod: the others are still to be seen
+                log.exception("the pods of the cluster are listed again")
+                version = ""
                 await asyncio.sleep(RETRY_S)
 
     async def _look_for(self, member: _Member) -> None:

@@ -103,6 +103,7 @@ class Limits:
         self._folder = MEMORY / f"moorage-limits-{member_digest(mark)[:32]}"
         self._segments: dict[MemberName, Segment] = {}
         self._opened: dict[MemberName, int] = {}
+        self._unfilled: set[MemberName] = set()  # the log has told of these that they cannot be refilled
         self._hosts: dict[int, int] = {}  # by owner of a slot: its pid here
         self._sees_all_pids = sees_all_pids()
 
@@ -191,6 +192,7 @@ class Limits:
         """Nothing of this attempt runs any more."""
         found = self._segments.pop(name, None)
         self._opened.pop(name, None)
+        self._unfilled.discard(name)
         if found is None:
             return
         if not found.counts().attached:
@@ -240,7 +242,9 @@ class Limits:
                 try:
                     refill(one, now_s - last_s)
                 except OSError as error:
-                    log.warning("%s: the limiter cannot be refilled: %s", name[1], error)
+                    if name not in self._unfilled:
+                        log.warning("%s: the limiter cannot be refilled: %s", name[1], error)
+                    self._unfilled.add(name)
             last_s = now_s
             if now_s >= looked_s + LOOK_S and self._segments:
                 looked_s = now_s
