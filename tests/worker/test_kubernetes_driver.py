@@ -16,9 +16,10 @@ from moorage.schemas.frames import ReadLog
 from moorage.schemas.job import Request, Run, Secret
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.kit import Kit
-from moorage.worker.drivers.kubernetes import KubernetesDriver, KubernetesSettings
+from moorage.worker.drivers.kubernetes import KubernetesDriver
 from moorage.worker.drivers.kubernetes_api import Cluster, ClusterDown
 from moorage.worker.drivers.kubernetes_pod import FINALIZER, pod_name
+from moorage.worker.drivers.kubernetes_settings import KubernetesSettings
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy

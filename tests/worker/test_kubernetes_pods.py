@@ -15,7 +15,6 @@ from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_config import FOLDER_AT
-from moorage.worker.drivers.kubernetes import KubernetesSettings
 from moorage.worker.drivers.kubernetes_api import _lines
 from moorage.worker.drivers.kubernetes_devices import devices_of, is_ready, taken_slots
 from moorage.worker.drivers.kubernetes_pod import (
@@ -33,6 +32,7 @@ from moorage.worker.drivers.kubernetes_pod import (
     pod_of,
     secret_of,
 )
+from moorage.worker.drivers.kubernetes_settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes_verdict import Seen, read, waited_s
 from moorage.worker.member_messages import MemberName
 
