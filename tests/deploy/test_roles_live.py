@@ -192,7 +192,7 @@ def encoded(job: str, **fields: Any) -> bytes:
     ("settings", "who", "verdict", "says"),
     [
         ({}, "submitter.acme", "ok", "takes requests while no scheduler runs"),
-        ({"shared": True}, "submitter.acme", "ok", "who has an account of their own"),
+        ({"shared": True}, "submitter.acme", "ok", "an account for each tenant"),
         ({"servers": 3, "shared": True}, "submitter.acme", "ok", "as it should be in a cluster"),
         (
             {"servers": 3, "shared": True},

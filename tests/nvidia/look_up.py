@@ -37,7 +37,7 @@ def library_of(address: int | None) -> str:
     info = Info()
     if not address or not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info)):
         return ""
-    return str(info.file.decode()).rpartition("/")[2].partition(".so")[0]
+    return str(info.file.decode()).rpartition("/")[2].partition(".")[0]
 
 
 def main() -> None:
