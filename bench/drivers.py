@@ -2,10 +2,10 @@
 
     python -m bench.drivers [--rounds 20] [--containers 200] [--kills 20]
 
-`overhead`: a container by the engine's own API (create, start, wait, remove), beside one by the driver from `start` to
-its reported end, in turn; wall time, and the processor time of all that runs on this machine. `left`: many
-containers through one driver, and what is left of them, of descriptors and memory. `kills`: agents that are killed in
-the middle of a run; each container is adopted or ended.
+`overhead`: a container by the engine itself (docker's API: create, start, wait, remove; `podman run --rm`), beside one
+by the driver from `start` to its reported end, in turns; wall time, and the processor time of all that runs on this
+machine. `left`: many containers through docker's driver, and what is left of them, of descriptors and memory. `kills`:
+agents that are killed in the middle of a run; each container is adopted or ended. A part whose number is 0 is left out.
 """
 
 from __future__ import annotations
@@ -24,11 +24,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorage.worker.drivers.container_engine import Engine
+from moorage.worker.drivers.podman_command import ulimits_here
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, StartFailed
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.engines import DockerEngine, engine, why_no_dockerd
+from tests.podmans import PodmanHome, podman_home, why_no_podman
 from tests.waiting import NeverHappened, until
+from tests.worker import test_podman_driver as podman
 from tests.worker.test_docker_driver import IMAGE, Rig, settings
+
+#: a container run in one way, by its number
+Way = Callable[[int], Awaitable[None]]
 
 PROGRAM: Final = ("sh", "-c", ":")
 #: an agent of its own process that starts one container after the other, until it is killed
@@ -56,7 +62,7 @@ def busy_s() -> float:
     return (sum(map(int, words[:8])) - idle) / os.sysconf("SC_CLK_TCK")
 
 
-async def by_hand(api: Engine, number: int) -> None:
+async def by_docker(api: Engine, number: int) -> None:
     host = {"NetworkMode": "none", "LogConfig": {"Type": "local"}}
     container = await api.create({"Image": IMAGE, "Cmd": list(PROGRAM), "HostConfig": host}, f"by-hand-{number}")
     await api.start(container)
@@ -65,13 +71,22 @@ async def by_hand(api: Engine, number: int) -> None:
     await api.remove(container)
 
 
-async def by_driver(rig: Rig, job: str) -> None:
+async def by_podman(home: PodmanHome) -> None:
+    """As the driver runs it: podman has no engine that could be asked, and removes its container by itself."""
+    bounds = [f"--ulimit={each}" for each in ulimits_here()]  # podman's default ones may be refused here
+    options = (*home.options, "run", "--rm", "--pull=never", "--log-driver=none", "--network=none", *bounds)
+    words = ("podman", *options, podman.IMAGE, *PROGRAM)
+    process = await asyncio.create_subprocess_exec(*words, cwd="/", env=home.environment())
+    assert await process.wait() == 0
+
+
+async def by_driver(rig: Rig | podman.Rig, job: str) -> None:
     name = rig.start(job, *PROGRAM)
     assert await ended(rig, name) == (name, 0, "exit")
     rig.driver.forget([name])
 
 
-async def ended(rig: Rig, name: MemberName) -> Any:
+async def ended(rig: Rig | podman.Rig, name: MemberName) -> Any:
     kinds = (Ended, NotStarted, StartFailed)
     while True:
         for kind in kinds:
@@ -81,24 +96,42 @@ async def ended(rig: Rig, name: MemberName) -> Any:
 
 
 async def overhead(docker: DockerEngine, folder: Path, rounds: int) -> None:
-    api, figures = Engine(docker.socket), dict[str, list[tuple[float, float]]]()
-    async with Rig(folder / "overhead", settings(docker)) as rig:
+    """Docker by hand and by its driver, then podman by both, and again: each round changes which of the two begins."""
+    figures: dict[str, list[tuple[float, float]]] = {}
 
-        async def timed(kind: str, work: Callable[[], Awaitable[None]]) -> None:
-            wall_s, cpu_s = time.perf_counter(), busy_s()
-            await work()
-            figures.setdefault(kind, []).append((time.perf_counter() - wall_s, busy_s() - cpu_s))
+    async def timed(kind: str, work: Awaitable[None]) -> None:
+        wall_s, cpu_s = time.perf_counter(), busy_s()
+        await work
+        figures.setdefault(kind, []).append((time.perf_counter() - wall_s, busy_s() - cpu_s))
 
+    async with contextlib.AsyncExitStack() as stack:
+        api = Engine(docker.socket)
+        stack.push_async_callback(api.close)
+        rig = await stack.enter_async_context(Rig(folder / "overhead", settings(docker)))
+        engines: dict[str, tuple[Way, Way]] = {
+            "docker": (lambda number: by_docker(api, number), lambda number: by_driver(rig, f"o{number}"))
+        }
+        if why := why_no_podman():
+            print(why)
+        else:
+            home = stack.enter_context(podman_home())
+            home.make_image(podman.IMAGE)
+            other = await stack.enter_async_context(podman.Rig(home, folder / "podman"))
+            engines["podman"] = (lambda number: by_podman(home), lambda number: by_driver(other, f"p{number}"))
         for number in range(rounds + 1):
-            await timed("by hand", lambda: by_hand(api, number))  # noqa: B023
-            await timed("by driver", lambda: by_driver(rig, f"o{number}"))  # noqa: B023
-    await api.close()
-    hand, driver = (figures[kind][1:] for kind in ("by hand", "by driver"))  # the first is warm-up
-    for kind, found in (("by hand", hand), ("by driver", driver)):
-        wall, cpu = (statistics.median(each) for each in zip(*found, strict=True))
-        print(f"{kind:10} median {wall * 1000:.0f} ms, {cpu * 1000:.0f} ms of all processors")
-    extra = statistics.median(b[0] / a[0] for a, b in zip(hand, driver, strict=True)) - 1
-    print(f"overhead of the driver: {extra:+.0%} of wall time (bound 10%), median of {rounds} pairs")
+            for name, ways in engines.items():
+                turns = list(zip(("by hand", "by driver"), ways, strict=True))
+                for way, work in turns[:: -1 if number % 2 else 1]:
+                    await timed(f"{name} {way}", work(number))
+    for name in engines:
+        hand, driver = (figures[f"{name} {way}"][1:] for way in ("by hand", "by driver"))  # the first is warm-up
+        for way, found in (("by hand", hand), ("by driver", driver)):
+            wall, cpu = (statistics.median(each) for each in zip(*found, strict=True))
+            print(f"{name} {way:9} median {wall * 1000:.0f} ms, {cpu * 1000:.0f} ms of all processors")
+        pairs = list(zip(hand, driver, strict=True))
+        wall, cpu = (statistics.median(b[at] / a[at] for a, b in pairs) - 1 for at in (0, 1))
+        print(f"overhead of the driver {name}: {wall:+.0%} of wall time (bound 10%), median of {rounds} pairs")
+        print(f"overhead of the driver {name}: {cpu:+.0%} of processor time")
 
 
 async def left(docker: DockerEngine, folder: Path, count: int) -> None:
@@ -151,11 +184,11 @@ async def main(rounds: int, containers: int, count: int) -> None:
     with tempfile.TemporaryDirectory(prefix="moorage-bench-") as named, engine() as docker:
         folder = Path(named)
         docker.make_image(IMAGE)
-        for each in (
-            overhead(docker, folder, rounds), left(docker, folder, containers), kills(docker, folder, count)
-        ):  # fmt: skip
-            await each
-        for state in ("overhead", "left", "kills"):
+        parts = ((overhead, rounds), (left, containers), (kills, count))
+        for part, number in parts:
+            if number:
+                await part(docker, folder, number)
+        for state in ("overhead", "podman", "left", "kills"):
             try:
                 supervised = await Supervised.connect(folder / state, spawn_if_absent=False)
                 await supervised.shutdown(0.0)

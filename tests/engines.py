@@ -164,6 +164,12 @@ class DockerEngine:
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
+def mount_disk(folder: Path, size_bytes: int) -> None:
+    """Make a folder that is a disk of its own of that size, in memory. An engine's `close` takes it down."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "moorage-test", folder], check=True)
+
+
 @functools.cache
 def image_of(programs: Sequence[str]) -> bytes:
     """Return a tar of these programs with the libraries that they load."""
@@ -201,9 +207,7 @@ def engine(
     """
     folder = Path(tempfile.mkdtemp(prefix="me-", dir="/tmp"))
     if disk_bytes:
-        (folder / "data").mkdir()
-        size = f"size={disk_bytes}"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "moorage-test", folder / "data"], check=True)
+        mount_disk(folder / "data", disk_bytes)
     made = DockerEngine(folder, *options, config=config, path=path)
     try:
         yield made

@@ -31,7 +31,7 @@ from tests.turns import ALL, DAY
 
 RULES: Final = ROOT / "docs" / "reliability-rules.md"
 ROOMS: Final = ("schemas", "system", "bus", "scheduler", "worker", "client")
-COPIED: Final = (*ROOMS, "tests", "docs", "bench", "deploy", "pyproject.toml", "README.md")
+COPIED: Final = (*ROOMS, "tests", "docs", "bench", "tools", "deploy", "pyproject.toml", "README.md")
 TIMEOUT_S: Final = 300
 SEEDS_TIMEOUT_S: Final = 900
 

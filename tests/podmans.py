@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.engines import PATH, PROGRAMS, image_of
+from tests.engines import PATH, PROGRAMS, image_of, mount_disk
 
 ASK_S: Final = 120.0
 #: a user without rights and without numbers of its own in /etc/subuid
@@ -108,9 +108,14 @@ class PodmanHome:
 
 
 @contextlib.contextmanager
-def podman_home(user: int = 0) -> Iterator[PodmanHome]:
-    """A home on a folder with a short name, since sockets have short ones; nothing of it is left."""
+def podman_home(user: int = 0, disk_bytes: int = 0) -> Iterator[PodmanHome]:
+    """A home on a folder with a short name, since sockets have short ones; nothing of it is left.
+
+    With `disk_bytes` its images are on a disk of their own of that size, in memory.
+    """
     folder = Path(tempfile.mkdtemp(prefix="mp-", dir="/tmp"))
+    if disk_bytes:
+        mount_disk(folder / "root", disk_bytes)
     made = PodmanHome(folder, user)
     (folder / "user").mkdir(mode=0o700)
     made.give(folder)

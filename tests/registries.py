@@ -7,7 +7,9 @@ import contextlib
 import gzip
 import hashlib
 import http.server
+import io
 import json
+import tarfile
 import threading
 from collections.abc import Iterator
 from typing import Final
@@ -16,6 +18,16 @@ from tests.engines import image_of
 
 MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
 _KIND: Final = "application/vnd.docker."
+
+
+def large_layer(size_bytes: int) -> bytes:
+    """Return a layer of one file of zeros: larger than an engine's disk, and small on its way there."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        info = tarfile.TarInfo("large")
+        info.size = size_bytes
+        tar.addfile(info, io.BytesIO(bytes(size_bytes)))
+    return made.getvalue()
 
 
 class Registry(http.server.ThreadingHTTPServer):

@@ -37,6 +37,7 @@ STATES: Final[dict[str, str]] = {
     "CANCELLED": "over, because somebody cancelled it",
     "EXPIRED": "over: it could not start within `start_within_s`, or before its deadline",
     "REJECTED": "over: no worker could ever run it, and `on_no_match` is reject",
+    "FROZEN": "an operator had it frozen: it keeps its GPUs, whose memory is in the host's RAM until it is resumed",
 }
 _WIDTH: Final = "110"
 

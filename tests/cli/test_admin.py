@@ -32,6 +32,9 @@ async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: 
     async with AsyncClient(node.url, tenant=unique) as client:
         job = client.job("j")
         await until(lambda: _is(job, "RUNNING"), what="it runs")
+        refused = await node.run("admin", "freeze", "j", tenant=unique)
+        assert (refused.code, "freezes no jobs" in refused.err) == (1, True), refused.err
+        assert await admin("resume", "j") == "j\tunchanged, was RUNNING"
         done = await client.admin.requeue("j", why="wrong host")
         assert (done.changed, done.members, done.state) == (True, 1, "RUNNING")
         await until(lambda: _is(job, "RUNNING", attempt=2), what="it runs again")

@@ -23,6 +23,7 @@ from tests.bus.test_encrypted import speaking_first
 from tests.cli.node import Node, moorage
 from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.leftover import ends_with_the_test
+from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
 
 
@@ -249,6 +250,27 @@ async def test_the_doctor_looks_at_the_folder_of_secrets(tmp_path: Path, nats_ur
     assert (await found())[0] == "ok"
     folder.chmod(0o770)
     assert "may be written to by others" in (await found())[2]
+
+
+@pytest.mark.slow
+async def test_the_doctor_says_where_the_limiter_cannot_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = Stub(tmp_path / "stub", Board("GPU-11111111-2222-3333-4444-555555555555"))
+    settings = tmp_path / "moorage.toml"
+    settings.write_text("[worker]\n")
+    settings.chmod(0o600)
+    monkeypatch.setenv("MOORAGE_SETTINGS", str(settings))
+    with stub.load():
+        assert await checks_host.limiter() is None
+        settings.write_text("[worker]\nlimiter = true\n")
+        told = await checks_host.limiter()
+        assert told is not None
+        assert told.verdict == "ok"
+        stub.boards[0].set(errors={"process_util": 3})
+        told = await checks_host.limiter()
+    assert told is not None
+    assert (told.verdict, "GPU-11111111" in told.found, "constant rate" in told.fix) == ("warn", True, True)
 
 
 def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:

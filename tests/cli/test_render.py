@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.fleet.workers import levels, model_words, packed
+from moorage.cli.fleet.workers import kept, levels, model_words, packed
 from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, ordinal, table, waits
@@ -347,3 +347,12 @@ def test_an_error_has_at_most_three_fixes_each_once(capsys: pytest.CaptureFixtur
 )
 def test_whose_act_it_was_stands_behind_the_reason(state: str, why: str, by: str, said: str, told: str) -> None:
     assert why_of(state, why, by, said) == told
+
+
+def test_the_modes_that_devices_are_kept_for_are_a_line_each() -> None:
+    devices: list[dict[str, Any]] = [
+        {"slot": 0, "modes": ["exclusive"]},
+        {"slot": 1},
+        {"slot": 2, "modes": ["mps", "time-slice"]},
+    ]
+    assert kept(devices) == ["GPU 0: kept for exclusive", "GPU 2: kept for mps and time-slice"]

@@ -54,7 +54,7 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def time_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 60.0)
+    monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 600.0)
     monkeypatch.setattr("moorage.client.follow.feed.LINGER_S", 3600.0)
 
 

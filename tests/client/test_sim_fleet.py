@@ -455,7 +455,7 @@ async def test_the_steps_of_a_job_are_types_for_match() -> None:
     once = ["2 of sim-0000", "claimed", "running"]
     assert story == ["queued 0", *once, "queued 1", *once, "ended 0"]
     assert {type(step_of(Change(1, 0, 0, 1, state))).__name__ for state in STATES} == {
-        "Queued", "Placed", "Claimed", "Running", "Ending", "Ended",
+        "Queued", "Placed", "Claimed", "Running", "Frozen", "Ending", "Ended",
     }  # fmt: skip
     assert type(step_of(Change(1, 0, 0, 1, "A_LATER_RELEASE_SAYS"))) is Step
 

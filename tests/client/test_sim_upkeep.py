@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import pytest
 
 from moorage.bus.simulated.bus import Faults, FaultyNetwork, Stalled
-from moorage.client import AsyncClient, GpuSpec, Ran, SimFleet, SimulatedClock, Task
+from moorage.client import AsyncClient, GpuSpec, Ran, SimFleet, SimulatedClock, Task, TimedOut
+from moorage.client.follow.stories import REPAIR_S
 from moorage.scheduler.core.config import Config
 from moorage.worker.drivers.handler_call import Handler
 from moorage.worker.handler_context import HandlerContext
-from tests.waiting import until_state
+from tests.waiting import until, until_state
 
 Scenario = Callable[[AsyncClient, SimFleet], Awaitable[None]]
 
@@ -221,10 +222,16 @@ async def jobs_that_wait(moorage: AsyncClient) -> None:
         await moorage.submit(["9999"], gpu=2)
 
 
+async def jobs_that_are_followed(moorage: AsyncClient) -> None:
+    """One runs and one waits in the queue, and both are awaited together as well."""
+    jobs = [await moorage.submit(["9999"], gpu=2) for _ in range(2)]
+    asyncio.gather(*(job.result() for job in jobs), moorage.wait(jobs), return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     ("during", "records_max"),
-    [(nothing, 5), (a_job_that_runs, 5), (jobs_that_wait, 200)],
-    ids=["idle", "runs", "waits"],
+    [(nothing, 5), (a_job_that_runs, 5), (jobs_that_wait, 5), (jobs_that_are_followed, 5)],
+    ids=["idle", "runs", "waits", "followed"],
 )
 def test_an_hour_of_waiting_takes_few_records(
     during: Callable[[AsyncClient], Awaitable[None]], records_max: int
@@ -237,6 +244,59 @@ def test_no_heartbeat_is_skipped_where_messages_may_be_lost() -> None:
     network = FaultyNetwork()
     network.between("sim-0000", "server", Faults(drop=0.001))
     assert records_in(60, SimFleet("1x1xH100", network=network), nothing) > 50
+
+
+async def hears_nothing(fleet: SimFleet) -> None:
+    fleet.network.between("follower", "scheduler-1", Faults(drop=1.0))
+    await sleep_until(301)
+    fleet.reconnect()
+
+
+async def never_sends_it(fleet: SimFleet) -> None:
+    """The leader ends once the end of the job is stored, and before it knows so."""
+    fleet.network.lose_next_ack("scheduler-1")
+    await until(lambda: fleet.network.counters["lost_acks"] > 0)
+    await fleet.kill_scheduler()
+
+
+@pytest.mark.parametrize("lose", [hears_nothing, never_sends_it])
+def test_an_event_that_was_lost_is_asked_for_as_soon_as_without_skips(
+    lose: Callable[[SimFleet], Coroutine[Any, Any, None]],
+) -> None:
+    heard_s: list[float] = []
+
+    async def script(task: Task) -> Ran:
+        for _ in range(6):
+            await asyncio.sleep(0.9)  # not skipped: from now on the follower asks after silences of REPAIR_S
+        await sleep_until(300)
+        losing.append(asyncio.create_task(lose(fleet)))
+        await asyncio.sleep(0.01)
+        return Ran()
+
+    async def scene() -> None:
+        async with AsyncClient(transport=fleet, name="follower") as moorage:
+            await (await moorage.submit(["x"], gpu=1)).result(timeout=4000)
+            heard_s.append(asyncio.get_running_loop().time())
+
+    for skips in (True, False):
+        losing: list[asyncio.Task[None]] = []
+        fleet = SimFleet("1x1xH100", script=script)
+        SimulatedClock(skips=skips).run(scene())
+    assert abs(heard_s[0] - heard_s[1]) <= REPAIR_S + BEAT_MS / 1000
+    assert max(heard_s) < 320
+
+
+def test_a_wait_for_a_job_is_over_in_time_while_the_fleet_sleeps() -> None:
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("1x1xH100", script=by_words)) as moorage:
+            job = await moorage.submit(["9999"], gpu=1)
+            for wait in (job.result(timeout=1000), moorage.wait([job], timeout=1000)):
+                began_s = asyncio.get_running_loop().time()
+                with pytest.raises(TimedOut):
+                    await wait
+                assert asyncio.get_running_loop().time() - began_s == pytest.approx(1000, abs=0.01)
+
+    SimulatedClock().run(scene())
 
 
 def test_a_wait_without_an_end_is_told_at_once() -> None:

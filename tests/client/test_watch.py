@@ -355,7 +355,7 @@ async def test_a_crowd_hears_the_tenants_frames_together(nats_url: str, unique: 
 async def test_a_frame_of_the_tenant_that_cannot_be_read_makes_the_crowd_ask(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 60.0)  # silence would make it ask, too
+    monkeypatch.setattr("moorage.client.follow.stories.REPAIR_S_FIRST", 600.0)  # silence would make it ask, too
     before, after = shown("j", "QUEUED", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
     async with (
         follow(nats_url, unique, before, before, after) as (scheduler, alone),

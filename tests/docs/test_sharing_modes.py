@@ -37,6 +37,8 @@ from moorage.worker.member_messages import Event, Log
 from moorage.worker.memory_guard import MemoryGuard
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
+from tests.mutant_files import read_mutants
+from tests.named_tests import missing
 from tests.nvidia.stub import Board, Stub
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/explanation/sharing-modes.md"
@@ -146,3 +148,30 @@ def test_nothing_is_guarded_on_simulated_gpus(tmp_path: Path) -> None:
     inventory = SimulatedInventory(simulated_hosts("1xH100", name="sim")[0])
     levels = asyncio.run(reported(inventory, tmp_path))
     assert not [cell for cells in levels.values() for cell in cells if "guarded" in cell]
+
+
+def shown() -> list[tuple[str, str, str, str, str]]:
+    """The rows that say how each level is kept: mode, part, level, test and defect."""
+    level = r"(hard|guarded|advisory)"
+    row = rf"^\| ([\w-]+)(?:, [^|]*)? \| ([a-z, ]+) \| {level} \| [^|]+ \| `([^`|]+)` \| \*([^*|]+)\* \| [^|]+ \|$"
+    return re.findall(row, PAGE.read_text(), re.MULTILINE)
+
+
+def test_each_level_that_is_reported_has_a_row_that_says_how_it_is_kept() -> None:
+    told = set()
+    for cells in documented().values():
+        for mode, cell in zip(MODES, cells, strict=True):
+            told |= {(mode, *part.split(" ")) for part in cell.split(", ") if cell != "refused"}
+    rows = {(mode, each, level) for mode, parts, level, _, _ in shown() for each in parts.split(", ")}
+    assert rows == told
+
+
+def test_each_row_has_a_test_that_catches_what_would_break_it() -> None:
+    caught = {(mutant["name"], test) for mutant in read_mutants() for test in mutant["tests"]}
+    wrong = [why for _, _, _, test, _ in shown() if (why := missing(test))]
+    wrong += [
+        f"{defect}: no mutant of this name is caught by {test}"
+        for _, _, _, test, defect in shown()
+        if not {(defect, test), (defect, test.partition("::")[0])} & caught
+    ]
+    assert wrong == []

@@ -3,6 +3,7 @@
 hold_memory.py see FILE           write what this process may see of devices, as JSON
 hold_memory.py hold FILE MIB      take MIB on the first visible device, write the pid, and wait for ever
 hold_memory.py below FILE MIB     the same in a grandchild with a session of its own, and wait for it
+hold_memory.py launch FILE        launch kernels of 100,000 threads on the first visible device without end (stub only)
 """
 
 from __future__ import annotations
@@ -63,6 +64,13 @@ class Cuda:
         self._use(ordinal)
         self.call("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(mib * 1024**2))
 
+    def launch(self) -> None:
+        """Launch kernels without end. There is no function: only a stub of the driver takes that."""
+        self._use(0)
+        launch, shape = self._library.cuLaunchKernel, [ctypes.c_uint(each) for each in (100, 1, 1, 1000, 1, 1, 0)]
+        while launch(None, *shape, None, None, None) == 0:
+            pass
+
     def _device(self, ordinal: int) -> ctypes.c_int:
         device = ctypes.c_int()
         self.call("cuDeviceGet", ctypes.byref(device), ordinal)
@@ -100,6 +108,9 @@ def main() -> None:
         put(file, str(os.getpid()))
         while True:
             signal.pause()
+    elif what == "launch":
+        put(file, str(os.getpid()))
+        Cuda().launch()
     else:
         subprocess.run([sys.executable, __file__, "hold", *sys.argv[2:]], start_new_session=True)
 

@@ -1,9 +1,16 @@
 /* libcuda.so.1 for machines without a GPU: devices that CUDA_VISIBLE_DEVICES names, and memory that is really counted.
 
+   A process is frozen from another one, by its pid: `frozen.<pid>` has its state, and its files of `held` are
+   in the folder `away` while it is checkpointed. Its allocations wait meanwhile. A line `checkpoint-fail call=Lock
+   code=N pid=P breaks=1` has a call fail (without pid: of any process), `checkpoint-hang call=Lock` never return.
+
    The first context of a process on a device takes `context` MiB of it (a line `context mib=N`, else 300). What a
    process holds stands in a file of its own, from which the NVML beside this one reads it. */
 
 #include "state.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, NO_CONTEXT = 201 };
 #define ALLOCATIONS_MAX 1024
@@ -70,8 +77,11 @@ static void tell(int device) {
     rename(part, path);
 }
 
-/* Whether so much more fits on the device; if so it is taken. */
+static int process_state(int pid);
+
+/* Whether so much more fits on the device; if so it is taken. A process that is locked waits. */
 static int take(int device, unsigned long long bytes) {
+    while (process_state(getpid())) usleep(2000);
     char *state = stub_state(), *line = state ? stub_device(state, visible[device], 0) : NULL;
     int fits = line && stub_used(state, visible[device]) + bytes <= stub_number(line, "total", 81559) * MIB;
     free(line);
@@ -126,4 +136,132 @@ int cuMemFree_v2(unsigned long long pointer) {
     sizes[n] = 0;
     tell(homes[n]);
     return OK;
+}
+
+/* Each kernel has the device for as many microseconds as a line `kernel us=N` says, else for a thousand. What a process has
+   had of it stands in a file of its own below `busy`. A launch waits while more than 20 ms of work are before it. */
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **parameters, void **extra) {
+    (void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz;
+    (void)shared, (void)stream, (void)parameters, (void)extra;
+    static unsigned long long *busy, each, until;
+    if (current < 0) return NO_CONTEXT;
+    if (!busy) {
+        char path[4096], *state = stub_state();
+        const char *at = state ? state : "";
+        char *line = stub_line(&at, "kernel");
+        each = line ? stub_number(line, "us", 1000) : 1000;
+        free(line);
+        free(state);
+        snprintf(path, sizeof path, "%s/busy/%d.%s", stub_folder(), getpid(), visible[current]);
+        int file = open(path, O_RDWR | O_CREAT, 0666);
+        if (file < 0 || ftruncate(file, sizeof *busy)) return INVALID;
+        busy = mmap(NULL, sizeof *busy, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        close(file);
+    }
+    unsigned long long now;
+    while (until > (now = stub_now_us(CLOCK_MONOTONIC)) + 20000) usleep(until - now - 20000);
+    until = (until > now ? until : now) + each;
+    *busy += each;
+    return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ freezing by pid */
+
+enum { RUNNING = 0, LOCKED = 1, CHECKPOINTED = 2, BROKEN = 3, ILLEGAL_STATE = 401 };
+
+static int process_state(int pid) {
+    char name[64];
+    snprintf(name, sizeof name, "frozen.%d", pid);
+    char *text = stub_read(name);
+    int state = text ? atoi(text) : RUNNING;
+    free(text);
+    return state;
+}
+
+static void set_process_state(int pid, int state) {
+    char path[4096], part[4200];
+    snprintf(path, sizeof path, "%s/frozen.%d", stub_folder(), pid);
+    snprintf(part, sizeof part, "%s.part", path);
+    FILE *file = fopen(part, "w");
+    if (!file) return;
+    fprintf(file, "%d\n", state);
+    fclose(file);
+    rename(part, path);
+}
+
+/* Move the files of a process from one folder into the other. */
+static void move_held(int pid, const char *from, const char *to) {
+    char folder[4096], old[8600], fresh[8600], mark[32];
+    snprintf(folder, sizeof folder, "%s/%s", stub_folder(), from);
+    snprintf(mark, sizeof mark, "%d.", pid);
+    DIR *entries = opendir(folder);
+    struct dirent *entry;
+    while (entries && (entry = readdir(entries))) {
+        if (strncmp(entry->d_name, mark, strlen(mark))) continue;
+        snprintf(old, sizeof old, "%s/%s", folder, entry->d_name);
+        snprintf(fresh, sizeof fresh, "%s/%s/%s", stub_folder(), to, entry->d_name);
+        rename(old, fresh);
+    }
+    if (entries) closedir(entries);
+}
+
+/* Whether a call is to go on; it is counted in `calls`, as NVML's are. */
+static int begin(const char *call, int pid, int wanted) {
+    char path[4096], *state = stub_state();
+    const char *at = state ? state : "";
+    char *line;
+    int code = stub_lives(pid) ? OK : INVALID;
+    snprintf(path, sizeof path, "%s/calls", stub_folder());
+    FILE *calls = fopen(path, "a");
+    if (calls) fprintf(calls, "%s %d\n", call, pid), fclose(calls);
+    while ((line = stub_line(&at, "checkpoint-hang"))) {
+        if (stub_is(line, "call", call)) for (;;) pause();
+        free(line);
+    }
+    at = state ? state : "";
+    while ((line = stub_line(&at, "checkpoint-fail"))) {
+        int only = stub_number(line, "pid", 0);
+        if (stub_is(line, "call", call) && (!only || only == pid)) {
+            code = stub_number(line, "code", 999);
+            if (stub_number(line, "breaks", 0)) set_process_state(pid, BROKEN);
+        }
+        free(line);
+    }
+    free(state);
+    return code ? code : wanted >= 0 && process_state(pid) != wanted ? ILLEGAL_STATE : OK;
+}
+
+int cuCheckpointProcessGetState(int pid, int *state) {
+    int code = begin("GetState", pid, -1);
+    *state = process_state(pid);
+    return code;
+}
+
+int cuCheckpointProcessLock(int pid, void *arguments) {
+    (void)arguments;
+    int code = begin("Lock", pid, RUNNING);
+    if (!code) set_process_state(pid, LOCKED);
+    return code;
+}
+
+int cuCheckpointProcessCheckpoint(int pid, void *arguments) {
+    (void)arguments;
+    int code = begin("Checkpoint", pid, LOCKED);
+    if (!code) move_held(pid, "held", "away"), set_process_state(pid, CHECKPOINTED);
+    return code;
+}
+
+int cuCheckpointProcessRestore(int pid, void *arguments) {
+    (void)arguments;
+    int code = begin("Restore", pid, CHECKPOINTED);
+    if (!code) move_held(pid, "away", "held"), set_process_state(pid, LOCKED);
+    return code;
+}
+
+int cuCheckpointProcessUnlock(int pid, void *arguments) {
+    (void)arguments;
+    int code = begin("Unlock", pid, LOCKED);
+    if (!code) set_process_state(pid, RUNNING);
+    return code;
 }

@@ -53,6 +53,21 @@ def built() -> Path:
     return folder
 
 
+def put_for_containers(folder: Path) -> None:
+    """Put app.c's program, and the libraries that an image of the tests lacks, where every user of a container may read
+    them."""
+    folder.mkdir(mode=0o755)
+    for path in (built() / "app", built() / "libcuda.so.1", Path(find_library("libdl.so.2"))):
+        shutil.copyfile(path, folder / path.name)
+        (folder / path.name).chmod(0o755)
+
+
+def find_library(name: str) -> str:
+    """Return the path of a library that the limiter loads."""
+    told = subprocess.run(["ldd", built() / "limiter.bin"], capture_output=True, text=True, check=True).stdout
+    return next(words[2] for line in told.splitlines() if (words := line.split())[0] == name)
+
+
 def uuid_of(ordinal: int) -> str:
     """Return the uuid that quick.c tells of a device."""
     return f"GPU-{uuid.UUID(bytes=bytes([0x11 * (ordinal + 1)]) * 16)}"

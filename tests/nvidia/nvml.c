@@ -297,6 +297,66 @@ ret nvmlDeviceGetGraphicsRunningProcesses_v3(device handle, unsigned *count, str
     return processes(__func__, handle, count, infos, 'G');
 }
 
+struct sample { unsigned pid; unsigned long long taken_us; unsigned sm, memory, encoder, decoder; };
+
+/* Lines `work uuid=UUID pid=N percent=N age_s=N`: what a process did of late. */
+static unsigned told_work(const char *state, device handle, unsigned long long seen_us, unsigned long long now_us, struct sample *found) {
+    unsigned n = 0;
+    const char *at = state;
+    char *work;
+    while ((work = stub_line(&at, "work")) && n < HELD_MAX) {
+        unsigned long long us = now_us - stub_number(work, "age_s", 0) * 1000000ull;
+        if (stub_is(work, "uuid", handle->uuid) && us > seen_us)
+            found[n++] = (struct sample){stub_number(work, "pid", 0), us, stub_number(work, "percent", 0), 0, 0, 0};
+        free(work);
+    }
+    return n;
+}
+
+/* What processes have had of the device since the last time that it was read, by the files that libcuda writes. */
+static unsigned done_work(device handle, unsigned long long now_us, int is_read, struct sample *found) {
+    static struct { char name[512]; unsigned long long busy, at_us; } before[HELD_MAX];
+    char path[4096], file[4700];
+    unsigned n = 0;
+    snprintf(path, sizeof path, "%s/busy", stub_folder());
+    DIR *folder = opendir(path);
+    struct dirent *entry;
+    while (folder && n < HELD_MAX && (entry = readdir(folder))) {
+        char *dot = strchr(entry->d_name, '.');
+        int pid = atoi(entry->d_name), at = 0;
+        unsigned long long busy = 0;
+        if (pid <= 0 || !dot || strcmp(dot + 1, handle->uuid) || !stub_lives(pid)) continue;
+        snprintf(file, sizeof file, "%s/%s", path, entry->d_name);
+        FILE *text = fopen(file, "r");
+        if (text && fread(&busy, sizeof busy, 1, text) != 1) busy = 0;
+        if (text) fclose(text);
+        while (at < HELD_MAX - 1 && *before[at].name && strcmp(before[at].name, entry->d_name)) at++;
+        unsigned long long used = busy - before[at].busy, passed_us = now_us - before[at].at_us;
+        if (used)
+            found[n++] = (struct sample){pid, now_us, used >= passed_us ? 100 : used * 100 / passed_us, 0, 0, 0};
+        if (is_read || !used) {
+            snprintf(before[at].name, sizeof before[at].name, "%s", entry->d_name);
+            before[at].busy = busy;
+            before[at].at_us = now_us;
+        }
+    }
+    if (folder) closedir(folder);
+    return n;
+}
+
+ret nvmlDeviceGetProcessUtilization(device handle, struct sample *samples, unsigned *count, unsigned long long seen_us) {
+    ENTER_DEVICE(handle);
+    static struct sample found[2 * HELD_MAX];
+    unsigned long long now_us = stub_now_us(CLOCK_REALTIME);
+    unsigned room = samples ? *count : 0, n = told_work(state, handle, seen_us, now_us, found);
+    if (now_us > seen_us) n += done_work(handle, now_us, samples && room, found + n);
+    *count = n;
+    if (!n) LEAVE(NOT_FOUND);
+    if (n > room) LEAVE(SMALL);
+    memcpy(samples, found, n * sizeof *found);
+    LEAVE(OK);
+}
+
 /* --------------------------------------------------------------------------------------------------------- MIG */
 
 /* A GPU that says `divides=1` has these profiles, and its mode and slices stand in the file `mig`: a line `mode`, and for

@@ -103,6 +103,12 @@ static int stub_lives(int pid) {
     return end && strncmp(end, ") Z", 3) && strncmp(end, ") X", 3);
 }
 
+static inline unsigned long long stub_now_us(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return now.tv_sec * 1000000ull + now.tv_nsec / 1000;
+}
+
 struct held { int pid; unsigned long long bytes; int is_mps; };
 
 /* What real processes hold of a device (of any, where uuid is NULL). */

@@ -13,6 +13,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -68,9 +69,11 @@ CALLS: Final = {
     "temperature": ("nvmlDeviceGetTemperature",),
     "ecc": ("nvmlDeviceGetTotalEccErrors",),
     "util": ("nvmlDeviceGetUtilizationRates",),
+    "worked": ("nvmlDeviceGetProcessUtilization",),
     "processes": ("nvmlDeviceGetComputeRunningProcesses_v3",),
     "rows": ("nvmlDeviceGetRemappedRows",),
     "events": ("nvmlDeviceGetSupportedEventTypes",),
+    "process_util": ("nvmlDeviceGetProcessUtilization",),
     "p2p": ("nvmlDeviceGetP2PStatus",),
 }
 
@@ -89,6 +92,8 @@ class Board:
     more: dict[str, int | str] = field(default_factory=dict)
     pids: dict[int, int | None] = field(default_factory=dict)
     mps_pids: list[int] = field(default_factory=list)
+    #: percent of the device's time by pid, or percent and how many seconds ago that was
+    works: dict[int, int | tuple[int, int]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     hangs: set[str] = field(default_factory=set)
     slices: list[Slice] = field(default_factory=list)
@@ -122,6 +127,9 @@ class Board:
             yield _line("process", {"uuid": self.uuid, "pid": pid, "mib": -1 if mib is None else mib})
         for pid in self.mps_pids:
             yield _line("process", {"uuid": self.uuid, "pid": pid, "mib": -1, "kind": "M"})
+        for pid, work in self.works.items():
+            percent, age_s = work if isinstance(work, tuple) else (work, 0)
+            yield _line("work", {"uuid": self.uuid, "pid": pid, "percent": percent, "age_s": age_s})
         for each in self.slices:
             name = each.name.replace(" ", "_")
             words: dict[str, int | str] = {
@@ -165,8 +173,10 @@ class Stub:
         self.libraries = libraries()
         for board in boards:
             board.stub = self
-        (folder / "held").mkdir(parents=True, exist_ok=True)
-        (folder / "held").chmod(0o777)
+        for written in ("held", "busy"):  # by jobs, of any user
+            (folder / written).mkdir(parents=True, exist_ok=True)
+            (folder / written).chmod(0o777)
+        (folder / "away").mkdir(exist_ok=True)
         (folder / "calls").touch()
         self.write()
 
@@ -181,6 +191,12 @@ class Stub:
         """Add an event: a uuid, its type and data, or `error` and a code."""
         with (self.folder / "events").open("a") as events:
             events.write(" ".join(map(str, words)) + "\n")
+
+    def busy_us(self, uuid: str) -> int:
+        """Return for how long processes had a device in all, by what each of their kernels takes."""
+        return sum(
+            int.from_bytes(each.read_bytes(), sys.byteorder) for each in (self.folder / "busy").glob(f"*.{uuid}")
+        )
 
     def compute_mode(self, uuid: str) -> int:
         """Return the compute mode that a device is in."""

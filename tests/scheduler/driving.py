@@ -207,17 +207,23 @@ class Driving:
         """The soft view's sums are those of the ledger's members: CPU, memory, slots, sharers."""
         for host in self.engine.fleet.hosts.values():
             cpu, memory, free, users = host.cpu_milli, host.memory_mib, host.lent, Counter[int]()
+            mib, percent = Counter[int](), Counter[int]()
             for member in host.worker.members.values():
                 shape = self.engine.shape_of(member.replica.job)
                 cpu -= shape.cpu_milli
                 memory -= shape.memory_mib
                 free &= ~member.mask
                 if member.mode > 1:
-                    users.update(slot for slot in range(64) if member.mask >> slot & 1)
+                    for slot in [slot for slot in range(64) if member.mask >> slot & 1]:
+                        users[slot] += 1
+                        mib[slot] += shape.share_mib
+                        percent[slot] += shape.compute_percent
             assert host.held == len(host.worker.members)
             assert (host.cpu_free, host.memory_free) == (cpu, memory), host.worker.id
             assert host.free == free, f"{host.worker.id}: {host.free:b} is not {free:b}"
             assert {slot: device.users for slot, device in host.shared.items()} == users, host.worker.id
+            assert {slot: device.memory_mib for slot, device in host.shared.items()} == mib, host.worker.id
+            assert {slot: device.percent for slot, device in host.shared.items()} == percent, host.worker.id
 
     # -------------------------------------------------------------------------------------------- workers
 

@@ -18,6 +18,7 @@ from moorage.schemas.frames import (
     Load,
     Place,
     Renew,
+    Resized,
     SlotLoad,
     Unwell,
     Wanted,
@@ -31,7 +32,7 @@ class HeldMember:
     """A member as its worker really holds it."""
 
     place: Place
-    phase: str  # claimed, running, exited
+    phase: str  # claimed, running, frozen, exited
     keep: bool
 
     @property
@@ -63,6 +64,7 @@ class Worker:
     told: Counter[str] = field(default_factory=Counter)
     unwell: list[Unwell] = field(default_factory=list)
     well_n: int = 0
+    freezes: bool = True  # else it is refused what it is asked to freeze, though it said that it can
 
     # -------------------------------------------------------------------------------------------- the pool
 
@@ -96,6 +98,10 @@ class Worker:
         if frame.well:
             self.unwell = [each for each in self.unwell if each.slot not in frame.well]
             self.well_n = frame.well_n
+        for place in frame.resize:
+            held = self.held.get((place.tenant, place.job, place.replica, place.fence))
+            if held is not None and held.phase != "exited" and place.resized > held.place.resized:
+                held.place = place
         for place in frame.place:
             key = (place.tenant, place.job, place.replica, place.fence)
             if key in self.held or key in self.dead:
@@ -132,8 +138,15 @@ class Worker:
                 del self.held[key]
                 self.dead[key] = "withdrawn"
                 self.say("withdrawn", held.place)
-            elif held.phase == "running":
+            elif held.phase in ("running", "frozen"):
                 self.finish(key, -15, "end")
+        for freeze in frame.freeze:
+            held = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.fence))
+            if held is not None and held.phase in ("running", "frozen") and self.freezes:
+                held.phase = "frozen" if freeze.on else "running"
+                self.say("frozen" if freeze.on else "resumed", held.place)
+            elif held is not None and held.phase == "running":
+                self.say("not-frozen", held.place, 0, "CUDA error 801")
 
     def _start(self, held: HeldMember) -> None:
         held.phase = "running"
@@ -155,7 +168,7 @@ class Worker:
     def fence(self) -> None:
         """The lease ran out: everything that does not keep through a partition is ended here and now."""
         for key, held in list(self.held.items()):
-            if held.phase == "running" and not held.keep:
+            if held.phase in ("running", "frozen") and not held.keep:
                 self.finish(key, -9, "fence")
             elif held.phase == "claimed":
                 del self.held[key]
@@ -165,7 +178,7 @@ class Worker:
     def die(self) -> None:
         """The machine restarts: nothing runs, the journal's facts are kept."""
         for key, held in list(self.held.items()):
-            if held.phase == "running":
+            if held.phase in ("running", "frozen"):
                 self.finish(key, -9, "lost")
             elif held.phase == "claimed":
                 self.dead[key] = "released"
@@ -204,6 +217,11 @@ class Worker:
             waiting=self.waiting,
             unwell=self.unwell,
             well_n=self.well_n,
+            resized=[
+                Resized(p.tenant, p.job, p.replica, p.attempt, p.fence, p.resized)
+                for p in (held.place for held in self.held.values())
+                if p.resized
+            ],
         )
 
     def fact_frame(self) -> FactFrame | None:

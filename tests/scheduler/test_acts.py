@@ -33,6 +33,8 @@ SHOWN: Final[dict[str, tuple[str, ...]]] = {
     "hold": ("tenant", "job", "by", "why"),
     "unhold": ("tenant", "job", "by", "why"),
     "priority": ("job", "priority", "by", "why"),
+    "freeze": ("job", "replica", "word", "by", "why"),
+    "resize": ("job", "memory_mib", "compute_percent", "rate_milli", "by", "why"),
     "limit": ("tenant", "gpus", "jobs", "by", "why"),
     "share": ("tenant", "weight", "gpus", "by", "why"),
     "preempt": ("job", "workers", "victims"),

@@ -139,6 +139,25 @@ def test_every_name_that_a_hello_tells_finds_the_device(driver: str, one: Any) -
     assert why(drive, "k")["reason"] == "busy"
 
 
+@pytest.mark.parametrize("one", ["0", "GPU-w0-1"])
+def test_fact_17_no_worker_gives_exact_devices_of_a_cluster(one: str) -> None:
+    """Also one whose devices have that index or that uuid: the kubelet chooses, so another device might come."""
+    drive = Driving()
+    drive.worker("w0", 4, drivers=["kubernetes"])
+    run = {"driver": "kubernetes", "image": "busybox"}
+    drive.submit("count", gpu={"count": 2}, run=run)
+    assert drive.placed_on("count") == ["w0"]
+    ids: dict[str, Any] = {"gpu": {}, "run": run, "driver_config": {"kubernetes": {"gpu_device_ids": [one]}}}
+    words = "the driver kubernetes gives no exact devices: its cluster chooses them"
+    assert f"no-match: {words}" in str(drive.submit("waits", **ids))
+    assert why(drive, "waits")["reason"] == "device"
+    refused = drive.submit("never", on_no_match="reject", **ids)
+    assert refused["code"] == "failed-precondition"
+    assert words in refused["message"]
+    ids["driver_config"]["kubernetes"]["gpu_device_ids"] = [one, one]
+    assert drive.submit("twice", **ids)["code"] == "invalid-argument"
+
+
 def test_after_a_takeover_the_same_devices_are_waited_for() -> None:
     drive = fleet()
     drive.submit("first", **named("GPU-w1-2"))

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.invariants import Broken, validate
@@ -55,7 +56,7 @@ def in_state(name: str) -> State:
     state = begun()
     replica = state.jobs[1].replicas[0]
     job = replica.job
-    if name in ("PLACED", "CLAIMED", "RUNNING", "ENDING", "CANCELLING", "LOST_KEPT"):
+    if name in HOLDS:
         replica.attempt, replica.fence = 1, 2
         member = new_member(replica, state.worker_by_num[0], 1, 1, 2)
         replica.member = state.worker_by_num[0].members[member.key] = member
@@ -73,7 +74,7 @@ def in_state(name: str) -> State:
     return state
 
 
-HOLDS = frozenset({"PLACED", "CLAIMED", "RUNNING", "ENDING", "CANCELLING", "LOST_KEPT"})
+HOLDS = frozenset({"PLACED", "CLAIMED", "RUNNING", "FROZEN", "ENDING", "CANCELLING", "LOST_KEPT"})
 
 
 @pytest.mark.parametrize("now", STATES)
@@ -91,6 +92,21 @@ def test_every_pair_of_states(now: str, to: str) -> None:
         else:
             with pytest.raises(FoldError):
                 fold(state, record, 3)
+
+
+@pytest.mark.parametrize("now", STATES)
+@pytest.mark.parametrize("to", STATES)
+def test_a_step_of_freezing_leads_from_running_to_frozen_and_back(now: str, to: str) -> None:
+    state = in_state(now)
+    record = following(state, steps=[Op.FREEZE, 1, 0, STATE_NUMBER[to], 0, 0])
+    if {now, to} == {"RUNNING", "FROZEN"}:
+        check(state, record)
+        fold(state, record, 3)
+        assert state.jobs[1].replicas[0].state == STATE_NUMBER[to]
+        return
+    for follow in (lambda: check(state, record), lambda: fold(state, record, 3)):
+        with pytest.raises(FoldError):
+            follow()
 
 
 @pytest.mark.parametrize("now", STATES)
@@ -339,11 +355,11 @@ def test_numbers_in_the_ledger_are_append_only() -> None:
     assert [(op.name, int(op)) for op in Op] == [
         ("PLACE", 0), ("CLAIM", 1), ("START", 2), ("EXIT", 3), ("REFUSE", 4), ("WITHDRAW", 5), ("LOSE", 6), ("FREE", 7),
         ("END", 8), ("MOVE", 9), ("BACKOFF", 10), ("GANG", 11), ("QUARANTINE", 12), ("BEGIN", 13), ("DONE", 14),
-        ("RUN", 15),
+        ("RUN", 15), ("FREEZE", 16),
     ]  # fmt: skip
     assert STATES == (
         "QUEUED", "PLACED", "CLAIMED", "RUNNING", "EXITED", "ENDING", "CANCELLING", "LOST_KEPT", "SUCCEEDED", "FAILED",
-        "TIMED_OUT", "CANCELLED", "EXPIRED", "REJECTED",
+        "TIMED_OUT", "CANCELLED", "EXPIRED", "REJECTED", "FROZEN",
     )  # fmt: skip
     assert [int(phase) for phase in GangPhase] == [0, 1, 2, 3, 4]
     assert AT_EXITED == 3

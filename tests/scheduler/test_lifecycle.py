@@ -477,6 +477,24 @@ def test_kept_though_it_was_asked_to_end_since_it_may_not_have_heard_that(back: 
     assert (drive.states("j"), drive.placed_on("j"), drive.replica("j").losses) == (["RUNNING"], ["other"], 0)
 
 
+def test_what_ended_as_asked_while_its_worker_was_lost_counts_for_nothing() -> None:
+    """It was asked to end for another job: that it did so behind a partition is no failure of its own."""
+    drive = alone("RUNNING", on_partition="keep", retries=1)
+    worker, member = drive.workers["w0"], drive.member("j")
+    worker.auto = False
+    drive.order("requeue", job="j")
+    drive.pass_time(40_000, renew=False)
+    assert drive.states("j") == ["LOST_KEPT"]
+    worker.gathered = [
+        Fact(kind, "t", "j", 0, member.attempt, member.fence, -15 * (kind == "exited"), "end" * (kind == "exited"))
+        for kind in ("exited", "freed")
+    ]
+    worker.held.clear()
+    drive.join(worker)
+    replica = drive.replica("j")
+    assert (replica.retries, replica.losses, replica.not_before > drive.now) == (0, 0, False)
+
+
 def test_what_ends_for_good_is_not_kept() -> None:
     drive = alone("RUNNING", on_partition="keep")
     drive.cancel("j")

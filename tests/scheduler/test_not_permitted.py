@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.scheduler.core import fleet
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.state import AVOID_MAX
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, NOT_PERMITTED
@@ -382,3 +383,20 @@ def test_whoever_comes_when_runs_where_it_may_and_nowhere_else(steps: list[tuple
             elif job not in before:
                 assert all(permits(drive.workers[name], tenant) for name in where), (job, where)
     assert sum(worker.told["refused"] for worker in drive.workers.values()) == 0
+
+
+@pytest.mark.parametrize("order", ["fair", "fifo"])
+@pytest.mark.parametrize("gpu", [{}, None])
+def test_a_replica_that_waits_is_not_sent_where_another_one_is_refused_in_this_record(order: Any, gpu: Any) -> None:
+    """The job avoids the worker from this record on; the replicas that waited stood in the group of before."""
+    drive = Driving(Config(order=order))
+    drive.worker("w0", 1, auto=False, cpu_milli=1_000)
+    drive.submit("j", gpu=gpu, replicas=3, resources={"cpu_milli": 1_000})
+    drive.submit("next", gpu=gpu, resources={"cpu_milli": 1_000})
+    assert drive.states("j") == ["PLACED", "QUEUED", "QUEUED"]
+    drive.fact("refused", "j", detail=WHY)
+    assert drive.states("j") == ["QUEUED"] * 3
+    drive.worker("w1", 1, auto=False, cpu_milli=1_000)
+    drive.pass_time(2_000)
+    assert sorted(drive.placed_on("j")) == ["-", "-", "w1"], "none was sent to the worker that refuses the job"
+    assert drive.placed_on("next") == (["w0"] if order == "fair" else ["-"]), "in strict order j goes first"

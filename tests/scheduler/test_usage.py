@@ -124,6 +124,23 @@ def test_the_sums_are_what_a_stopwatch_beside_each_attempt_says(seed: int) -> No
         assert granted.get(tenant, 0) == pytest.approx(gpu_ms / 1e6, abs=rounding)
 
 
+def test_a_long_story_counts_as_its_parts_leave_memory() -> None:
+    drive = Partly()
+    drive.worker("w0", gpus=1, auto=False)
+    drive.submit("a", gpu={"count": 1}, retries=40)
+    while drive.job("a").state != "FAILED":
+        while drive.replica("a").member is None:  # it waits longer after each failure
+            drive.now += 5_000
+            drive.report()
+        drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
+        drive.now += 60_000
+        drive.facts([("exited", "a", 0, 1, ""), ("freed", "a", 0, 0, "")])
+    assert drive.job("a").parts, "a part of it has left memory"
+    (row,) = rows(drive)
+    assert row["gpu_s"] == pytest.approx(drive.gpu_ms["t"] / 1e6, abs=0.001 * len(drive.records))
+    assert row["gpu_s"] > 40 * 60
+
+
 def test_a_span_that_began_before_memory_does_counts_from_where_memory_begins() -> None:
     def row(rev: int, at_ms: int, replica: int, state: int) -> list[int]:
         made = [0] * 16
@@ -324,6 +341,44 @@ def test_what_a_worker_measured_is_spread_over_what_was_granted() -> None:
         drive.tick()
     assert not drive.state.jobs
     assert rows(drive, by=["hour"]) == before
+
+
+def test_work_that_no_device_tells_is_unknown_until_one_does() -> None:
+    drive = Driving(NOTHING_KEPT)
+    drive.worker("w0", gpus=1, auto=False)
+    drive.submit("a", gpu={"count": 1})
+
+    def shown() -> tuple[Any, Any]:
+        found = show(drive.engine, "t", "a")
+        assert isinstance(found, dict)
+        return found["usage"]["used_gpu_s"], found["usage"]["used_memory_mib_s"]
+
+    drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
+    drive.now += HOUR_MS
+    drive.tick()
+    assert shown() == (None, None)
+    used(drive, "a", "used:-1,240000")
+    assert shown() == (None, 240_000)
+    before = rows(drive)
+    assert [row["used_gpu_s"] for row in before] == [0]
+    drive.take_snapshot()
+    assert snapshots.load(snapshots.dump(drive.state)).job("t", "a").used == (-1, 240_000)  # type: ignore[union-attr]
+    for _ in range(2):
+        drive.tick()
+    assert rows(drive) == before
+
+
+@pytest.mark.parametrize(("first", "both"), [("used:-1,10", (1_000, 20)), ("used:1000,10", (2_000, 20))])
+def test_what_one_of_two_attempts_does_not_tell_is_left_out(first: str, both: tuple[int, int]) -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1, auto=False)
+    drive.submit("a", gpu={"count": 1}, retries=1)
+    for detail in (first, "used:1000,10"):
+        drive.now += 2_000
+        drive.tick()
+        drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, ""), ("exited", "a", 0, 1, "")])
+        drive.facts([("freed", "a", 0, 0, detail)])
+    assert drive.job("a").used == both
 
 
 @pytest.mark.parametrize("detail", ["", "used:", "used:x,1", "used:1"])

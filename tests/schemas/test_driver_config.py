@@ -33,7 +33,7 @@ def trouble(driver: str = "process", block: Any = None, **fields: Any) -> Troubl
     return found
 
 
-@pytest.mark.parametrize("driver", sorted(BLOCKS.keys() - {"kubernetes"}))
+@pytest.mark.parametrize("driver", sorted(BLOCKS))
 @pytest.mark.parametrize("key", DEVICE_KEYS)
 def test_fact_08_ids_without_a_gpu_request(driver: str, key: str) -> None:
     found = trouble(driver, {key: ["0"]})
@@ -139,12 +139,30 @@ def test_fact_16_a_virtual_machine_has_one_gpu() -> None:
     assert asked("vm", gpu={}).trouble is None
 
 
-def test_fact_17_kubernetes_takes_counts_and_no_ids() -> None:
-    assert asked("kubernetes", {"image": "x"}, gpu={"count": 8}).trouble is None
-    for key in DEVICE_KEYS:
-        assert trouble("kubernetes", {key: ["0"]}, gpu={}).field == f"driver_config.kubernetes.{key}"
-    interim = {"resource_requirements": {"gpu": {"device_ids": ["0"]}}}
-    assert trouble("kubernetes", **interim).field == "resource_requirements.gpu.device_ids"
+@pytest.mark.parametrize("key", [*DEVICE_KEYS, "interim"])
+def test_fact_17_kubernetes_takes_counts_and_supports_no_ids(key: str) -> None:
+    """Ids of the right shape are no malformed request: no worker supports them, as with a driver without GPUs."""
+    assert asked("kubernetes", {"image": "x"}, gpu={"count": 8}).driver_fault(Capabilities()) is None
+
+    def of(*ids: Any) -> Request:
+        if key == "interim":
+            return asked("kubernetes", resource_requirements={"gpu": {"count": 1, "device_ids": list(ids)}})
+        return asked("kubernetes", {key: list(ids)}, gpu={})
+
+    right = of("0")
+    assert right.trouble is None
+    assert right.device_ids == ("0",)
+    fault = right.driver_fault(Capabilities())
+    assert fault is not None
+    place = "resource_requirements.gpu.device_ids" if key == "interim" else f"driver_config.kubernetes.{key}"
+    assert (fault.code, fault.trouble.field, fault.trouble.found) == ("failed-precondition", place, "0")
+    assert fault.trouble.allowed == "a count of GPUs, without ids"
+    wrong = of("0", "1").driver_fault(Capabilities())
+    assert wrong is not None
+    assert wrong.code == "invalid-argument", "a fault of shape goes before what is not supported"
+    if key != "interim":  # there the shape is a fault of the decoder's
+        for ids in ([], [" "], [5], ["0", "0"]):
+            assert trouble("kubernetes", {key: ids}, gpu={}).field.startswith(place)
 
 
 def test_a_process_knows_devices_by_uuid_or_index() -> None:

@@ -309,6 +309,14 @@ def test_sharers_are_within_what_a_mode_allows(tmp_path: Path, sharers: dict[str
         worker_settings({"sharers_max": sharers}, tmp_path, env={})
 
 
+@pytest.mark.parametrize("kept", [{"-1": "mps"}, {"01": "mps"}, {"64": "mps"}, {"0": ""}, {"0": "mps"}, {"0": "whole"}])
+def test_modes_that_a_device_is_kept_for_are_some_that_the_worker_offers(tmp_path: Path, kept: dict[str, str]) -> None:
+    with pytest.raises(Refused, match="slot_modes must" if "0" in kept else "slot_modes goes by position"):
+        worker_settings({"slot_modes": kept}, tmp_path, env={})
+    offers = {"modes": ("exclusive", "mps"), "slot_modes": {"0": "exclusive mps", "63": "mps"}}
+    assert worker_settings(offers, tmp_path, env={})[0].slot_modes == offers["slot_modes"]
+
+
 @pytest.mark.parametrize("rules", [{"acme": -1}, {"acme": 10**9}, {"no such tenant!": 60}])
 def test_an_end_of_idle_jobs_that_cannot_be_is_refused(rules: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(Refused, match="idle_reclaim_s"):

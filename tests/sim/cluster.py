@@ -51,7 +51,7 @@ from tests.sim.claimers import Claimers
 from tests.sim.devices import MachineInventory
 from tests.sim.disk import SimulatedJournal
 from tests.sim.judge import Judge, Violated
-from tests.sim.machine import Machine, SimulatedLink
+from tests.sim.machine import Machine, MachineFreezer, SimulatedLink
 
 SUBJECTS: Final = Subjects()
 FLEETS: Final = ("4xH100+2xL40S", "2xH100+2xH100+1xL40S", "8xH100+2xL40S+cpu", "1xH100+1xH100")
@@ -67,6 +67,8 @@ REORDER_MS: Final = (20, 500, 4_000, 12_000)
 LATE_S: Final = max(REORDER_MS) / 1000 + 1
 SNAPSHOT_RECORDS: Final = 60
 PROBATION_S: Final = 10.0
+#: how often freezing or resuming a job fails
+FREEZE_FAULTS: Final = 0.2
 #: what production does so often that it would be most of what happens when nothing does: module, setting, seconds here
 SELDOM: Final = (
     (reign, "FLEET_FRAME_S", 10.0),
@@ -285,7 +287,13 @@ class Cluster:
         fleet_host = FleetHost(self.connect(name))
         settings = WorkerSettings(machine.state, name, modes=("exclusive", "mps", "time-slice"), probation=PROBATION_S)
         facts = HostFacts(name, name, machine.identity, machine.boot, host.cpu_milli, host.memory_mib)
-        driver = ProcessDriver(SimulatedLink(machine, process), name, simulated=True, stream_output=False)
+        driver = ProcessDriver(
+            SimulatedLink(machine, process),
+            name,
+            simulated=True,
+            stream_output=False,
+            freezer=MachineFreezer(machine, FREEZE_FAULTS),
+        )
         inventory = machine.inventory = MachineInventory(host, machine.memory)
         agent = Agent(fleet_host, name, settings, facts, inventory, [driver], journal)
         self.agents[name] = fleet_host, agent

@@ -30,6 +30,8 @@ HEARS_S_MAX: Final = 1_500.0
 class SimulatedTransport:
     """A `ClientTransport` over the world's bus."""
 
+    upkeep = None
+
     def __init__(self, bus: SimulatedBus, name: str) -> None:
         self._bus = bus
         self._name = name

@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
 from moorage.bus.simulated.processes import Process
 from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.freezing.cuda import Outcome
+from moorage.worker.freezing.freezer import Freezer, MembersOf
+from moorage.worker.member_messages import MemberName
 from moorage.worker.supervisor.client import (
     Supervised,
     SupervisorGone,
@@ -63,6 +66,7 @@ class Machine:
         self.inventory: MachineInventory | None = None  # of the agent that started last
         self.on_start: Callable[[Ran], None] = lambda _: None
         self.supervisor: Supervisor | None = None
+        self.frozen: dict[MemberName, bool] = {}  # whether it is, and not just being frozen
         self._supervisors = 0
         self._left: dict[str, Ended] = {}  # ends in the supervisors' journal, not forgotten yet
 
@@ -113,6 +117,43 @@ class Machine:
         ran.end_s, ran.code = asyncio.get_running_loop().time(), code
         self.living.remove(ran)
         self.memory.ended(ran)
+
+
+class MachineFreezer(Freezer):
+    """Freezes what runs on a machine: that takes its time, and sometimes fails. What is frozen outlives the agent."""
+
+    def __init__(self, machine: Machine, faults: float) -> None:
+        self._machine = machine
+        self._faults = faults
+
+    async def open(self, living: Collection[MemberName]) -> tuple[set[MemberName], dict[MemberName, str]]:
+        frozen = self._machine.frozen = {name: True for name, done in self._machine.frozen.items() if done}
+        for name in frozen.keys() - set(living):
+            del frozen[name]
+        return set(frozen), {}
+
+    async def freeze(self, name: MemberName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
+        self._machine.frozen[name] = False
+        outcome = await self._done("running")
+        if outcome == "frozen" and name in self._machine.frozen:
+            self._machine.frozen[name] = True
+        else:
+            self.over(name)
+        return outcome, "" if outcome == "frozen" else "the machine does not like it"
+
+    async def resume(self, name: MemberName) -> tuple[Outcome, str]:
+        outcome = await self._done("broken")
+        self.over(name)
+        return ("running" if outcome == "frozen" else outcome), ""
+
+    def over(self, name: MemberName) -> None:
+        self._machine.frozen.pop(name, None)
+
+    async def _done(self, fault: Outcome) -> Outcome:
+        """Return `frozen` after a while, or what becomes of a member where it fails."""
+        rng = self._machine.rng
+        await asyncio.sleep(rng.uniform(0.0, 1.0))
+        return rng.choice((fault, "broken")) if rng.random() < self._faults else "frozen"
 
 
 @dataclass(slots=True)

@@ -2,7 +2,8 @@
 
 Schedulers of different settings; services that follow their jobs and ask about them with the SDK, submit arrays, and
 submit on the condition that nothing was decided since; operators who restore backups and raise no reign by hand;
-schedulers and agents that are stopped in order; workers that leave, and hosts that come back with other devices.
+schedulers and agents that are stopped in order; workers that leave, and hosts that come back with other devices; jobs
+that are frozen and resumed.
 
 It is a world of its own, so that the seeds of the plain one show what they have always shown.
 """
@@ -20,7 +21,7 @@ import msgspec
 
 from moorage.bus.errors import BusError
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.state import LOST_KEPT
+from moorage.scheduler.core.state import AT_RUNNING, LOST_KEPT
 from moorage.schemas.subjects import Subjects
 from tests.sim.accidents import FEW_ACTS, Accidents
 from tests.sim.callers import ANSWER_S, TENANTS, Callers
@@ -174,6 +175,8 @@ class WideAccidents(Accidents):
             self.other_devices,
             self.reinstall,
             self.cancel_by_queue,
+            self.freeze_or_resume,
+            self.freeze_or_resume,
         )
         if len(self._acts) > FEW_ACTS:
             self._acts += more
@@ -191,6 +194,14 @@ class WideAccidents(Accidents):
         """A restored ledger has one snapshot and no record before it: of that nobody is promised anything."""
         if not self.world.restores.done:
             super().lose_snapshots()
+
+    def freeze_or_resume(self) -> None:
+        """Some jobs that run, or are frozen: each comes to rest one way or the other."""
+        for member in list(self.world.judge.state.members()):
+            job = member.replica.job
+            if member.phase == AT_RUNNING and self.rng.random() < 0.5:
+                verb = "resume" if member.freeze and self.rng.random() < 0.8 else "freeze"
+                self._operate(verb, {"tenant": job.tenant, "job": job.name})
 
     def stop_scheduler(self) -> None:
         """SIGTERM, as in an upgrade."""

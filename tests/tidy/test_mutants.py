@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests import mutants
 from tests.mutant_files import FILES, KEYS, ROOT, Mutant, file_of, mutated, places_of, read_mutants, scopes
 from tests.named_tests import missing
 
@@ -119,3 +121,11 @@ def test_code_is_found_in_its_function_whatever_white_space_it_has(
 def test_code_that_does_not_stand_once_is_an_error(where: str, find: str, count: int) -> None:
     with pytest.raises(ValueError, match=f"stands {count} times"):
         mutated(SOURCE, mutant_of(where, find, ""))
+
+
+def test_the_copy_that_is_broken_has_every_folder_that_tests_import() -> None:
+    """`make mutants` runs the tests in a copy of the tree: without one folder none of them can be collected."""
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    texts = "\n".join(source_of(file) for file in (ROOT / "tests").rglob("*.py"))
+    imported = set(re.findall(r"^\s*(?:from|import) (\w+)", texts, re.MULTILINE))
+    assert imported & folders - set(mutants.COPIED) == set()

@@ -213,6 +213,34 @@ async def test_sharers_of_one_mode_fit_and_another_mode_does_not(nats_url: str, 
         assert (await w.leader.heard("w1", "refused", name_of("y"))).detail == "sharers-full 0"
 
 
+async def test_the_leader_alone_is_told_which_tenants_jobs_run_as_one_user(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    users = {"acme": "65534", "beta": "65533"}
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add(mps="managed", run_as_for=users)
+        assert (await w.leader.joined("w1")).joins[0].hello.mps_users == {"acme": 0, "beta": 1}
+        assert agent.reporter.hello().mps_users is None
+        await w.add("w2", run_as_for=users)
+        assert (await w.leader.joined("w2")).joins[0].hello.mps_users is None, "the daemons are an operator's"
+
+
+async def test_a_device_that_is_kept_for_other_modes_is_told_and_refused(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add(slot_modes={"1": "exclusive", "3": "mps time-slice"})
+        hello = (await w.leader.joined("w1")).joins[0].hello
+        assert [device.modes for device in hello.gpu_pool] == [[], ["exclusive"], [], ["mps", "time-slice"]]
+        assert agent.reporter.hello().gpu_pool == hello.gpu_pool
+        await w.leader.want("w1", place(name_of("x"), body(), (1,), mode="mps"))
+        assert (await w.leader.heard("w1", "refused", name_of("x"))).detail == "mode-not-here 1"
+        await w.leader.want("w1", place(name_of("y"), body(), (3,), mode="mps"))
+        await w.leader.heard("w1", "freed", name_of("y"))
+        with pytest.raises(ValueError, match="not there"):
+            await w.add("w2", slot_modes={"4": "mps"})
+
+
 async def test_an_end_stops_what_runs_and_withdraws_what_is_not_there(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from tests.worker.test_agent import body, name_of, place, world
 
 JOBS = 64
 CALLS_A_JOB = 220
-"""157 on Python 3.11; 910 while the keys of a block were found for each job in the annotations of their class."""
+"""157 on Python 3.11."""
 
 
 async def test_a_job_costs_its_worker_a_bounded_number_of_calls(nats_url: str, unique: str, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Final
 import msgspec
 import pytest
 
+from moorage.schemas.errors import refuse
+from moorage.schemas.job import Request
 from moorage.system.cgroup import own_cgroup
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living, Publish, Report
 from moorage.worker.drivers.conformance import CHECKS, DriverChecks
@@ -497,10 +499,22 @@ def test_a_driver_with_a_fault_fails_the_check_for_it(check: str) -> None:
 
 
 class TestOwn(Processes):
-    """A driver that was written from the how-to alone, by its author's own tests."""
+    """The example of the how-to, as its author would check it."""
 
-    driver = "tests.worker.subprocesses:Subprocesses"
-    dashes: ClassVar[dict[str, str]] = {
-        "limits": "it bounds no memory",
-        "folder": "it starts all jobs in the folder of its worker",
-    }
+    driver = "docs.examples.commands:Commands"
+
+
+class RefusesAll(Faulty):
+    def check(self, request: Request) -> None:
+        raise refuse("invalid-argument", "nothing runs here")
+
+
+def test_a_check_whose_job_is_refused_fails_at_once_and_says_why() -> None:
+    checks = type("OfRefusesAll", (Suspects,), {"driver": f"{__name__}:RefusesAll", "slack_s": 3600.0})
+    assert issubclass(checks, Suspects)
+    checks.setup_class()
+    try:
+        with pytest.raises(AssertionError, match=r"exited of .* cannot come: refused 0, .*nothing runs here"):
+            checks().test_start()
+    finally:
+        checks.teardown_class()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,9 +11,12 @@ import msgspec
 import pytest
 
 from moorage.schemas.frames import Device
+from moorage.worker.limiter import limits
 from moorage.worker.member_messages import Ended, NotStarted, Started, StartFailed
 from tests.engines import DockerEngine, engine, path_26, why_no_docker_26
-from tests.registries import Registry
+from tests.nvidia.limited import built, put_for_containers, uuid_of
+from tests.registries import Registry, large_layer
+from tests.worker.limited_containers import limited_containers
 from tests.worker.test_docker_driver import IMAGE, Rig, no_containers, settings, state_of
 
 KIND: Final = "moorage.test/gpu"
@@ -86,6 +87,24 @@ async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_a_broken_spec_send
 
 
 @pytest.mark.slow
+async def test_a_container_with_a_share_is_held_to_it_by_a_segment_of_its_own(
+    docker: DockerEngine, specs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = "moorage.limited/gpu"  # the engine reads its specs anew when one is missing
+    (specs / "limited.json").write_bytes(spec_of(kind, "0"))
+    device = Device(0, "nvidia", "made up", uuid_of(0), cdi=[f"{kind}=0"])
+    monkeypatch.setattr(limits, "LIBRARY", built() / "limiter.bin")
+    put_for_containers(tmp_path / "built")
+    own = settings(docker, mounts=(f"{tmp_path}/built:/built:ro",))
+    async with (
+        state_of(tmp_path) as state,
+        Rig(state, own, devices=[device], limiter=True, limiter_context=0) as rig,
+    ):
+        await limited_containers(rig, rig.driver._limits)
+        await no_containers(docker)
+
+
+@pytest.mark.slow
 async def test_a_pull_that_fails_says_whose_fault_it_is(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
         with Registry.serving() as registry:
@@ -101,7 +120,7 @@ async def test_a_pull_that_fails_says_whose_fault_it_is(docker: DockerEngine, tm
             docker.start()
             again = rig.start("again", "sh", "-c", "exit 3", image=image)
             assert await rig.reported(Ended, again) == (again, 3, "exit")
-        with Registry.serving(large_layer()) as registry:
+        with Registry.serving(large_layer(LAYER_BYTES)) as registry:
             name = rig.start("full", "true", image=f"{registry.address}/box:1")
             told = (await rig.reported(NotStarted, name))[1]
             assert "no space left on device" in told
@@ -109,13 +128,3 @@ async def test_a_pull_that_fails_says_whose_fault_it_is(docker: DockerEngine, tm
         again = rig.start("here", "sh", "-c", "exit 4")
         assert await rig.reported(Ended, again) == (again, 4, "exit"), "what the disk had is there"
         await no_containers(docker)
-
-
-def large_layer() -> bytes:
-    """A layer of one file that is larger than the engine's disk, and small on its way there."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        info = tarfile.TarInfo("large")
-        info.size = LAYER_BYTES
-        tar.addfile(info, io.BytesIO(bytes(LAYER_BYTES)))
-    return made.getvalue()

@@ -101,13 +101,13 @@ class Rig:
         await self.driver.close()
 
     def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
-        resources = run.pop("resources", None)
+        resources, gpu = run.pop("resources", None), run.pop("gpu", None)
         config = {"docker": {"ports": run.pop("ports")}} if "ports" in run else {}
         asked = Run(driver="docker", image=image, argv=list(argv), **run)
-        request = Request(run=asked, resources=resources, driver_config=config)
+        request = Request(run=asked, gpu=gpu, resources=resources, driver_config=config)
         name = ("acme", job, 0, 1, 7)
         self.driver.check(request)
-        self.driver.start([Assignment(name, request, list(self.devices), "exclusive")])
+        self.driver.start([Assignment(name, request, list(self.devices), "time-slice" if gpu else "exclusive")])
         return name
 
     async def use(self, other: Engine) -> None:

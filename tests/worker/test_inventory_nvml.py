@@ -400,3 +400,47 @@ def test_a_driver_without_events_is_no_error(error: str, tmp_path: Path) -> None
         await until(lambda: stub.calls("nvmlShutdown"), what="the library is given back")
 
     run(scene())
+
+
+def used_by(board: Board, folder: Path) -> dict[int, tuple[int, int | None]] | None:
+    """What each process uses of a device by one reading: MiB and percent."""
+
+    async def scene() -> dict[int, tuple[int, int | None]] | None:
+        [reading] = await (await opened(board, folder=folder)).sample()
+        return (
+            None
+            if reading.used_by is None
+            else {pid: (use.memory_mib, use.percent) for pid, use in reading.used_by.items()}
+        )
+
+    return run(scene())
+
+
+WORKS: dict[str, tuple[dict[str, Any], dict[int, tuple[int, int | None]] | None]] = {
+    "each as it works": ({"works": {7: 30, 8: 160}}, {7: (100, 30), 8: (200, 100), 9: (0, 0)}),
+    "none works": ({}, {7: (100, 0), 8: (200, 0), 9: (0, 0)}),
+    "work of long ago": ({"works": {7: (30, 3600), 8: 10}}, {7: (100, 0), 8: (200, 10), 9: (0, 0)}),
+    "the board does not tell work": ({"errors": {"worked": 3}}, {7: (100, None), 8: (200, None), 9: (0, None)}),
+    "work of no process": ({"more": {"util": 50}}, {7: (100, None), 8: (200, None), 9: (0, None)}),
+    "work of a process that is over": (
+        {"more": {"util": 50}, "works": {6: 50}},
+        {7: (100, 0), 8: (200, 0), 9: (0, 0)},
+    ),
+    "the board does not tell a size": ({"pids": {7: None, 8: 200}}, None),
+    "no right to see processes": ({"errors": {"processes": 4}}, None),
+}
+
+
+@pytest.mark.parametrize(("more", "found"), WORKS.values(), ids=WORKS)
+def test_what_processes_use(
+    more: dict[str, Any], found: dict[int, tuple[int, int | None]] | None, tmp_path: Path
+) -> None:
+    board = Board("GPU-a", **{"pids": {7: 100, 8: 200, 9: 0}, **more})
+    assert used_by(board, tmp_path) == found
+
+
+def test_what_an_mps_server_does_is_not_told_by_client(tmp_path: Path) -> None:
+    (tmp_path / "proc/5").mkdir(parents=True)
+    (tmp_path / "proc/5/comm").write_text("nvidia-cuda-mps\n")
+    board = Board("GPU-a", pids={5: 30, 7: 100}, works={5: 60}, more={"util": 60})
+    assert used_by(board, tmp_path) == {7: (100, None)}

@@ -151,12 +151,14 @@ async def test_what_the_job_could_not_read_is_not_read_for_it(nats_url: str, uni
     (folder / "own").write_text("own")
     (folder / "link").symlink_to("/etc/passwd")
     (folder / "up").symlink_to("/etc")
+    (tmp_path / "elsewhere").write_text("of the same user, but behind a folder that the job cannot enter")
+    (folder / "around").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(folder / "pipe")
     (tmp_path / "secret").write_text("secret")
     expected = {"own": "own"}
     if os.geteuid() == 0:
         os.link(tmp_path / "secret", folder / "hard")  # another user's
-        for path in (folder, folder / "own", folder / "link"):
+        for path in (folder, folder / "own", folder / "link", folder / "around", tmp_path / "elsewhere"):
             os.chown(path, int(OTHER_USER), int(OTHER_USER), follow_symlinks=False)
     async with bucket(nats_url, unique) as store, bringing(nats_url, unique, tmp_path) as files:
         await files.keep("acme", "j.0.1", str(folder), ["**"])

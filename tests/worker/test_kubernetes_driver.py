@@ -11,20 +11,23 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import ReadLog
+from moorage.schemas.frames import Device, ReadLog
 from moorage.schemas.job import Request, Run, Secret
+from moorage.worker.drivers import kubernetes_api
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes import KubernetesDriver
-from moorage.worker.drivers.kubernetes_api import Cluster, ClusterDown
+from moorage.worker.drivers.kubernetes_api import Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes_pod import FINALIZER, pod_name
 from moorage.worker.drivers.kubernetes_settings import KubernetesSettings
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
-from tests.clusters import ADMIN, IMAGE, NODE, STRANGER, WORKER, ApiServer, Kubelet, cluster, why_no_cluster
+from tests.clusters import ADMIN, IMAGE, NAMESPACE, NODE, STRANGER, WORKER, ApiServer, Kubelet, cluster, why_no_cluster
+from tests.docs.markdown import DOCS, page
 from tests.waiting import until
 
 NO_RULES: Final = Policy({}, {}, {}, None, {})
@@ -125,6 +128,27 @@ async def test_a_pod_from_its_start_to_its_end(shared: Both, tmp_path: Path) -> 
         assert pod is not None, "it stays until its end is in the ledger"
         assert SECRET not in msgspec.json.encode(pod).decode()
         await until(lambda: no_secret(rigged, name), SLACK_S, "the Secret is gone")
+        await rigged.forgotten(name)
+
+
+async def test_the_request_of_the_page_runs_and_the_cluster_has_its_limits(shared: Both, tmp_path: Path) -> None:
+    """Fact 17 on a real API server: a count of GPUs is a limit, as text."""
+    server, _ = shared
+    [block] = [each.body for each in page(DOCS / "how-to/run-in-kubernetes.md").blocks if each.title == "request"]
+    request = decode_request(block.encode())
+    run = msgspec.structs.replace(request.workload, image=IMAGE)  # the only one that the played kubelet has
+    request = msgspec.structs.replace(request, run=run)
+    async with rig(tmp_path, server) as rigged:
+        name: MemberName = ("acme", "page", 0, 1, 7)
+        rigged.driver.check(request)
+        devices = [Device(at, "nvidia", "made up", f"K8S-{at}") for at in range(2)]
+        rigged.driver.start([Assignment(name, request, devices, "exclusive")])
+        assert await rigged.heard(Ended, name) == (name, 0, "exit")
+        assert "".join(msgspec.json.decode(each)["text"] for each in rigged.said) == "hello from a pod\n"
+        pod = await rigged.pod(name)
+        assert pod is not None
+        [container] = pod["spec"]["containers"]
+        assert container["resources"]["limits"] == {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "2"}
         await rigged.forgotten(name)
 
 
@@ -242,6 +266,27 @@ async def test_who_may_do_nothing_does_not_begin_and_says_why(shared: Both, tmp_
         await KubernetesDriver.open_inventory(
             "w1", WorkerSettings(tmp_path, "w1"), KubernetesSettings(kubeconfig=server.kubeconfig(WORKER))
         )
+
+
+async def test_in_a_pod_a_worker_is_the_service_account_of_the_pod(
+    shared: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = shared
+    for name, text in (("token", WORKER), ("namespace", NAMESPACE)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "ca.crt").write_bytes((server.folder / "certificates/apiserver.crt").read_bytes())
+    monkeypatch.setattr(kubernetes_api, "SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    inside = Cluster()
+    try:
+        assert inside.namespace == NAMESPACE
+        assert (await inside.node(NODE))["metadata"]["name"] == NODE
+        with pytest.raises(ClusterError, match="cannot"):  # the rights of the page, and no others
+            await inside._ask("GET", "/api/v1/secrets")
+    finally:
+        await inside.close()
 
 
 async def test_a_nodes_units_less_those_of_other_pods(shared: Both, tmp_path: Path) -> None:

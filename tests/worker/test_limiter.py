@@ -341,6 +341,14 @@ def test_every_way_to_launch_costs(one: Limited) -> None:
 
 
 @pytest.mark.slow
+def test_a_process_that_only_launches_has_a_slot_so_that_what_it_uses_counts(one: Limited) -> None:
+    throttle(one, 5)
+    with one.running("launch=1", "stay=1", says=1) as process:
+        assert [slot.pid for slot in one.segment.slots()] == [process.pid]
+        assert one.segment.used(0) == 0
+
+
+@pytest.mark.slow
 def test_fact_57_a_denied_launch_takes_nothing_and_waits_for_the_worker_alone(tmp_path: Path) -> None:
     for number in range(10):
         one = many(tmp_path / str(number), limited(GIB))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import platform
 import pwd
+import signal
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +21,23 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Run
-from moorage.system.proctree import read_process
+from moorage.system.proctree import all_processes
 from moorage.worker.attempt_folders import FolderUnavailable
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_config import Image, config_of
 from moorage.worker.drivers.docker import DockerSettings
 from moorage.worker.drivers.podman_command import words_of
+from moorage.worker.limiter import keeper, segment
 from moorage.worker.limiter import limits as module
-from moorage.worker.limiter import segment
-from moorage.worker.limiter.limits import LIBRARY_AT, SEGMENT_AT, Limit, Limits, refill
-from moorage.worker.limiter.segment import Part, Segment, owner_of
+from moorage.worker.limiter.limits import LIBRARY_AT, SEGMENT_AT, Limit, Limits
+from moorage.worker.limiter.segment import Segment
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import settings_from
 from tests.nvidia.limited import built, uuid_of
+from tests.nvidia.stub import libraries
 from tests.waiting import until
 from tests.worker.test_docker_driver import NO_RULES
-from tests.worker.test_memory_guard import CONTEXT_MIB, HOLD, name_of, scene
+from tests.worker.test_memory_guard import CONTEXT_MIB, GPU, HOLD, name_of, scene
 
 NAME: MemberName = ("acme", "train", 0, 1, 10)
 MIB = 1 << 20
@@ -85,6 +90,19 @@ def test_a_job_with_a_share_has_a_segment_of_its_own_and_others_have_none(tmp_pa
     one.over(NAME)
 
 
+def test_a_share_is_changed_in_place(tmp_path: Path) -> None:
+    one = limits(tmp_path)
+    assert not one.change(NAME, Share(memory_mib=1)), "it is not limited"
+    limit = one.of_process(NAME, *HALF, None)
+    assert limit is not None
+    seen = Segment.adopt(Path(limit.segment))
+    for share, rate in ((Share(memory_mib=3000, compute_percent=20), 10_000), (Share(memory_mib=5000), 0)):
+        assert one.change(NAME, share)
+        assert (seen.limit(0), seen._read(segment._AT_RATE)[0]) == (share.memory_mib * MIB, rate * segment.TOKEN)
+    seen.close()
+    one.over(NAME)
+
+
 def test_what_a_job_preloads_itself_stays_before_the_limiter() -> None:
     limit = Limit("/segment", "/limiter.so")
     for own, of_image, merged in (
@@ -126,25 +144,17 @@ def test_the_next_agent_goes_on_with_what_lives(tmp_path: Path, own_memory: Path
     other: MemberName = ("acme", "other", 0, 1, 10)
     for name in (NAME, other):
         assert one.of_process(name, *HALF, None) is not None
-    refill(one._segments[NAME], 0.1)
-    given = one._segments[NAME].refill(0, 0, 1e6)
+    one._segments[NAME].refill(0, 100, 1000)
     one.close()
+    (one._folder / "other-driver.of-it").touch()
     again = limits(tmp_path)
     again.begin([NAME, ("acme", "never-limited", 0, 1, 10)])
-    assert len(list(again._folder.iterdir())) == 1
-    refill(again._segments[NAME], 0.1)
-    assert again._segments[NAME].refill(0, 0, 1e6) == 2 * given == 5000
+    assert len(list(again._folder.iterdir())) == 2, "its own, and that of another driver"
+    (one._folder / "other-driver.of-it").unlink()
+    assert again._segments[NAME].refill(0, 100, 1000) == 200
+    assert again._segments[NAME].uuids == [uuid_of(0)]
     again.over(NAME)
     assert list(own_memory.iterdir()) == []
-
-
-def test_a_bucket_has_room_for_two_seconds_and_for_the_dearest_launch(tmp_path: Path) -> None:
-    parts = [Part(uuid_of(0), rate=3), Part(uuid_of(1), rate=1000), Part(uuid_of(2))]
-    made = Segment.create(tmp_path / "segment", parts)
-    for _ in range(100):
-        refill(made, 1.0)
-    assert [made.refill(at, 0, 0) for at in range(3)] == [10, 2000, 0]
-    made.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has jobs of other users")
@@ -193,32 +203,6 @@ def test_a_container_has_its_segment_and_the_library_mounted(tmp_path: Path) -> 
     one.over(NAME)
 
 
-async def test_what_dead_processes_held_is_given_back(tmp_path: Path) -> None:
-    one = limits(tmp_path)
-    assert one.of_process(NAME, *HALF, None) is not None
-    held = one._segments[NAME]
-    own = os.getpid()
-    process = read_process(own)
-    assert process is not None
-    ticks = process.start_ticks
-    here = os.stat("/proc/self/ns/pid").st_ino
-    one._sees_all_pids = True
-    #: pid and start, namespace, whether it lives: a process of this namespace, one of its number that is over, one of
-    #: another namespace that is found by its number there, and one that is not
-    for at, (owner, namespace) in enumerate(
-        ((owner_of(own, ticks), here), (owner_of(own, ticks - 1), here), (owner_of(own, ticks), 4), (owner_of(7, 1), 4))
-    ):
-        place = segment._AT_SLOTS + at * segment._SLOT_BYTES
-        for word, value in ((0, owner), (8, namespace), (segment._LINE + 8, 100 + at)):
-            held._write(place + word, value)
-    held._write(segment._AT_COUNTS + 8, 4)
-    assert held.used(0) == 406
-    await one._look()
-    assert [slot.number for slot in held.slots()] == [0, 2]
-    assert held.used(0) == 202
-    one.over(NAME)
-
-
 @pytest.mark.slow
 async def test_a_job_gets_no_more_than_its_share_and_its_guard_is_not_called(
     nats_url: str, unique: str, tmp_path: Path, own_memory: Path, monkeypatch: pytest.MonkeyPatch
@@ -240,3 +224,57 @@ async def test_a_job_gets_no_more_than_its_share_and_its_guard_is_not_called(
         beat = found._read(segment._AT_HEARTBEAT)[0]
         await until(lambda: found._read(segment._AT_HEARTBEAT)[0] > beat, what="a heartbeat")
         found.close()
+
+
+@pytest.mark.slow
+async def test_a_job_that_launches_without_end_comes_to_rest_at_its_share(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the stub's own count. Without its controller the job goes on unthrottled; then it is throttled again."""
+    monkeypatch.setattr(module, "LIBRARY", built() / "limiter.bin")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(libraries()))
+    monkeypatch.setattr(keeper, "PAUSE_S", 20.0)
+    more = {"limiter": True, "limiter_context": CONTEXT_MIB * MIB, "guard": False, "extra": ("kernel us=2000",)}
+    async with scene(nats_url, unique, tmp_path, **more) as one:
+
+        async def used(seconds: float = 2.0) -> float:
+            began_s, before = time.monotonic(), one.stub.busy_us(GPU)
+            await asyncio.sleep(seconds)
+            return (one.stub.busy_us(GPU) - before) / 1e6 / (time.monotonic() - began_s)
+
+        async def comes_to(low: float, high: float, what: str) -> None:
+            seen: list[float] = []
+            async with asyncio.timeout(90):
+                while not low <= sum(seen[-2:]) / 2 <= high or len(seen) < 2:
+                    seen.append(await used())
+            assert seen, what
+
+        argv = [sys.executable, HOLD, "launch", str(tmp_path / "launches")]
+        share = {"memory_mib": 4000, "compute_percent": 30}
+        await one.run("launches", argv, {"sharing": "time-slice", "share": share})
+        await until(lambda: (tmp_path / "launches").exists(), what="the job has begun")
+        await comes_to(0.22, 0.38, "it has its share")
+        first = _controllers(tmp_path)
+        assert len(first) == 1
+        os.kill(first[0], signal.SIGKILL)
+        await until(lambda: "the limiter's controller ended (signal 9)" in caplog.text, what="the log says so")
+        await comes_to(0.5, 1.1, "it goes on unthrottled")
+        await until(lambda: "launches were not throttled" in caplog.text, what="the log says how many")
+        await comes_to(0.22, 0.38, "it has its share again")
+        [second] = _controllers(tmp_path)
+        assert second != first[0]
+        await one.restart()
+        await comes_to(0.22, 0.38, "it has its share under the next agent")
+        assert second not in _controllers(tmp_path), "the next agent's controller has taken its place"
+    await until(lambda: not _controllers(tmp_path), what="no controller is left")
+
+
+def _controllers(folder: Path) -> list[int]:
+    """Return the processes that refill segments in a folder."""
+    found = []
+    for process in all_processes():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+            if not process.dead and b"moorage.worker.limiter" in words and os.fsencode(folder) in b" ".join(words):
+                found.append(process.pid)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -16,12 +17,12 @@ import pytest
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
 from moorage.worker.agent import Agent
+from moorage.worker.compute_modes import EXCLUSIVE_PROCESS, FILE_NAME
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.journal import JOURNAL_NAME
 from moorage.worker.member_messages import MemberName
 from moorage.worker.mps import clients, control, managed
-from moorage.worker.mps.compute_mode import EXCLUSIVE_PROCESS, MpsComputeModes
-from moorage.worker.run import MPS_MODES_FILE, Worker, start
+from moorage.worker.run import Worker, start
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor import protocol
 from tests.nvidia.mps import CLIENT, Played
@@ -129,7 +130,9 @@ class Scene:
 
     @property
     def kept_modes(self) -> list[str]:
-        return MpsComputeModes(self.state / MPS_MODES_FILE).changed
+        """The GPUs that are written down as a daemon's."""
+        file = self.state / FILE_NAME
+        return json.loads(file.read_bytes())["of_mps"] if file.exists() else []
 
 
 @contextlib.asynccontextmanager
@@ -199,6 +202,7 @@ async def test_what_cannot_share_a_daemon_is_refused_as_a_placement(
 ) -> None:
     board = Board(GPU, errors={"set_compute_mode": 4})
     async with scene(nats_url, unique, monkeypatch, board, Board(OTHER, pci="00000000:18:00.0")) as one:
+        assert one.leader.seat("w1").joins[0].hello.mps_users == {}, "the scheduler may go by the requests' users"
         await one.share("roots", 4000, 25)
         assert one.stub.compute_mode(GPU) == 0, "it goes on where the mode cannot be set, and the level says so"
         await one.place("anothers", user="65534")

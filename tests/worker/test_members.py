@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage.schemas.codec import FRAME_BYTES_MAX, encode
-from moorage.schemas.frames import End, Fact, FactAck, Renewed, RollCall, Start
+from moorage.schemas.frames import End, Fact, FactAck, Place, Renewed, Resized, RollCall, Start, Wanted
+from moorage.schemas.gpu import Share
 from moorage.worker.fact_outbox import END_WAIT_S, FACTS_WAITING_MAX, START_WAIT_S
 from moorage.worker.member_messages import (
     Ended,
@@ -15,12 +17,14 @@ from moorage.worker.member_messages import (
     Event,
     Forget,
     Log,
+    Member,
     MemberName,
     NotFree,
     NotStarted,
     ProbeFree,
     Quarantine,
     Release,
+    ResizeMembers,
     SeenFree,
     SendFacts,
     SendJoin,
@@ -103,7 +107,7 @@ def test_a_start_that_this_host_had_no_room_for_is_refused_also_while_it_is_ende
         if ends:
             bench.want(End(*name, "cancelled"))
         bench.do(NotStarted([(name, "no room")]))
-        assert [(f.kind, f.detail) for f in bench.facts()][-1] == ("refused", "no room")
+        assert [(f.kind, f.detail) for f in bench.facts()][-1] == ("refused", "start-failed: no room")
         assert not bench.members.held
         bench.do(NotStarted([(name, "no room")]))
         assert not [each for each in bench.want(place(name)) if isinstance(each, StartMembers)], "it is over"
@@ -112,11 +116,15 @@ def test_a_start_that_this_host_had_no_room_for_is_refused_also_while_it_is_ende
 def test_a_start_that_failed_ends_the_attempt(bench: Bench) -> None:
     name = name_of()
     bench.want(place(name))
-    bench.do(StartFailed([(name, 127, "start-failed: no such file")]))
+    bench.do(StartFailed([(name, 127, "no such file")]))
     bench.do(SeenFree([name]))
     facts = bench.facts()
     assert [(f.kind, f.code) for f in facts] == [("claimed", 0), ("exited", 127), ("freed", 0)]
-    assert facts[1].detail.startswith("start-failed")
+    assert facts[1].detail == "start-failed: no such file"
+    again = name_of("b", fence=11)
+    bench.want(place(again))
+    bench.do(StartFailed([(again, 126, "start-failed: a driver that says the word itself")]))
+    assert next(fact for fact in bench.facts() if fact.job == "b" and fact.kind == "exited").detail.count("start") == 1
 
 
 def test_a_busy_slot_is_refused_and_the_refusal_is_final(bench: Bench) -> None:
@@ -469,3 +477,55 @@ def test_forgotten_ends_are_still_over() -> None:
 def test_what_a_driver_says_of_an_unknown_member_changes_nothing(bench: Bench, late: Event) -> None:
     assert bench.do(late) == []
     assert bench.kinds() == []
+
+
+# -------------------------------------------------------------------------------------------- another part of a device
+
+
+def _shared(name: MemberName, percent: int, n: int) -> Place:
+    gpu = {"sharing": "time-slice", "share": {"compute_percent": percent, "memory_mib": 100 * percent}}
+    return Place(*name, [0], "time-slice", False, body(gpu=gpu), resized=n)
+
+
+def _resize(bench: Bench, *places: Place) -> list[Member]:
+    commands = bench.do(Wanted("w1", bench.session, bench.reign, resize=list(places)))
+    return [member for command in of(ResizeMembers, commands) for member in command.members]
+
+
+def test_a_running_member_takes_another_part_and_the_renewal_shows_it(bench: Bench) -> None:
+    name = name_of()
+    bench.want(_shared(name, 20, 0))
+    bench.do(Started([name]))
+    (member,) = _resize(bench, _shared(name, 40, 7))
+    gpu = member.request.gpu
+    assert gpu is not None
+    assert gpu.share == Share(4_000, 40)
+    assert member.place.body == _shared(name, 40, 7).body, "the journal gets it: the next agent knows the part"
+    assert bench.members.table.resized_list() == [Resized(*name, 7)]
+    (renewal,) = of(SendRenew, bench.do(RollCall(1)))
+    assert renewal.resized == [Resized(*name, 7)]
+    assert not _resize(bench, _shared(name, 40, 7)), "sent again"
+    assert not _resize(bench, _shared(name, 20, 6)), "an older order that comes late"
+
+
+def test_a_member_that_is_starting_takes_its_part_once_it_runs(bench: Bench) -> None:
+    name = name_of()
+    bench.want(_shared(name, 20, 0))
+    assert not _resize(bench, _shared(name, 40, 7))
+    assert not bench.members.table.resized_list(), "so the leader sends it again"
+    bench.do(Started([name]))
+    assert _resize(bench, _shared(name, 40, 7))
+
+
+def test_another_part_starts_nothing_that_is_not_held(bench: Bench) -> None:
+    assert not _resize(bench, _shared(name_of(), 40, 7))
+    assert not bench.members.held
+    name = bench.run()
+    bench.do(Ended([(name, 0, "exit")]))
+    assert not _resize(bench, _shared(name, 40, 7))
+
+
+def test_a_part_that_cannot_be_read_changes_nothing(bench: Bench) -> None:
+    name = bench.run()
+    assert not _resize(bench, msgspec.structs.replace(_shared(name, 40, 7), body=b"{"))
+    assert bench.members.held[name].place.resized == 0

@@ -11,15 +11,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from moorage.schemas.codec import encode
-from moorage.schemas.frames import Place
+from moorage.schemas.codec import decode_request, encode
+from moorage.schemas.frames import Place, Resized
+from moorage.schemas.gpu import Share
 from moorage.worker import member_processes, memory_guard
 from moorage.worker.agent import Agent
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
+from moorage.worker.drivers.process import ProcessDriver
+from moorage.worker.limiter.control import RATE
 from moorage.worker.member_messages import MemberName
-from moorage.worker.run import start
+from moorage.worker.run import Worker, start
 from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
@@ -49,11 +53,24 @@ def name_of(job: str) -> MemberName:
 class Scene:
     """A worker on the GPUs of a stub, and the leader that places jobs there."""
 
-    def __init__(self, stub: Stub, leader: ScriptedLeader, agent: Agent, folder: Path) -> None:
+    def __init__(
+        self, stub: Stub, leader: ScriptedLeader, running: Worker, url: str, settings: WorkerSettings, folder: Path
+    ) -> None:
         self.stub = stub
         self.leader = leader
-        self.agent = agent
+        self.running = running
         self.folder = folder
+        self._url = url
+        self._settings = settings
+
+    @property
+    def agent(self) -> Agent:
+        return self.running.agents[0]
+
+    async def restart(self) -> None:
+        """Have another agent in place of this one; jobs go on."""
+        await self.running.stop()
+        self.running = await start(self._settings, self._url)
 
     async def hold(
         self, job: str, mib: int, share_mib: int | None, *argv: str, mode: str = "time-slice", slot: int = 0, **env: str
@@ -95,14 +112,14 @@ async def scene(url: str, prefix: str, folder: Path, *boards: Board, **more: Any
             settings = WorkerSettings(
                 state, "w1", prefix, modes=("exclusive", "mps", "time-slice"), load_s=0.2, leases=False, **more
             )
-            running = await start(settings, url)
+            one = Scene(stub, leader, await start(settings, url), url, settings, folder)
             try:
                 await leader.joined("w1")
-                yield Scene(stub, leader, running.agents[0], folder)
-                if running.host.failed.done():
-                    running.host.failed.result()
+                yield one
+                if one.running.host.failed.done():
+                    one.running.host.failed.result()
             finally:
-                await running.stop()
+                await one.running.stop()
 
 
 async def test_a_job_over_its_grant_ends_alone(nats_url: str, unique: str, tmp_path: Path) -> None:
@@ -122,9 +139,41 @@ async def test_a_job_over_its_grant_ends_alone(nats_url: str, unique: str, tmp_p
         assert one.agent.members.held[name_of("fits")].phase == "running"
 
 
-async def test_the_context_counts_inside_the_grant(nats_url: str, unique: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_on(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.4, limiter=True) as one:
+        name, agent = name_of("late"), one.agent
+        hello = one.leader.seat("w1").joins[-1].hello
+        assert hello.capabilities["process"].resizes == {"time-slice": "live", "mps": "live"}
+        await one.hold("late", 1000, 4000)
+        driver = agent.drivers["process"]
+        assert isinstance(driver, ProcessDriver)
+        assert driver._limits is not None
+        segment = driver._limits._segments[name]
+        place = agent.members.held[name].place
+
+        async def resize(n: int, share: Share) -> None:
+            body = encode(decode_request(place.body).with_part((share.memory_mib, share.compute_percent)))
+            await one.leader.want("w1", resize=[msgspec.structs.replace(place, body=body, resized=n)])
+            seat = one.leader.seat("w1")
+            shown = [Resized(*name, n)]
+            await until(lambda: seat.renewals[-1].resized == shown or seat.fact("exited", name), what="it has the part")
+
+        await resize(7, Share(6000, 40))
+        assert (segment.limit(0), segment.rate(0)) == (6000 << 20, RATE * 0.4)
+        assert agent.journal.state.places[name].resized == 7, "the next agent knows it too"
+        assert one.exits() == {}
+        await resize(8, Share(1200, 40))
+        exited = await one.leader.heard("w1", "exited", name)
+        assert exited.detail == f"over-memory: it holds {1000 + CONTEXT_MIB} MiB of GPU 0, 1200 are granted"
+
+
+@pytest.mark.parametrize("mode", ["time-slice", pytest.param("mps", marks=pytest.mark.slow)])
+async def test_the_context_counts_inside_the_grant(nats_url: str, unique: str, tmp_path: Path, mode: str) -> None:
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
-        await one.hold("one-more", 4000 - CONTEXT_MIB + 1, 4000)
+        await one.hold("one-more", 4000 - CONTEXT_MIB + 1, 4000, mode=mode)
         exited = await one.leader.heard("w1", "exited", name_of("one-more"))
         assert exited.detail.startswith("over-memory: it holds 4001 MiB")
 

@@ -184,6 +184,7 @@ async def test_sdk_and_scheduler_know_of_it_what_it_declares(nats_server: Server
                 "exclusive": {"memory": "hard", "compute": "hard"},
                 "time-slice": {"memory": "advisory", "compute": "advisory"},
             }
+            assert told.pop("resizes") == {"time-slice": "counted"}
             assert told == {
                 "needs_argv": True,
                 "keeps_output": True,

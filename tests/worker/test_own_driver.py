@@ -183,7 +183,7 @@ async def test_a_driver_that_fails_on_what_was_left_keeps_no_worker_out(
             await leader.joined("w1")
             (agent,) = worker.agents
             hello = agent.reporter.hello()
-            assert replace(hello.capabilities["cracked"], enforced={}) == Cracked.capabilities
+            assert replace(hello.capabilities["cracked"], enforced={}, resizes={}) == Cracked.capabilities
             await until(lambda: not any(state.quarantine for state in agent.pool.slot_states()), what="seen free")
             job = name_of("job")
             await leader.want("w1", place(job, body("", run={"driver": "noop", "argv": ["exit", "0"]}), (0, 1)))

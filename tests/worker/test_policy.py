@@ -52,6 +52,25 @@ def test_drivers_alone_are_told_and_only_what_a_join_has_room_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, {}),
+        ({"run_as": "65534"}, {"*": 0}),
+        ({"run_as_for": {"a": "65534", "b": "nobody", "c": "0"}}, {"a": 0, "b": 0, "c": 1}),
+        ({"run_as_for": {"a": "0", "b": "65534"}, "run_as": "nobody"}, {"*": 0, "a": 1}),
+        ({"run_as_for": {"a": "0", "b": "65534", "*": "0"}, "run_as": "65534"}, {"*": 0, "b": 1}),
+    ],
+)
+def test_users_are_told_as_numbers_and_those_of_all_others_by_one(settings: Any, told: dict[str, int]) -> None:
+    assert policy(**settings).mps_users() == told
+
+
+def test_of_more_tenants_than_a_join_has_room_for_no_user_is_told() -> None:
+    many = {f"a-tenant-of-a-longer-name-{number}": str(number) for number in range(TENANTS_MAX)}
+    assert policy(run_as_for=many).mps_users() is None
+
+
+@pytest.mark.parametrize(
     ("program", "may"),
     [
         ("/opt/jobs/train", True),

@@ -10,8 +10,10 @@ from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from moorage.schemas.frames import Device
+from moorage.schemas.gpu import Sharing
 from moorage.worker import pool as pool_module
 from moorage.worker.pool import GpuLease, GpuLeaseEntry, GpuPool, PoolCorrupted, PoolFull, PoolLease, SlotsRefused
 
@@ -609,3 +611,57 @@ def test_drift_between_the_two_accounts_is_never_passed_over() -> None:
     pool._table.slots[0].holders.clear()
     with pytest.raises(PoolCorrupted, match="does not hold"):
         lease.release()
+
+
+# ------------------------------------------------------------------------------------- devices kept for some modes
+
+
+def kept_for(*words: str) -> GpuPool:
+    return GpuPool([replace(device, modes=kept.split()) for device, kept in zip(devices(0, 1, 2), words, strict=True)])
+
+
+def test_a_device_is_held_in_the_modes_that_it_is_kept_for_alone() -> None:
+    pool = kept_for("mps", "exclusive", "")
+    assert [device.modes for device in pool.devices] == [["mps"], ["exclusive"], []]
+    assert refusal(pool, [0]) == ("mode-not-here", (0,))
+    assert refusal(pool, [1, 2], "mps") == ("mode-not-here", (1,))
+    pool.try_claim_slots([0, 2], "mps", "t/j/0").release()
+    pool.try_claim_slots([1, 2], "exclusive", "t/j/0").release()
+    held = pool.take_again([0], "exclusive", "t/j/1")
+    assert held.phase == "held", "what runs keeps its device"
+    held.release()
+
+
+def test_claims_of_this_process_go_by_the_modes_too() -> None:
+    async def claims() -> None:
+        pool = kept_for("mps", "exclusive", "mps")
+        held = claimed(pool)
+        assert held.slot == 1
+        assert pool.try_claim() is None
+        sharers = [await pool.claim(mode="mps") for _ in range(9)]
+        assert [lease.slot for lease in sharers if lease] == [0] * 8 + [2]
+        kept: list[tuple[set[int] | None, Sharing]] = [({0, 2}, "exclusive"), ({1}, "mps"), (None, "time-slice")]
+        for slots, mode in kept:
+            with pytest.raises(ValueError, match="or none of these slots"):
+                await pool.claim(slots, mode)
+        held.release()
+        for lease in sharers:
+            assert lease is not None
+            lease.release()
+        pool.validate()
+
+    run(claims())
+
+
+def test_a_device_kept_for_another_mode_has_no_more_sharers() -> None:
+    async def claims() -> None:
+        pool = kept_for("exclusive", "mps", "exclusive")
+        held = pool.take_again([0], "mps", "t/j/0")
+        lease = await pool.claim(mode="mps")
+        assert lease is not None
+        assert lease.slot == 1
+        assert refusal(pool, [0], "mps") == ("mode-not-here", (0,))
+        lease.release()
+        held.release()
+
+    run(claims())

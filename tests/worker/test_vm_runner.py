@@ -254,7 +254,8 @@ def test_what_a_guest_writes_to_its_disk_is_bounded_and_its_trouble_is_told(tmp_
     does = """
 try:
     with open(sys.argv[0] + ".grown", "wb", buffering=0) as grown:
-        while True: grown.write(bytes(4096))
+        for _ in range(64): grown.write(bytes(4096))
+        out.sendall(b"0\\n")
 except OSError as error:
     out.sendall(f"{grown.name and error.errno}\\n".encode())
 """

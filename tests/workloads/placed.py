@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from moorage.scheduler.core.ledger.acts import Avoid
 from moorage.scheduler.core.state import Member
-from moorage.schemas.codec import decode_request
-from tests.workloads.reference import Room, World, member_name, slots_of
+from tests.workloads.reference import Room, World, member_name, request_of, slots_of
 
 
 def confirm(world: World) -> None:
@@ -18,16 +16,16 @@ def confirm(world: World) -> None:
 
 def _wrong(world: World, member: Member) -> str:
     job = member.replica.job
-    request, slots = decode_request(job.body), slots_of(member.mask)
+    request, slots = request_of(job), slots_of(member.mask)
     room, gpu = Room(world, member.worker.num, [member]), request.effective_gpu
     if not room.may(job, request):
         return "its worker does not take such jobs, or has no room for it"
     if len(slots) != (gpu.count if gpu is not None else 0) or not slots <= set(room.lent):
         return "so many devices it did not ask for, or not these"
     avoids = dict(job.avoid).get(member.worker.num, 0)
-    if slots & slots_of(avoids) and not any(isinstance(act, Avoid) and act.job == job.num for act in world.drive.acts):
-        return "it avoids one of the devices"  # and did so before this record: its group changes with the next
-    if not all(room.takes(slot, request) for slot in slots):
+    if slots & slots_of(avoids):
+        return "it avoids one of the devices"
+    if not all(room.takes(slot, job, request) for slot in slots):
         return "a device is not what it asks for, or has no room beside what runs there"
     if request.device_ids and slots != set(room.named(request)):
         return f"it asks for {request.device_ids}"

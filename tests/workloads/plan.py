@@ -130,8 +130,15 @@ class Draw:
             spec["profiles"] = [self.pick("", *list(PROFILES)[:-1]) for _ in range(count)]
         if self.may("capability"):
             spec["computes"] = [self.pick("", "8.0", "8.6", "9.0") for _ in range(count)]
+        if self.may("slot modes"):
+            spec["slot_modes"] = [self.pick([], ["exclusive"], ["mps"], ["mps", "time-slice"]) for _ in range(count)]
+        if self.may("users"):
+            spec["mps_users"] = self.pick({}, {"*": 0}, {"t": 0, "u": 1, "v": 1}, {"t": 0, "*": 1}, {"u": 0})
         if self.may("levels"):
             spec["capabilities"] = self.pick(*LEVELS)
+        if self.may("resize"):
+            how = {"mps": self.pick("counted", "next-attempt"), "time-slice": self.pick("counted", "live")}
+            spec["capabilities"] = {name: {"resizes": how} for name in ("noop", "process")}
 
     # ------------------------------------------------------------------------------------------------- the requests
 
@@ -207,6 +214,8 @@ class Draw:
             fields["run"]["grace_s"] = self.pick(0, 1, 10)
         if self.chance("other driver"):
             fields["run"] |= {"driver": self.pick("process", "docker"), "argv": ["true"]}
+        if self.may("user"):
+            fields["run"]["user"] = self.pick("alice", "bob")
         if self.chance("resources"):
             fields["resources"] = {
                 "cpu_milli": self.pick(0, 500, 2_000, 8_000),
@@ -289,6 +298,10 @@ class Draw:
             self.add("cancel", job=self.salt())
         if self.chance("order"):
             self.order()
+        if self.may("resize"):
+            part = {"compute_percent": self.pick(1, 10, 30, 50, 100), "memory_mib": self.pick(1, 1_000, 20_000, 80_000)}
+            del part[self.pick("compute_percent", "memory_mib")]
+            self.add("order", verb="resize", tenant="t", job=self.salt(), **part)
         if self.chance("operate"):
             self.operate()
         if self.chance("trouble"):
@@ -364,6 +377,14 @@ ADDED: Final[dict[str, dict[str, float]]] = {
         "share": 1.0, "prefer": 0.8, "no gpu": 0.0, "many gpus": 0.3, "gang": 0.2, "spread": 0.2, "submit": 0.7,
         "model": 0.1, "few sharers": 0.4,
     },
+    "kept devices": {
+        "slot modes": 0.7, "share": 0.5, "prefer": 0.2, "no gpu": 0.05, "gang": 0.2, "spread": 0.1, "exact": 0.1,
+        "mixed host": 0.4, "few modes": 0.1, "model": 0.2, "submit": 0.65, "priority": 0.6, "join late": 0.05,
+    },
+    "users of a device": {
+        "users": 0.8, "user": 0.3, "share": 0.9, "part": 0.7, "prefer": 0.3, "no gpu": 0.05, "model": 0.1, "gang": 0.2,
+        "spread": 0.15, "many gpus": 0.1, "submit": 0.7, "join late": 0.06, "lead": 0.03, "slot modes": 0.2,
+    },
     "gangs cut short": {
         "gang": 0.9, "no gpu": 0.0, "model": 0.05, "share": 0.05, "operate": 0.45, "window": 0.5, "cancel": 0.2,
         "refuse": 0.15, "obey": 0.6, "lead": 0.04, "trouble": 0.1, "limit of time": 0.6, "submit": 0.5, "work": 0.3,
@@ -373,6 +394,10 @@ ADDED: Final[dict[str, dict[str, float]]] = {
         "refuse": 0.0, "model": 0.0, "vendor": 0.0, "share": 0.0, "gang": 0.2, "no gpu": 0.0, "priority": 0.1,
         "work": 0.2, "trouble": 0.0, "order": 0.05, "few drivers": 0.0, "requires": 0.0, "resources": 0.0,
         "other driver": 0.0,
+    },
+    "resized": {
+        "resize": 0.5, "share": 1.0, "part": 0.8, "no gpu": 0.0, "many gpus": 0.2, "gang": 0.1, "submit": 0.5,
+        "model": 0.05, "few modes": 0.1, "other driver": 0.2, "lead": 0.03, "refuse": 0.02, "work": 0.2,
     },
     "all of it": {
         "exact": 0.15, "slices": 0.2, "profile": 0.1, "levels": 0.3, "enforce": 0.15, "capability": 0.4,

@@ -27,6 +27,11 @@ VOID_MS: Final = 10_000
 ON_THE_WAY: Final = ("PLACED", "CLAIMED", "ENDING", "CANCELLING")
 
 
+def request_of(job: Job) -> Request:
+    """Return a job's request, with the part of a device that an operator has given it since."""
+    return decode_request(job.body).with_part(job.part)
+
+
 class World(Protocol):
     """What is confirmed of a world; `tests.workloads.world` says what each is."""
 
@@ -45,15 +50,16 @@ class Room:
         hello = self.hello = worker.hello
         gone = set(without)
         members = [] if empty else [member for member in worker.members.values() if member not in gone]
-        self.users: list[list[tuple[str, int, int]]] = [[] for _ in hello["gpu_pool"]]
+        self.users: list[list[tuple[str, str, int, int]]] = [[] for _ in hello["gpu_pool"]]
         self.cpu, self.memory = hello["cpu_milli"], hello["memory_mib"]
         for member in members:
-            request = decode_request(member.replica.job.body)
+            request = request_of(member.replica.job)
             resources, gpu = request.resources, request.effective_gpu
             self.cpu -= resources.cpu_milli if resources else 0
             self.memory -= resources.memory_mib if resources else 0
             for slot in slots_of(member.mask):
-                self.users[slot].append((MODES[member.mode], *share_of(gpu)))
+                user = user_of(hello, member.replica.job, request)
+                self.users[slot].append((MODES[member.mode], user, *share_of(gpu)))
         lent = hello.get("lent_slots")
         shut = set() if empty else real.local | slots_of(worker.quarantined | worker.unwell_mask)
         waiting = real.waiting and not empty
@@ -73,7 +79,8 @@ class Room:
             return False
         gpu, resources = request.effective_gpu, request.resources
         for slot in slots:
-            self.users[slot].append((gpu.effective_sharing if gpu else "", *share_of(gpu)))
+            user = user_of(self.hello, job, request)
+            self.users[slot].append((gpu.effective_sharing if gpu else "", user, *share_of(gpu)))
         self.cpu -= resources.cpu_milli if resources else 0
         self.memory -= resources.memory_mib if resources else 0
         return True
@@ -99,7 +106,7 @@ class Room:
         if gpu is None:  # it avoids none but workers that refused it
             return None if avoiding and self.worker.num in dict(job.avoid) else []
         avoid = slots_of(dict(job.avoid).get(self.worker.num, 0)) if avoiding else set()
-        found = [slot for slot in self.slots if slot not in avoid and self.takes(slot, request)]
+        found = [slot for slot in self.slots if slot not in avoid and self.takes(slot, job, request)]
         if request.device_ids:
             exact = self.named(request)
             return exact if exact and set(exact) <= set(found) else None
@@ -122,7 +129,7 @@ class Room:
             taken.append(left[0])
         return taken
 
-    def takes(self, slot: int, request: Request) -> bool:
+    def takes(self, slot: int, job: Job, request: Request) -> bool:
         """Whether a device takes one more that asks so."""
         device, users, gpu = self.hello["gpu_pool"][slot], self.users[slot], request.effective_gpu
         assert gpu is not None
@@ -135,9 +142,11 @@ class Room:
         most = min(SHARERS_MAX[mode], self.hello["sharers_max"].get(mode, SHARERS_MAX[mode]))
         if len(users) >= max(1, most) or any(user[0] != mode for user in users):
             return False
-        if percent and sum(user[2] for user in users) + percent > 100:
+        if any(user[1] != user_of(self.hello, job, request) for user in users):
             return False
-        return not mib or sum(user[1] for user in users) + mib <= memory
+        if percent and sum(user[3] for user in users) + percent > 100:
+            return False
+        return not mib or sum(user[2] for user in users) + mib <= memory
 
 
 def answers(device: dict[str, Any], request: Request) -> bool:
@@ -145,6 +154,8 @@ def answers(device: dict[str, Any], request: Request) -> bool:
     gpu = request.effective_gpu
     assert gpu is not None
     if gpu.effective_vendor not in ("", device["vendor"].lower()):
+        return False
+    if device.get("modes") and gpu.effective_sharing not in device["modes"]:
         return False
     if gpu.models and not any(model_matches(model, device["name"]) for model in gpu.models):
         return False
@@ -163,6 +174,14 @@ def answers(device: dict[str, Any], request: Request) -> bool:
         if whole or not gpu.min_memory_mib:
             return False
     return gpu.time_slice_index is None or gpu.time_slice_index == device["index"]
+
+
+def user_of(hello: dict[str, Any], job: Job, request: Request) -> str:
+    """The user of a worker that a sharer runs as; "" where sharers may run as any."""
+    gpu, told = request.effective_gpu, hello.get("mps_users")
+    if told is None or gpu is None or gpu.effective_sharing != "mps":
+        return ""
+    return str(told.get(job.tenant, told.get("*", request.workload.user or "the agent's own")))
 
 
 def names(device: dict[str, Any]) -> tuple[str, ...]:
@@ -232,7 +251,7 @@ def waiting_in(state: State) -> list[Waiting]:
     """All that waits, in order of arrival."""
     found: list[Waiting] = []
     for job in state.jobs.values():
-        request = decode_request(job.body)
+        request = request_of(job)
         priority = job.priority if job.priority >= 0 else request.priority
         queued = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]
         rows = [Waiting(job, replica, request, priority) for replica in queued]
@@ -324,7 +343,7 @@ def why(world: World, who: Waiting, every: list[Waiting]) -> str:
         return "limit"
     if any(_goes_first(world, other, who, every) for other in every if over_limit(state, other)):
         return "limit of another"
-    if config.order == "fifo" and _is_behind(world, who, every):
+    if config.order == "fifo" and is_behind(world, who, every):
         return "ahead"
     soon = left_too_soon(state, who)
     taken, held_back = taken_back(world, who), reserved(world, who)
@@ -354,7 +373,7 @@ def _goes_first(world: World, other: Waiting, who: Waiting, every: list[Waiting]
     return comes_before(world, other, who, every) and could_ever(world, other)
 
 
-def _is_behind(world: World, who: Waiting, every: list[Waiting]) -> bool:
+def is_behind(world: World, who: Waiting, every: list[Waiting]) -> bool:
     """In strict order: whether a job that may start, and cannot, comes before it."""
     state = world.drive.state
     return any(
@@ -404,7 +423,7 @@ def _void(world: World) -> str:
     if job is None or job.over:
         return "its job is over"
     replica = job.replicas[held.item & 1023]
-    request = decode_request(job.body)
+    request = request_of(job)
     who = Waiting(job, replica, request, job.priority if job.priority >= 0 else request.priority)
     if STATES[replica.state] != "QUEUED":
         return f"{who.name} is {STATES[replica.state]}"

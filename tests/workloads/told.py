@@ -6,7 +6,7 @@ from typing import Final
 
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.schemas.reasons import REASONS
-from tests.workloads.reference import Waiting, World, could_ever, reserved, starts, taken_back
+from tests.workloads.reference import Waiting, World, could_ever, is_behind, reserved, starts, taken_back, waiting_in
 
 #: what `explain` may say of a job that the fleet could run, and for which there is no room
 NO_ROOM: Final = {"busy", "sick", "foreign", "closed", "host-busy", "gang", "contended"}
@@ -44,6 +44,8 @@ def confirm(world: World, found: dict[str, list[Waiting]]) -> list[str]:
                 ok = never and reason != "held" and not could_ever(world, who)
             elif said == "reserved" and who.together == 1:
                 ok = reason != "no room" and not starts(world, who, taken_back(world, who) | reserved(world, who))
+            elif said == "ahead" and reason == "limit of another":  # both keep it, and either is true
+                ok = world.drive.config.order == "fifo" and is_behind(world, who, waiting_in(world.drive.state))
             else:
                 ok = said in TOLD["no room for all of it" if who.together > 1 and reason == "no room" else reason]
             if not ok:

@@ -6,9 +6,8 @@ from typing import Final
 
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.state import Job, Member
-from moorage.schemas.codec import decode_request
 from moorage.schemas.job import STATES
-from tests.workloads.reference import Waiting, World, left_too_soon, starts, taken_back
+from tests.workloads.reference import Waiting, World, left_too_soon, request_of, starts, taken_back
 
 RUNNING: Final = "RUNNING"
 
@@ -45,7 +44,7 @@ def unheard(world: World) -> set[int]:
 
 
 def as_waiting(world: World, job: Job) -> Waiting:
-    request = decode_request(job.body)
+    request = request_of(job)
     queued = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"] or list(job.replicas)
     return Waiting(job, queued[0], request, job.priority if job.priority >= 0 else request.priority)
 

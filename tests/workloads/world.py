@@ -17,7 +17,6 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.queries.usage import usage
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell
 from tests.scheduler.honest_worker import Worker
 from tests.workloads import placed, reference, told, victims
@@ -39,7 +38,7 @@ END: Final = "the case is over"
 
 
 #: of a worker's spec: what is no field of its hello
-_OF_DEVICES: Final = ("models", "numa", "memory_known", "profiles", "computes")
+_OF_DEVICES: Final = ("models", "numa", "memory_known", "profiles", "computes", "slot_modes")
 
 
 def _device(worker: str, spec: dict[str, Any], slot: int, model: str) -> Device:
@@ -50,6 +49,7 @@ def _device(worker: str, spec: dict[str, Any], slot: int, model: str) -> Device:
     one = Device(
         slot, VENDOR_OF.get(model, "nvidia"), model, f"GPU-of-the-worker-{worker}-{slot}", memory_mib,
         address(worker, slot), slot // numa if numa else -1, computes[slot],
+        modes=spec.get("slot_modes", [[]] * len(spec["models"]))[slot],
     )  # fmt: skip
     profile = profiles[slot]
     if not profile:
@@ -155,7 +155,7 @@ class World:
             held = [replica.member for replica in job.replicas if replica.member is not None]
             gpus = sum(member.mask.bit_count() for member in held)
             if gpus:
-                found[job.tenant] += gpus * reference.milli_of(decode_request(job.body))
+                found[job.tenant] += gpus * reference.milli_of(reference.request_of(job))
         return found
 
     def _confirm_usage(self) -> None:

@@ -1,4 +1,4 @@
-"""Where NATS is and who we are: the `nats` command line's contexts, environment variables, plain URLs.
+"""Finds the server's address and the user's credentials: `nats` contexts, environment variables, plain URLs.
 
 Layout as the `nats` tool writes it: `$XDG_CONFIG_HOME/nats/context/<name>.json` (default `~/.config`), with the
 selected name in `$XDG_CONFIG_HOME/nats/context.txt`. nats-py reads none of it.
@@ -135,7 +135,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_dir(env: Mapping[str, str] | None = None) -> Path:
-    """The folder `nats` of the user's configuration."""
+    """Return the folder `nats` of the user's configuration."""
     env = os.environ if env is None else env
     base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".config")
     return Path(base) / "nats"
@@ -150,7 +150,7 @@ def list_contexts(env: Mapping[str, str] | None = None) -> list[str]:
 
 
 def selected_context(env: Mapping[str, str] | None = None) -> str:
-    """The name that `nats context select` left, or ""."""
+    """Return the name that `nats context select` left, or ""."""
     try:
         return (config_dir(env) / "context.txt").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -158,7 +158,7 @@ def selected_context(env: Mapping[str, str] | None = None) -> str:
 
 
 def resolve(target: Context | str | None = None, env: Mapping[str, str] | None = None) -> Context:
-    """The context to use: `target` (a Context, a URL or a context's name), else NATS_CONTEXT, else the selected
+    """Return the context to use: `target` (a Context, a URL or a context's name), else NATS_CONTEXT, else the selected
     context, else NATS_URL, else nats://127.0.0.1:4222.
 
     A string is a URL if it has a scheme, or a port and is no context's name. Raises `BadContext`.
@@ -182,7 +182,7 @@ def resolve(target: Context | str | None = None, env: Mapping[str, str] | None =
 
 
 def load_context(name: str, env: Mapping[str, str] | None = None, why: str = "") -> Context:
-    """Read one context of the `nats` tool. `why` says who named it, for the error. Raises `BadContext`."""
+    """Read one context of the `nats` tool. `why` names its source, for the error. Raises `BadContext`."""
     env = os.environ if env is None else env
     named = f", named by {why}" if why else ""
     if _NAME.fullmatch(name) is None or name in (".", ".."):

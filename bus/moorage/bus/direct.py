@@ -128,7 +128,7 @@ class DirectClient(Client):
         await super()._process_info(info, initial_connection)
 
     async def _process_pong(self) -> None:
-        """The answer to a PING that nobody waits for any more is none to the next one; nats-py would read no more."""
+        """Take the PONG of a PING that is no longer waited for, which would stop nats-py from reading."""
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()

@@ -176,7 +176,7 @@ class EmbeddedServer:
 
     @classmethod
     def attach(cls, data_dir: Path | str) -> EmbeddedServer | None:
-        """The server that runs on this data folder, started by whatever process; None if none does."""
+        """Return the server that runs on this data folder, started by whatever process; None if none does."""
         folder = Path(data_dir).absolute()
         if not _is_locked(folder):
             return None
@@ -267,7 +267,7 @@ def _popen(folder: Path, binary: str, lock: int, die_with_parent: bool) -> subpr
 
 
 def _environment() -> dict[str, str]:
-    """Ours; on a small machine without the Go runtime's second processor, unless somebody said how many it has.
+    """Return our environment; on a small machine GOMAXPROCS is 1 unless it is set already.
 
     With two, each message of a lone job wakes a thread that hands the next step to another thread, while scheduler,
     agent and callers wait for the same processors.
@@ -277,7 +277,7 @@ def _environment() -> dict[str, str]:
 
 
 async def _until_ready(folder: Path, process: subprocess.Popen[bytes], log_from: int, timeout_s: float) -> int:
-    """The port, from the file that the server writes once it accepts clients."""
+    """Return the port, from the file that the server writes once it accepts clients."""
     ports = folder / f"{Path(process.args[0]).name}_{process.pid}.ports"  # type: ignore[index,arg-type]
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
@@ -347,7 +347,7 @@ def _config(folder: Path, port: int, sync_always: bool, anonymous: bool) -> str:
 
 
 def quoted(text: object) -> str:
-    """A string of the server's configuration language, whose quoting is that of JSON for what we write."""
+    """Return a text as a string of the server's configuration language, which is quoted as in JSON."""
     return msgspec.json.encode(str(text)).decode()
 
 
@@ -363,7 +363,7 @@ def _size(file: Path) -> int:
 
 
 def _log_tail(folder: Path, log_from: int) -> str:
-    """The last lines of this start; `log_from` is the size in bytes that the log had before it."""
+    """Return the last lines of this start; `log_from` is the size in bytes that the log had before it."""
     lines: list[str] = []
     for name, begin in (("server.log", log_from), ("server.err", 0)):
         try:
@@ -377,7 +377,7 @@ def _log_tail(folder: Path, log_from: int) -> str:
 
 
 def _reason(tail: str, otherwise: str) -> str:
-    """The server's own fatal or error line, without its time stamp."""
+    """Return the server's own fatal or error line, without its time stamp."""
     for line in reversed(tail.splitlines()):
         for mark in ("[FTL] ", "[ERR] ", "nats-server: "):
             if mark in line:

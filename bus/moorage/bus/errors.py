@@ -1,4 +1,4 @@
-"""What can go wrong between us and NATS; each error says whose fault it is and carries its fields.
+"""Errors between moorage and NATS; each has the side at fault and its fields.
 
 None of these is a wire frame by itself: they are raised in the caller's own process. They share `MoorageError`, so
 the command line and the SDK render them like any other problem.
@@ -101,7 +101,7 @@ class ConnectionClosed(BusError):
 
 
 class NoResponders(BusError):
-    """The server's 503 (NATS ADR-4 header status): nobody is subscribed, so nothing was served."""
+    """The server's 503 (NATS ADR-4 header status): the subject has no subscriber, so the request was not served."""
 
     bus_code = "no-responders"
 
@@ -124,7 +124,7 @@ _ACTS: Final = {"publish": "publish to", "subscription": "subscribe to"}
 
 
 def _right_for(operation: str, subject: str) -> str:
-    """What to do about a refusal. Most are of somebody who is here as the wrong one, and need no right more."""
+    """Return what to do about a refused subject. Most often the key is the wrong one, and no permission is missing."""
     words = subject.lower().split(".")
     if operation == "subscription" and words[0].startswith("_inbox"):
         return "set inbox_prefix in the nats context to the one that the user's permissions name"
@@ -159,7 +159,7 @@ class HandlerFailed(BusError):
 
 
 class PayloadTooLarge(BusError):
-    """Sizes in bytes, headers included: the server cuts the connection of whoever sends more."""
+    """Sizes in bytes, headers included: the server cuts the connection of a client that sends more."""
 
     bus_code = "payload-too-large"
 

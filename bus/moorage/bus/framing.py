@@ -43,7 +43,7 @@ def check_filter(subject: str) -> str:
 
 
 def new_inbox(prefix: str) -> str:
-    """`<prefix>.<random>`: 96 random bits, so that nobody can guess where our answers arrive."""
+    """Return `<prefix>.<random>`: 96 random bits, so that no other client can guess where our answers arrive."""
     return f"{prefix}.{secrets.token_urlsafe(_INBOX_RANDOM_BYTES).replace('-', 'A').replace('_', 'B')}"
 
 
@@ -68,5 +68,5 @@ def parse_headers(block: bytes) -> dict[str, str] | None:
 
 
 def is_subject(subject: str) -> bool:
-    """Whether it may be published to, as nats-py checks it: not empty, no blank; the rest is the server's affair."""
+    """Return whether a subject may be published to, as nats-py checks it: not empty, no blank."""
     return subject.split(None, 1)[:1] == [subject]

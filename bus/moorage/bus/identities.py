@@ -32,7 +32,7 @@ _INSTALL: Final = "nkeys cryptography"
 
 
 def nkey(folder: Path, identity: Identity) -> str:
-    """The public key of a user; its seed is made in `<folder>/<key>.nk` where there is none. Raises OSError."""
+    """Return the public key of a user; its seed is made in `<folder>/<key>.nk` where there is none. Raises OSError."""
     nkeys = optional("nkeys", _INSTALL)
     seed = kept(
         folder / f"{identity.key}.nk",
@@ -144,7 +144,7 @@ def _name(who: tuple[str, str]) -> Any:
 def _signed(
     name: Any, key: EllipticCurvePrivateKey, issuer: Certificate | None, by: EllipticCurvePrivateKey, host: str = ""
 ) -> bytes:
-    """A certificate as PEM: the authority's own (without `issuer`), a server's with its host, or a user's."""
+    """Return a certificate as PEM: the authority's own (without `issuer`), a server's with its host, or a user's."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.serialization import Encoding

@@ -13,6 +13,7 @@ A late answer finds its token gone and is counted, never delivered to another re
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
@@ -65,17 +66,18 @@ class Answers:
     """The awaited answers of one inbox `<base>.<token>`.
 
     All of them share one timer, set for the earliest that may be due: one for each would cost more than all the rest
-    of a request, and hardly any is ever due. Used in one event loop.
+    of a request, and hardly any is ever due. Its context is `context`; None: the caller's. Used in one event loop.
 
     Counters: `late` replies whose token was gone, `bad_frames` coalesced frames that did not decode.
     """
 
-    def __init__(self, base: str, waiting_max: int = WAITING_MAX) -> None:
+    def __init__(self, base: str, waiting_max: int = WAITING_MAX, context: contextvars.Context | None = None) -> None:
         self.base = base
         self.wildcard = f"{base}.*"
         self.waiting_max = waiting_max
         self.late = 0
         self.bad_frames = 0
+        self._context = context
         self._prefix_chars = len(base) + 1
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_token = 0
@@ -203,7 +205,7 @@ class Answers:
     def _set_timer(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_at_s = loop.call_at(at_s, self._expire), at_s
+        self._timer, self._timer_at_s = loop.call_at(at_s, self._expire, context=self._context), at_s
 
     def _expire(self) -> None:
         """End the waits that are due, and set the timer for the next one that waits still."""
@@ -291,8 +293,8 @@ class Mux:
         return len(self._answers)
 
     def ask(self, subject: str, payload: bytes, timeout_s: float) -> tuple[int, Awaitable[bytes]]:
-        """Begin a `request`: sent at once, where nothing stands against that. For who asks so often that a coroutine
-        more for each question counts.
+        """Begin a `request`, sent at once if the connection allows it. For callers that send so many requests that one
+        more coroutine each would cost too much.
 
         Returns a token and what to await, now. Where that raises anything, `abandon` the token.
         """

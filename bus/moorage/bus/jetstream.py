@@ -225,7 +225,7 @@ class JetStream:
         return await self._get(stream, {"seq": seq}, timeout_s)
 
     async def get_last(self, stream: str, subject: str, timeout_s: float = API_TIMEOUT_S) -> StoredMessage | None:
-        """The last message of a subject, read by the stream's leader."""
+        """Return the last message of a subject, read by the stream's leader."""
         return await self._get(stream, {"last_by_subj": subject}, timeout_s)
 
     async def direct_get_batch(

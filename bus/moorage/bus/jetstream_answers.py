@@ -23,7 +23,7 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
 
 
 def wall_seconds(rfc3339: str) -> float:
-    """A time stamp of the server's as Unix time."""
+    """Return a time stamp of the server's as Unix time."""
     return datetime.fromisoformat(rfc3339).timestamp()
 
 
@@ -152,7 +152,7 @@ def _reader(kind: type[A]) -> Callable[[bytes], A]:
     decode = msgspec.json.Decoder(kind).decode
 
     def read(data: bytes) -> A:
-        """Raises `JetStreamRefused` for what is no answer of JetStream's."""
+        """Raise `JetStreamRefused` for what is no answer of JetStream's."""
         try:
             return decode(data)
         except UNREADABLE:

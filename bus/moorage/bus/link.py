@@ -106,7 +106,7 @@ class Link:
         """Publish at once, for one answer of which the payload is asked for; returns its token and its future.
 
         None where it would have to wait first, or where anything stands against it: `exchange` waits, and knows what.
-        Whoever ends to wait abandons the token. Raises `TooManyWaiting`.
+        A caller that stops waiting abandons the token. Raises `TooManyWaiting`.
         """
         return None
 

@@ -19,7 +19,7 @@ _PART_BYTES_MAX: Final = 64 * 1024
 def hand_out(
     data: bytes, part: bytearray, handler_of: Callable[[int], Handler | None]
 ) -> tuple[bytes, Exception | None]:
-    """Hand messages to handlers of ours, up to the first one that is for nobody of ours, or whose handler fails.
+    """Give messages to our handlers, up to the first one without a handler or whose handler fails.
 
     `part` is of a message whose end was not read yet. Returns what is left.
     """

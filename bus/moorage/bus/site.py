@@ -6,8 +6,8 @@ from `schemas.roles`, so from the table of subjects.
 Three layouts come of two choices. *One server or a cluster*: with more than one, submitters have the endpoint and no
 right on the durable queue, since on a replicated stream of server 2.14 and 2.15 one publish with a false header stops
 the queue for good (ledger-rules H17). *Accounts per tenant or one for all*: in an account of its own a submitter can
-name no subject of others as its reply subject, whoever answers; in the users' account the server itself would answer
-there, and so the queue and the results of functions are not for submitters (H37).
+name no other tenant's subject as its reply subject, whatever service answers; in the users' account the server itself
+would answer there, and so the queue and the results of functions are not for submitters (H37).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _with_port(host: str, port: int) -> str:
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """Who there is and how they connect. Raises ValueError, naming what cannot be."""
+    """The users of a site and how they connect. Raises ValueError, naming the field that is wrong."""
 
     tenants: tuple[str, ...]
     workers: tuple[str, ...] = ()
@@ -240,7 +240,7 @@ def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]
 
 
 def server(site: Site, at: int, *, store: str, folder: str = "", route_password: str = "") -> str:
-    """The file of server number `at` (from 0). `folder` is where the certificates of mTLS lie.
+    """Return the file of server number `at` (from 0). `folder` is where the certificates of mTLS lie.
 
     The numbers are those of the embedded server. With a password of the routes in it the file is private; servers with
     certificates need none.

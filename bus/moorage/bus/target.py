@@ -1,4 +1,4 @@
-"""Which server to talk to when nobody says: the nats context, NATS_URL, or the `moorage up` of this folder."""
+"""Finds the server of a command that names none: the nats context, NATS_URL, or the `moorage up` of this folder."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Up(msgspec.Struct, frozen=True):
 
 
 def home(data: Path | None = None, env: Mapping[str, str] | None = None) -> Path:
-    """The data folder of `moorage up`: the one given, else $MOORAGE_HOME, else ./.moorage."""
+    """Return the data folder of `moorage up`: the one given, else $MOORAGE_HOME, else ./.moorage."""
     env = os.environ if env is None else env
     return Path(data or env.get(HOME_VARIABLE) or HOME_DEFAULT).absolute()
 
 
 def read_up(folder: Path) -> Up | None:
-    """The `moorage up` that runs on this folder now; None where none does."""
+    """Return the `moorage up` that runs on this folder now; None where none does."""
     try:
         with open(folder / UP_FILE, "rb") as file:
             up = msgspec.json.decode(file.read(_UP_BYTES_MAX), type=Up)
@@ -78,7 +78,7 @@ def find_context(target: Context | str | None = None, env: Mapping[str, str] | N
 
 
 def _refuse_anothers(folder: Path) -> None:
-    """The folder of somebody else's `moorage up` is no reason to ask whoever has the default port instead."""
+    """Raise `BadContext` if the folder is another user's `moorage up`, so that the default port is not tried."""
     try:
         (folder / UP_FILE).open("rb").close()
     except PermissionError:

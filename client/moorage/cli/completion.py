@@ -56,7 +56,7 @@ def completion(
 
 
 def _firsts() -> dict[str, str]:
-    """The first words of all verbs, and what each is for."""
+    """Return the first words of all verbs, and what each is for."""
     return {name.partition(" ")[0]: verb.help for name, verb in all_verbs().items()}
 
 
@@ -67,7 +67,7 @@ def _options(verb: Verb) -> Iterator[tuple[str, Argument]]:
 
 
 def _asks(verb: Verb) -> str:
-    """The line of moorage that lists what the verb's words may be; empty where nothing does."""
+    """Return the line of moorage that lists what the verb's words may be; empty where nothing does."""
     lists = next((one.parameter.lists for one in arguments_of(verb.load()) if one.parameter.lists), "")
     return f"{lists} --timeout {ASKS_FOR}" if lists else ""
 
@@ -83,7 +83,7 @@ def _choices(verb: Verb) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _cases(quoted: bool) -> tuple[str, str]:
-    """The branches of a shell's case: what stands behind options of few values, and each verb's options."""
+    """Return the branches of a shell's case: what stands behind options of few values, and each verb's options."""
     choices, options = [], []
     for verb in all_verbs().values():
         for option, values in _choices(verb):

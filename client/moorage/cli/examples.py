@@ -106,6 +106,15 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin requeue train-42 --why 'wrong host'",
         "moorage admin requeue train-42,train-43",
     ),
+    "admin resize": (
+        "moorage admin resize eval-7 --compute 40% --memory 8G",
+        "moorage admin resize eval-7 --compute 100%",
+    ),
+    "admin freeze": (
+        "moorage admin freeze train-42 --why 'room for an hour'",
+        "moorage admin freeze train-42,train-43",
+    ),
+    "admin resume": ("moorage admin resume train-42",),
     "admin priority": (
         "moorage admin priority train-42 --to 90",
         "moorage admin priority all --to 10 --tenant sandbox",

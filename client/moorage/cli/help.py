@@ -68,7 +68,7 @@ def first_help() -> str:
 
 
 def whole_help() -> str:
-    """Every verb and every topic."""
+    """Return every verb and every topic."""
     lines = ["GPUs for services that talk NATS."]
     for title, verbs in VERBS.items():
         lines += ["", *_section(title, [(verb.name, verb.help) for verb in verbs])]
@@ -97,7 +97,7 @@ def _folded(verbs: Iterable[Verb]) -> Iterable[tuple[str, str]]:
 
 
 def verb_help(verb: Verb) -> str:
-    """A verb's whole help: what it does, how it is written, examples, options."""
+    """Return a verb's whole help: what it does, how it is written, examples, options."""
     act = verb.load()
     arguments = arguments_of(act)
     first, _, more = (inspect.getdoc(act) or verb.help).partition("\n\n")

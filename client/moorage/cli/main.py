@@ -99,7 +99,7 @@ def _before_command(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_text(word: str) -> bool:
-    """Whether a word of the command line is text, and no bytes that Python could not read as such."""
+    """Return whether a word of the command line is text, and no bytes that Python could not read as such."""
     return word.isascii() or not any("\ud800" <= char <= "\udfff" for char in word)
 
 

@@ -60,7 +60,10 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         ),
         Verb("admin mig", "moorage.cli.fleet.mig:mig", "Divide a GPU of this host into other MIG slices."),
         Verb("admin requeue", "moorage.cli.fleet.admin:requeue", "End running jobs and queue them again."),
+        Verb("admin freeze", "moorage.cli.fleet.admin:freeze", "Have running jobs stand still."),
+        Verb("admin resume", "moorage.cli.fleet.admin:resume", "Undo freeze."),
         Verb("admin priority", "moorage.cli.fleet.admin:priority", "Change the priority of jobs."),
+        Verb("admin resize", "moorage.cli.fleet.admin:resize", "Change the part of shared GPUs that jobs have."),
         Verb("admin limit", "moorage.cli.fleet.admin:limit", "Limit a tenant's GPUs and jobs."),
         Verb(
             "admin feature-level",
@@ -115,12 +118,12 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
 
 
 def all_verbs() -> dict[str, Verb]:
-    """Every verb by its name."""
+    """Return every verb by its name."""
     return {verb.name: verb for verbs in VERBS.values() for verb in verbs}
 
 
 def find(words: Sequence[str]) -> tuple[Verb | None, list[str]]:
-    """The verb that the line begins with, of one word or of two, and the rest of the line."""
+    """Return the verb that the line begins with, of one word or of two, and the rest of the line."""
     known = all_verbs()
     for count in (2, 1):
         verb = known.get(" ".join(words[:count])) if len(words) >= count else None
@@ -130,5 +133,5 @@ def find(words: Sequence[str]) -> tuple[Verb | None, list[str]]:
 
 
 def below(word: str) -> list[Verb]:
-    """The verbs of two words that begin with this one."""
+    """Return the verbs of two words that begin with this one."""
     return [verb for name, verb in all_verbs().items() if name.startswith(word + " ")]

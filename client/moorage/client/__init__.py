@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from moorage.client.job import Job
     from moorage.client.lease import Lease
     from moorage.client.sim_fleet import Ran, SimFleet, Task
-    from moorage.client.steps import Claimed, Ended, Ending, Placed, Queued, Running, Step
+    from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step
     from moorage.client.sync import Client, SyncJob, SyncLease, SyncWatch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
@@ -57,6 +57,7 @@ __all__ = [
     "Ended",
     "Ending",
     "Event",
+    "Frozen",
     "Gpu",
     "GpuSpec",
     "Job",
@@ -121,7 +122,7 @@ _HOME: Final = {
     "moorage.client.job": ("Job",),
     "moorage.client.lease": ("Lease",),
     "moorage.client.sim_fleet": ("Ran", "SimFleet", "Task"),
-    "moorage.client.steps": ("Claimed", "Ended", "Ending", "Placed", "Queued", "Running", "Step"),
+    "moorage.client.steps": ("Claimed", "Ended", "Ending", "Frozen", "Placed", "Queued", "Running", "Step"),
     "moorage.client.sync": ("Client", "SyncJob", "SyncLease", "SyncWatch"),
     "moorage.client.gpus": ("Gpu",),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
@@ -140,5 +141,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """All names, also those that nobody has used yet: what a Tab completes."""
+    """Return all public names, also those not imported yet, for completion by Tab."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""What an operator does to jobs and tenants: `AsyncClient.admin`. Every act is recorded with who did it and why."""
+"""An operator's acts on jobs and tenants: `AsyncClient.admin`. Each act is recorded with its user and reason."""
 
 from __future__ import annotations
 
@@ -46,9 +46,37 @@ class Admin:
         """End a job's replicas that run or are placed; they wait for a new attempt, which costs no retry."""
         return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why)
 
+    async def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
+        """Have the workers freeze what runs of a job: it keeps its GPUs, and their memory is in its hosts' RAM.
+
+        This returns once they are asked; the job is FROZEN once they have reported.
+        """
+        return await self._act("freeze", tenant=self._tenant(tenant), job=job, why=why)
+
+    async def resume(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
+        """Undo `freeze`: the job is RUNNING again once its workers have reported."""
+        return await self._act("resume", tenant=self._tenant(tenant), job=job, why=why)
+
     async def priority(self, job: str, priority: int, *, why: str = "", tenant: str | None = None) -> Done:
         """Give a job a priority 0..100 in place of its request's."""
         return await self._act("priority", tenant=self._tenant(tenant), job=job, priority=priority, why=why)
+
+    async def resize(
+        self,
+        job: str,
+        *,
+        memory_mib: int | None = None,
+        compute_percent: int | None = None,
+        why: str = "",
+        tenant: str | None = None,
+    ) -> Done:
+        """Give a job another part of each shared GPU that it has, and of those that it gets later.
+
+        None leaves it as it is. `Done.resized` says how its running attempts take it. Raises `Rejected` where the other
+        sharers leave no room, and where a worker cannot change what an attempt has.
+        """
+        part = {"memory_mib": memory_mib, "compute_percent": compute_percent}
+        return await self._act("resize", tenant=self._tenant(tenant), job=job, why=why, **part)
 
     async def limit(
         self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None

@@ -36,14 +36,14 @@ _decode_problem: Final[Decoder[Problem]] = Decoder(Problem)
 
 
 def decode_act(answer: bytes) -> Done | Problem:
-    """The answer to an operator's act; the frames of `schemas.operate` are read by who acts alone."""
+    """Return the decoded answer to an operator's act."""
     from moorage.schemas.operate import decode_done
 
     return decode_done(answer)
 
 
 def decode_flag(answer: bytes) -> dict[str, Any] | Problem:
-    """The answer to drain, cordon or uncordon as it came: `{"kind": "done", …}`; or the problem."""
+    """Return the answer to drain, cordon or uncordon as it came: `{"kind": "done", …}`; or the problem."""
     frame = _decode_frame(answer)
     return _decode_problem(answer) if frame.get("kind") == "error" else frame
 
@@ -166,7 +166,7 @@ async def _once(asker: Asker, subject: str, payload: bytes, decode: Callable[[by
 
 
 def answered(answer: T | Problem) -> T:
-    """The answer, if it is none but a problem. Raises the `ClientError` that says it, or one of TRIED."""
+    """Return the answer, if it is none but a problem. Raises the `ClientError` that says it, or one of TRIED."""
     if isinstance(answer, Problem):
         if answer.code in _NOT_NOW:
             raise _NotNow(answer)

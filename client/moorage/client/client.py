@@ -58,7 +58,7 @@ def _run() -> Callable[..., Coroutine[Any, Any, Result]]:
 
 
 def _says_events(what: What) -> bool:
-    """Whether a request says by itself who is told of it; the words of a command do not."""
+    """Return whether a request has an `events` of its own; a command given as words has none."""
     if isinstance(what, COMMAND):
         return False
     return isinstance(what, Request) or (isinstance(what, Mapping) and "events" in what)
@@ -84,7 +84,7 @@ class AsyncClient(Connected):
         `gpu` is a token such as `2xH100:80G`, a count or a spec. `key` is the job's id: a second submit of the same
         content with the same key is the same job. Without a key a time-ordered id is made, which the retries of this
         call keep. `files` are files and folders for the job's folder; see `send_files`. Unless `events` says
-        otherwise, the job's events are in the tenant's frames only until somebody follows it. Raises `Rejected`
+        otherwise, the job's events are in the tenant's frames only until a client follows it. Raises `Rejected`
         (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
         if "files" in fields:
@@ -210,7 +210,7 @@ class AsyncClient(Connected):
         return (await send(self, files)).address
 
     async def _answers_to(self, bodies: list[bytes]) -> list[Accepted | Problem]:
-        """The answer to each of these requests, sent in as few frames as the bounds allow."""
+        """Return the answer to each of these requests, sent in as few frames as the bounds allow."""
         answers: list[Accepted | Problem] = []
         frames = frames_of(bodies)
         for at in range(0, len(frames), FRAMES_AT_ONCE):
@@ -226,11 +226,11 @@ class AsyncClient(Connected):
         key: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
-        """The checked request that `submit` would send, with its job id. Raises `Rejected`."""
+        """Return the checked request that `submit` would send, with its job id. Raises `Rejected`."""
         return RequestBuilder().build(what, gpu, key, fields)  # of its own: `Client` calls this in any thread
 
     def job(self, id: str) -> Job:
-        """A handle on a job by its id, without asking the scheduler. Raises `Rejected` for what is no job id."""
+        """Return a handle on a job by its id, without asking the scheduler. Raises `Rejected` for what is no job id."""
         if not is_job(id):
             raise rejected(
                 "invalid-argument",
@@ -357,7 +357,7 @@ class AsyncClient(Connected):
         return await self.answer("plan", plan_arguments(request, drain, add, quota, share))
 
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
-        """The tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
+        """Return the tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
         wanted = [states] if isinstance(states, str) else list(states)
         return await self.read("ls", {"states": wanted, "limit": limit})
 
@@ -401,7 +401,7 @@ class AsyncClient(Connected):
         return Admin(self)
 
     async def fleet(self) -> dict[str, Any]:
-        """Every worker by name, what is free, and the largest request that starts now by model."""
+        """Return every worker by name, what is free, and the largest request that starts now by model."""
         return data_of(await self.operate("fleet"))
 
     async def audit(self) -> dict[str, Any]:
@@ -445,7 +445,7 @@ class AsyncClient(Connected):
         return await self._request(self.subjects.admin(verb), encode(arguments), decode_flag)
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
-        """The leader's summary of the fleet, twice a second, without end; who reads slowly gets only the newest."""
+        """The leader's summary of the fleet, twice a second, without end; a slow reader gets only the newest."""
         from moorage.client.follow.listening import fleet_frames
 
         async with contextlib.aclosing(fleet_frames(self._stories)) as frames:

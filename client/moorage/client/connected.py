@@ -150,7 +150,7 @@ class Connected:
             from moorage.client.follow.stories import Stories  # most commands follow nothing
 
             self._opened()
-            self._following = Stories(self)
+            self._following = Stories(self, None if self._transport is None else self._transport.upkeep)
         return self._following
 
     def _expect(self, job: str | None) -> Story | None:
@@ -170,7 +170,7 @@ class Connected:
     # ---------------------------------------------------------------------------------------------------- asking
 
     async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of `answer`."""
+        """Return the data of `answer`."""
         return data_of(await self.answer(verb, arguments))
 
     async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
@@ -201,7 +201,7 @@ class Connected:
         return self._asking.ask(self._opened(), subject, payload, decode, self.timeout_s)
 
     def _opened(self) -> Mux:
-        """Where to ask. Raises RuntimeError where this client is not open, or not here."""
+        """Return where to ask. Raises RuntimeError where this client is not open, or not here."""
         if self._mux is None:
             raise RuntimeError(NOT_OPEN)
         if self._loop is not asyncio.get_running_loop():

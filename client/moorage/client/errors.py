@@ -188,12 +188,12 @@ _BY_CODE: Final[dict[str, type[ClientError]]] = {
 
 
 def error_of(answer: Problem) -> ClientError:
-    """The exception for a scheduler's refusal."""
+    """Return the exception for a scheduler's refusal."""
     return _BY_CODE.get(answer.code, Rejected)(answer)
 
 
 def not_now(answer: Problem, where: str, timeout_s: float) -> ClientError:
-    """The exception for a scheduler that answered "not now" to the last; `where` as that of `unanswered`."""
+    """Return the exception for a scheduler that answered "not now" to the last; `where` as that of `unanswered`."""
     return error_of(msgspec.structs.replace(answer, message=f"{answer.message}; asked at {where} for {timeout_s:g} s"))
 
 
@@ -203,7 +203,7 @@ def rejected(code: str, message: str, **details: Unpack[Details]) -> Rejected:
 
 
 def not_found(message: str, **details: Unpack[Details]) -> NotFound:
-    """The same, of what is looked for and is not there."""
+    """Return the same, of what is looked for and is not there."""
     return NotFound(problem("not-found", message, **details))
 
 
@@ -220,12 +220,12 @@ def of_batch(problem: Problem, at: int) -> Problem:
 def client_problem(
     code: str, message: str, *, job: str = "", found: str = "", next_step: str = "", field: str = ""
 ) -> Problem:
-    """A problem that only this side can tell. Raises KeyError for a code that is not in `CLIENT_CODES`."""
+    """Return a problem that only this side can tell. Raises KeyError for a code that is not in `CLIENT_CODES`."""
     return Problem(code, message, CLIENT_CODES[code][0], field=field, found=found, next=next_step, job=job)
 
 
 def no_server(error: CannotConnect) -> Unreachable:
-    """The bus's error with what helps a caller of the SDK or the command."""
+    """Return the bus's error with what helps a caller of the SDK or the command."""
     problem = msgspec.structs.replace(error.problem, next="", found="")
     return Unreachable(
         problem,

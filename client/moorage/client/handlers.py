@@ -131,7 +131,7 @@ class Heard:
                 self._on_progress(Progress(line.progress, line.text, piece.replica))
 
     def value(self, name: str) -> Any:
-        """The small result of this name; UNSET where it was not heard."""
+        """Return the small result of this name; UNSET where it was not heard."""
         line = self._values.get(name)
         if line is None or line.value is msgspec.UNSET:
             return msgspec.UNSET

@@ -67,7 +67,7 @@ class Job(Seen):
 
     @property
     def tenant(self) -> str:
-        """Whose job it is: that of the client it came from."""
+        """The job's tenant: that of the client that made this handle."""
         return self._client.tenant
 
     @property
@@ -188,7 +188,7 @@ class Job(Seen):
         return self._result
 
     async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
-        """`shown` is what `show` said of a job whose request is not known here."""
+        """Set the result's value, if the driver returns one. `shown`: what `show` answers on an unknown request."""
         assert self._result is not None
         request = self._request
         driver = driver_of(shown) if request is None else request.workload.driver
@@ -231,7 +231,7 @@ class Job(Seen):
         return data
 
     async def explain(self) -> dict[str, Any]:
-        """Why the job waits: one dominant reason, the counts, its place in the queue. Raises `NotFound`."""
+        """Return why the job waits: one dominant reason, the counts, its place in the queue. Raises `NotFound`."""
         return await self._client.read("explain", {"job": self.id})
 
 

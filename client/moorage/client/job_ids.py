@@ -1,4 +1,4 @@
-"""Job ids that are made up: in the order of time, and nobody else's."""
+"""Generated job ids: they sort by time and are unique."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHANCE_BITS: Final = 25
 
 
 def fresh_job_id() -> str:
-    """A job id that sorts by time: `j`, 9 digits of milliseconds in base 32, 5 of chance.
+    """Return a job id that sorts by time: `j`, 9 digits of milliseconds in base 32, 5 of chance.
 
     Those of one process sort in the order in which they were made: within a millisecond the chance counts up.
     """

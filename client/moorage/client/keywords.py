@@ -30,7 +30,7 @@ _HERE: Final = {
 
 
 def check_keywords(given: Iterable[str], known: Collection[str], beside: str = "") -> None:
-    """Raises TypeError for the first that is not known, with how it is meant or the nearest name.
+    """Raise TypeError for the first that is not known, with how it is meant or the nearest name.
 
     `beside` says why fewer are known than elsewhere.
     """

@@ -53,7 +53,7 @@ OnAskedBack = Callable[[AskedBack], None]
 
 
 class Lease:
-    """Devices of this host, for nobody else until given back, or shared in their `mode`. Made by `AsyncClient.lease`.
+    """Devices of this host, leased alone or shared (`mode`) until they are given back. Made by `AsyncClient.lease`.
 
     `worker` is the worker that lends them; `simulated` says that they are not real. `environment` holds the variables
     that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and its kin); start processes with
@@ -92,7 +92,7 @@ class Lease:
 
     @property
     def asked_back(self) -> AskedBack | None:
-        """Why and until when to give back; None while nobody asks for it. After a loss the reason is `agent-gone`."""
+        """Why and until when to give the devices back; None: not asked. After a loss the reason is `agent-gone`."""
         return self._borrowed.asked_back
 
     @property
@@ -135,7 +135,7 @@ def torch_device(device: Device, environment: Mapping[str, str]) -> str:
 
 
 def find_sockets(socket: Path | str | None, env: Mapping[str, str] | None = None) -> list[Path]:
-    """Where a worker of this host may lend: the path given, else $MOORAGE_LEASE_SOCKET, else the workers of the
+    """Return where a worker of this host may lend: the path given, else $MOORAGE_LEASE_SOCKET, else the workers of the
     `moorage up` of this folder and the one that the system runs."""
     env = os.environ if env is None else env
     if named := socket or env.get(SOCKET_VARIABLE):
@@ -189,7 +189,7 @@ class Lending(AbstractAsyncContextManager[Lease], Awaitable[Lease]):
 
 
 def _spec_of_one(gpu: GpuSpec | str | int) -> GpuSpec:
-    """The GPUs that are asked for. Raises `Rejected` for what is none, and for those of several hosts."""
+    """Return the GPUs that are asked for. Raises `Rejected` for what is none, and for those of several hosts."""
     replicas, spec = gpu_spec(gpu)
     if replicas == 1:
         return spec
@@ -235,7 +235,7 @@ async def _borrowed(
 
 
 def _why_none(simulates: str) -> str:
-    """Why the `moorage up` of this folder lends nothing, where it simulates several hosts; else ""."""
+    """Return why the `moorage up` of this folder lends nothing, where it simulates several hosts; else ""."""
     if not simulates:
         return ""
     from moorage.worker.run import simulated_of

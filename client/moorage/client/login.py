@@ -1,10 +1,10 @@
-"""Who acts, by the word of this machine."""
+"""The login name of the user on this machine."""
 
 from __future__ import annotations
 
 
 def who() -> str:
-    """The login name, for acts that say whose they are; empty where there is none."""
+    """Return the login name, which operators' acts record; empty where there is none."""
     import getpass
 
     try:

@@ -155,7 +155,7 @@ class LoopThread:
 
 
 def _waited_for(done: concurrent.futures.Future[T]) -> T:
-    """Its result. Ctrl-C right before a lock is waited for wakes nobody: CPython looks between two steps of its own."""
+    """Return the future's result. It polls, since Ctrl-C right before a wait for a lock does not interrupt it."""
     while True:
         try:
             return done.result(LOOK_S)

@@ -45,7 +45,7 @@ def _next_time(text: str, now: datetime) -> datetime:
 
 
 def _date_and_time(text: str, now: datetime) -> datetime:
-    """Raises ValueError."""
+    """Raise ValueError."""
     at = datetime.fromisoformat(text.replace(" ", "T", 1))
     return at if at.tzinfo is not None else at.replace(tzinfo=now.tzinfo)
 

@@ -24,7 +24,7 @@ def plan_arguments(
     quota: Quota | None,
     share: Share | None,
 ) -> dict[str, Any]:
-    """The arguments of the verb; `request` is one as submitted, `add` a fleet's word. Raises `Rejected`."""
+    """Return the arguments of the verb; `request` is one as submitted, `add` a fleet's word. Raises `Rejected`."""
     arguments: dict[str, Any] = {"drain": list(drain), "add": _added(add)}
     if quota is not None:
         arguments["quota"] = quota if isinstance(quota, int) else dict(quota)

@@ -44,7 +44,7 @@ def build_request(
     key: str | None = None,
     fields: Mapping[str, Any] | None = None,
 ) -> Request:
-    """A checked request that has a job id: from argv, from a mapping as on the wire, or from a `Request`.
+    """Return a checked request that has a job id: from argv, from a mapping as on the wire, or from a `Request`.
 
     `gpu` may be a token (`2xH100:80G`, `3x2xA100` for three replicas), a count or a spec. What is given beside a
     request replaces its fields. Raises `Rejected` with invalid-argument, naming the field, and TypeError for an unknown
@@ -70,7 +70,7 @@ def build_request(
 
 
 def _body(what: object) -> dict[str, Any]:
-    """A request as on the wire, yet to be checked. Raises `Rejected` for what is no command."""
+    """Return a request as on the wire, yet to be checked. Raises `Rejected` for what is no command."""
     if isinstance(what, Request):
         body: dict[str, Any] = msgspec.to_builtins(what)
         return body
@@ -127,7 +127,7 @@ def _next(field: str) -> str:
 
 
 def _odd_variable(body: dict[str, Any]) -> Rejected | None:
-    """The first variable whose value is no text, by its name, which msgspec does not tell. It may be a secret."""
+    """The name of the first variable whose value is not text: msgspec names none. The value may be a secret."""
     run = body.get("run")
     env = run.get("env") if isinstance(run, Mapping) else None
     for name, value in env.items() if isinstance(env, Mapping) else ():
@@ -225,7 +225,7 @@ class RequestBuilder:
         key: str | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> tuple[str, Request, bytes]:
-        """The job's id, what it asks for, and the body that says both. Raises as `build_request`.
+        """Return the job's id, what it asks for, and the body that says both. Raises as `build_request`.
 
         Jobs that ask for the same share the request, so that its own `job` may be another one's.
         """
@@ -240,7 +240,7 @@ class RequestBuilder:
     def _checked_before(
         self, words: Sequence[str], gpu: GpuSpec | str | int | None, fields: Mapping[str, Any]
     ) -> Request | None:
-        """A checked request for this command, whatever its job id; None where something is wrong with it."""
+        """Return a checked request for this command, whatever its job id; None where something is wrong with it."""
         if self._template is None or gpu != self._gpu or fields != self._fields:
             template = build_request(("a command",), gpu, "j", fields)
             self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template

@@ -32,7 +32,7 @@ CODE_ENDED: Final = -15
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A member that was started: who it is, what it asked for, and what it finds in its environment."""
+    """A member that was started: its name, its request and its environment."""
 
     tenant: str
     job: str
@@ -107,7 +107,7 @@ class ScriptedDriver(Driver):
             try:
                 task = self._task(assignment)
             except MoorageError as error:
-                failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
+                failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
                 continue
             started.append(assignment.name)
             running = self._run(assignment.name, task, assignment.run.timeout_s)
@@ -124,7 +124,7 @@ class ScriptedDriver(Driver):
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else "end")]))
 
     async def read_log(self, ask: frames.ReadLog) -> frames.LogPage:
-        """Of the newest members that ended; nothing is said before the end."""
+        """Return output of one of the newest members that ended; an empty page for others."""
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
         ran = self._kept.get(name, Ran())
         return page_of((ran.out if ask.stream == "out" else ran.err).encode(), ask, name not in self._running)

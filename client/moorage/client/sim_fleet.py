@@ -93,7 +93,7 @@ class SimFleet:
         network: FaultyNetwork | None = None,
         prefix: str = PREFIX_DEFAULT,
     ) -> None:
-        """Raises `Rejected` for a word that does not describe a fleet, and for a name that no handler may have."""
+        """Raise `Rejected` for a word that does not describe a fleet, and for a name that no handler may have."""
         try:
             self._hosts = {host.name: host for host in simulated_hosts(fleet)}
         except ValueError as error:
@@ -134,6 +134,11 @@ class SimFleet:
     @property
     def where(self) -> str:
         return f"simulated:{self.word}"
+
+    @property
+    def upkeep(self) -> contextvars.Context:
+        """The context of the fleet: what its clients ask in silence is skipped with the fleet's own upkeep."""
+        return self._process.context()
 
     async def connect(self, name: str, on_state: Callable[[State], None]) -> Link:
         await self._hold()
@@ -232,7 +237,7 @@ class SimFleet:
         )
 
     def _reign(self) -> Reign | None:
-        """The reign of the scheduler that leads now; None before it leads."""
+        """Return the reign of the scheduler that leads now; None before it leads."""
         scheduler = self.scheduler
         return scheduler.reign if scheduler is not None and scheduler.leading.is_set() else None
 
@@ -260,7 +265,7 @@ class SimFleet:
             await asyncio.sleep(START_AGAIN_S)
 
     async def _end_scheduler(self) -> None:
-        """Raises what broke it."""
+        """Raise what broke it."""
         leading, self._leading = self._leading, None
         if leading is None:
             return
@@ -307,7 +312,7 @@ class SimFleet:
         await fleet_host.add(agent)
 
     async def _end_worker(self, host: FleetHost) -> None:
-        """Raises what its agent raised, where it broke."""
+        """Raise what its agent raised, where it broke."""
         broke = host.failed.exception() if host.failed.done() and not host.failed.cancelled() else None
         await host.close()
         await host.transport.close()
@@ -315,7 +320,7 @@ class SimFleet:
             raise broke
 
     async def _close(self) -> None:
-        """Raises what broke in the scheduler or a worker, so that a test does not pass over it."""
+        """Raise what broke in the scheduler or a worker, so that a test does not pass over it."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._stay_awake)
             self._stay_awake = lambda: None

@@ -6,17 +6,22 @@ outside of it, as any other code of a test: no timer of a script or a handler is
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from moorage.bus.simulated.bus import SimulatedBus
 from moorage.bus.simulated.processes import Process, process_of
+from moorage.client.follow.stories import REPAIR_S
 from moorage.scheduler.reign import Reign
 from moorage.schemas.subjects import Subjects
 from moorage.worker.agent import Agent
 from moorage.worker.drivers.base import Driver
 from moorage.worker.fleet_host import FleetHost
+
+#: so long after an event may have been lost each follower has asked for it
+REPAIRED_S: Final = 2 * REPAIR_S
 
 
 class SimAgent(Agent):
@@ -53,11 +58,15 @@ class Upkeep:
         self._subjects = subjects
         self._workers = workers
         self._reign = reign
+        self._seen = 1, 0
+        self._repaired_s = 0.0
 
     def idle_until_s(self) -> float:
         """Return until when the fleet only writes heartbeats, renews and reports its load, as time of the loop."""
         reign = self._reign()
         if reign is None or not self._bus.network.is_reliable or self._is_observed():
+            return 0.0
+        if self._may_miss_events(reign):
             return 0.0
         state = reign.engine.state
         live = {worker.id: len(worker.members) for worker in state.worker_by_num if worker.session}
@@ -65,8 +74,19 @@ class Upkeep:
         idle = {agent.worker: len(agent.members.held) for agent in agents if agent.is_idle}
         return reign.idle_until_s() if live == idle else 0.0  # else a worker is on its way, or about to be lost
 
+    def _may_miss_events(self, reign: Reign) -> bool:
+        """Return whether a client may follow a job, miss an event of it, and not have asked yet.
+
+        Events are lost with messages, and with a leader that ends between its last record and the events of it.
+        """
+        counters, now_s = self._bus.network.counters, asyncio.get_running_loop().time()
+        seen = reign.engine.state.epoch, counters["dropped"] + counters["cut"]
+        if seen != self._seen:
+            self._seen, self._repaired_s = seen, now_s + REPAIRED_S
+        return now_s < self._repaired_s
+
     def _is_observed(self) -> bool:
-        """Whether a test listens to the frames that are sent again and again."""
+        """Return whether a test listens to the frames that are sent again and again."""
         subjects = self._subjects
         return self._bus.is_heard_outside(self.process, subjects.fleet_frame, *map(subjects.load, self._workers))
 

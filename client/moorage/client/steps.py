@@ -23,6 +23,7 @@ from moorage.schemas.job import (
     CLAIMED,
     ENDING,
     EXITED,
+    FROZEN,
     LOST_KEPT,
     PLACED,
     QUEUED,
@@ -48,7 +49,11 @@ class Claimed(Step, frozen=True):
 
 
 class Running(Step, frozen=True):
-    """It runs."""
+    """It runs, for the first time or after it was frozen."""
+
+
+class Frozen(Step, frozen=True):
+    """It stands still, and keeps its GPUs."""
 
 
 class Ending(Step, frozen=True):
@@ -65,11 +70,12 @@ _KINDS: Final[dict[str, type[Step]]] = {
     PLACED: Placed,
     CLAIMED: Claimed,
     RUNNING: Running,
+    FROZEN: Frozen,
     **dict.fromkeys((ENDING, CANCELLING, EXITED, LOST_KEPT), Ending),
     **dict.fromkeys(TERMINAL, Ended),
 }
 
 
 def step_of(change: Change) -> Step:
-    """The same transition as its own type."""
+    """Return the same transition as its own type."""
     return _KINDS.get(change.state, Step)(*msgspec.structs.astuple(change))

@@ -254,9 +254,31 @@ class SyncAdmin(Handle["Admin"]):
         """As `Admin.requeue`."""
         return self._thread.call(self._twin.requeue(job, why=why, tenant=tenant))
 
+    def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
+        """As `Admin.freeze`."""
+        return self._thread.call(self._twin.freeze(job, why=why, tenant=tenant))
+
+    def resume(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
+        """As `Admin.resume`."""
+        return self._thread.call(self._twin.resume(job, why=why, tenant=tenant))
+
     def priority(self, job: str, priority: int, *, why: str = "", tenant: str | None = None) -> Done:
         """As `Admin.priority`."""
         return self._thread.call(self._twin.priority(job, priority, why=why, tenant=tenant))
+
+    def resize(
+        self,
+        job: str,
+        *,
+        memory_mib: int | None = None,
+        compute_percent: int | None = None,
+        why: str = "",
+        tenant: str | None = None,
+    ) -> Done:
+        """As `Admin.resize`."""
+        return self._thread.call(
+            self._twin.resize(job, memory_mib=memory_mib, compute_percent=compute_percent, why=why, tenant=tenant)
+        )
 
     def limit(
         self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None

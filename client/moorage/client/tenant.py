@@ -1,4 +1,4 @@
-"""Whose jobs, when nobody says."""
+"""The tenant of a client that names none."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ TENANT_DEFAULT: Final = "default"
 
 
 def find_tenant(tenant: str | None = None, env: Mapping[str, str] | None = None) -> str:
-    """The one given, else $MOORAGE_TENANT, else `default`."""
+    """Return the tenant given, else $MOORAGE_TENANT, else `default`."""
     return named_tenant(tenant, env) or TENANT_DEFAULT
 
 
 def named_tenant(tenant: str | None = None, env: Mapping[str, str] | None = None) -> str:
-    """The one given, else $MOORAGE_TENANT; empty where nobody named one."""
+    """Return the tenant given, else $MOORAGE_TENANT; empty if neither names one."""
     env = os.environ if env is None else env
     return tenant or env.get(TENANT_VARIABLE) or ""

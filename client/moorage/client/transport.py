@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,6 +21,10 @@ class ClientTransport(Protocol):
     @property
     def where(self) -> str:
         """The server's name for messages, without secrets."""
+
+    @property
+    def upkeep(self) -> contextvars.Context | None:
+        """Of the timers after which a client asks whether it missed something; None: the context of the caller."""
 
     async def connect(self, name: str, on_state: Callable[[State], None]) -> Link:
         """A connection of the caller's own; `on_state` is told when it is lost and back."""

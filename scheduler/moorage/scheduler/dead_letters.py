@@ -19,6 +19,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Submit
+from moorage.scheduler.core.tflops import resolved
 from moorage.scheduler.intake import cancel_of
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, Problem, Refused, problem, refuse
@@ -206,6 +207,7 @@ class DeadLetters:
         if verb == "cancel":
             self._engine.offer(cancel_of(tenant, _decode_cancel(body), reply=mark))
         else:
+            body = resolved(body, self._engine.config.tflops_file)
             name, request, shape = self._engine.read(body)
             name = name or _job_of(letter) or f"q{letter.sequence}"
             self._engine.offer(Submit(tenant, name, body, request, shape, mark, True, 0, letter.trace))

@@ -21,6 +21,7 @@ from moorage.scheduler import question_queue
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
 from moorage.scheduler.core.records import actor, by_tenant
+from moorage.scheduler.core.tflops import resolved
 from moorage.scheduler.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Problem, Refused, refuse
@@ -233,6 +234,7 @@ class Intake:
             if is_array(data):
                 self._array = _Array(tenant, delivery, trace)
                 return
+        data = resolved(data, engine.config.tflops_file)
         name, request, shape = engine.read(data)
         if name is None:
             name = named_by_header(headers) or fresh_job_id()
@@ -249,6 +251,7 @@ class Intake:
             self._array = None
         for position, body in enumerate(map(bytes, bodies), first):
             try:
+                body = resolved(body, engine.config.tflops_file)
                 name, request, shape = read(body)
                 offer(Submit(tenant, name or fresh_job_id(), body, request, shape, "", json, 0, trace, batch, position))
                 continue

@@ -18,6 +18,7 @@ from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
+from moorage.scheduler.core.tflops import read_capacities
 from moorage.scheduler.ledger import LedgerBroken
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.service import Scheduler
@@ -54,6 +55,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    read_capacities(settings.tflops_file)  # a file that cannot be read is told now, and not to the first job
     ledger_target, prefix, replicas = ledger_url(settings.ledger_url_file), settings.prefix, settings.replicas
     world = await connect_logged(target, "moorage-scheduler", log)
     ledger_world = world

@@ -24,6 +24,7 @@ from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.containment import trace_of
 from moorage.scheduler.core.events import Cancel, QueueRead, Submit
 from moorage.scheduler.core.state import State
+from moorage.scheduler.core.tflops import resolved
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.intake import cancel_of
 from moorage.scheduler.queue_streams import QueueStreams
@@ -391,9 +392,10 @@ class QueueReader:
         self._some.set()
 
     def _submit(self, tenant: str, message: StoredMessage, reply: str) -> Submit:
-        name, request, shape = self._engine.read(message.data)
+        body = resolved(message.data, self._engine.config.tflops_file)
+        name, request, shape = self._engine.read(body)
         trace = (message.headers or {}).get("traceparent", "")
-        return Submit(tenant, name or f"q{message.seq}", message.data, request, shape, reply, True, message.seq, trace)
+        return Submit(tenant, name or f"q{message.seq}", body, request, shape, reply, True, message.seq, trace)
 
     async def _purge(self) -> None:
         """Delete behind the folded cursors; a purge that is repeated or lost does no harm."""

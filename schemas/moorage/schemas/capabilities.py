@@ -31,6 +31,12 @@ ADVISORY: Final = Enforced()
 WHOLE: Final = Enforced("hard", "hard")
 
 
+#: how an attempt takes another part of its device, see `Capabilities.resizes`
+LIVE: Final = "live"
+NEXT_ATTEMPT: Final = "next-attempt"
+COUNTED: Final = "counted"
+
+
 class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What a driver can do. A capability that a worker does not report has the default here.
 
@@ -45,11 +51,15 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     uses_devices: bool = True  # the memory of a member's GPUs must be seen free before they are used again
     brings_files: bool = False  # a job may bring files, and keep what it writes into its folder
     outlives_agent: bool = False  # members run on without the agent, and their ends are kept until it has told them
+    freezes: bool = False  # members can be frozen, with the memory of their GPUs in the host's RAM, and resumed
     simulated_only: bool = False  # nothing really runs: only simulated workers may offer it
     fence: str = "agent"
     gpu_enabled: bool = True  # its jobs may have GPUs
     #: the keys that it reads of `driver_config.<its name>`, others are refused; null: the driver checks them itself
     config: list[str] | None = None
+    #: how an attempt takes another part of its device while it runs, by sharing mode: live, next-attempt or counted. A
+    #: worker that does not report a mode cannot change what an attempt has
+    resizes: dict[str, str] = {}
     #: how its jobs are kept to their part of a device, by sharing mode. A mode that is not here: exclusive is hard, as
     #: all of the device is the job's, and the others are advisory
     enforced: dict[str, Enforced] = {}
@@ -79,6 +89,11 @@ def mode_enforced(hello: Mapping[str, Any], driver: str, mode: str) -> Enforced:
     if told is None:
         return WHOLE if mode == "exclusive" else ADVISORY
     return Enforced(told.get("memory", ADVISORY.memory), told.get("compute", ADVISORY.compute))
+
+
+def mode_resizes(hello: Mapping[str, Any], driver: str, mode: str) -> str:
+    """Return how a driver's attempts take another part of a device in a sharing mode; "" where they cannot."""
+    return str((hello.get("capabilities") or {}).get(driver, {}).get("resizes", {}).get(mode, ""))
 
 
 def job_enforced(by_mode: Enforced, mode: str, *, has_memory: bool, has_compute: bool) -> Enforced:

@@ -30,12 +30,12 @@ _msgpack_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def is_json(payload: bytes) -> bool:
-    """Whether a payload is JSON (else msgpack), by its first byte; an empty one, or a word alone, counts as JSON."""
+    """Return whether a payload is JSON (else msgpack), by its first byte; empty ones and lone words count as JSON."""
     return not payload or payload[0] not in _MSGPACK_FIRST
 
 
 def encode(frame: object, *, json: bool = True) -> bytes:
-    """A frame as JSON (default) or msgpack."""
+    """Return a frame as JSON (default) or msgpack."""
     return _json_encode(frame) if json else _msgpack_encode(frame)
 
 
@@ -87,17 +87,17 @@ decode_request: Final = Decoder[Request](Request, REQUEST_BYTES_MAX)
 
 
 def same_request(one: bytes, other: bytes) -> bool:
-    """Whether two request bodies ask for the same, whatever their encoding, their order of keys, and who is told."""
+    """Return whether two request bodies are the same request, whatever their encoding, order of keys and `events`."""
     return one == other or _told_alike(decode_request(one)) == _told_alike(decode_request(other))
 
 
 def canonical(request: Request) -> bytes:
-    """The canonical form: msgpack of all fields in sorted order, so that equal requests have equal bytes."""
+    """Return the canonical form: msgpack of all fields in sorted order, so that equal requests have equal bytes."""
     return msgspec.msgpack.encode(request, order="sorted")
 
 
 def identity(request: Request) -> bytes:
-    """The canonical form of what is asked for: `events`, which says who is told of it, is no part of that."""
+    """Return the canonical form of a request without `events`, which only says where events are sent."""
     return canonical(_told_alike(request))
 
 

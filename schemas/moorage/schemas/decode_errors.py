@@ -1,4 +1,4 @@
-"""What is wrong with bytes that are not a frame of a type, so that it can be corrected: field, found, allowed, next.
+"""Explains bytes that do not decode as a frame: the field, what was found, what is allowed, what to do next.
 
 msgspec reports it in a sentence with a path; moorage's own rules say `name must be what is allowed, found what came`.
 """
@@ -29,7 +29,7 @@ _CHOICES_MAX: Final = 32
 
 
 def explain_decode_error(error: Exception, kind: Any = None, next_step: str = "") -> Problem:
-    """A msgspec error as a `Problem`: which field, what was found, what is allowed.
+    """Return a msgspec error as a `Problem`: which field, what was found, what is allowed.
 
     `kind` is the type that was to be read, `next_step` what to do now where that is no request.
     """
@@ -62,7 +62,7 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
 
 
 def _nearest(name: str, kind: Any, path: str) -> str:
-    """The field of the object at a path whose name is nearest to one that it does not have."""
+    """Return the field of the object at a path whose name is nearest to one that it does not have."""
     known = {
         field.encode_name for part in _at(kind, path) if isinstance(part, inspect.StructType) for field in part.fields
     }
@@ -70,7 +70,7 @@ def _nearest(name: str, kind: Any, path: str) -> str:
 
 
 def _choices(kind: Any, path: str) -> list[str]:
-    """The words that may stand at a path; none where it is not a choice between a few."""
+    """Return the words that may stand at a path; none where it is not a choice between a few."""
     words = [str(word) for part in _at(kind, path) if isinstance(part, inspect.LiteralType) for word in part.values]
     return words if len(words) <= _CHOICES_MAX else []
 

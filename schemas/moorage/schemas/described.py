@@ -16,7 +16,7 @@ _FIELD: Final = re.compile(r"(?P<name>\w+): [^#]*(?:# (?P<note>.*))?")
 
 
 def notes(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """What the comments in the code say of each field; "" where they say nothing."""
+    """Return the comment in the code on each field; "" for a field without one."""
     try:
         source = inspect.getsource(struct)
     except OSError:
@@ -35,7 +35,7 @@ def notes(struct: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def json_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """As msgspec makes it, with a description of each field that the code says something of."""
+    """Return msgspec's JSON Schema, with the comment of each field as its description."""
     made = msgspec.json.schema(struct)
     parts: dict[str, type[msgspec.Struct]] = {}
     _gather(struct, parts)

@@ -38,7 +38,7 @@ _VM_ID: Final = re.compile(rf"|[0-9]+|{_PCI}")
 class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a driver reads of `driver_config.<its name>`. The class says, too, how the driver knows devices."""
 
-    #: what an id may look like, and that in words; None: the driver takes no ids
+    #: what an id may look like, and that in words; None: no worker with this driver can give an exact device
     ids: ClassVar[re.Pattern[str] | None] = None
     ids_are: ClassVar[str] = "none"
     #: whether an id may be a number, or empty, which is any device
@@ -56,7 +56,7 @@ class _Devices(Block, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ProcessBlock(_Devices, frozen=True, kw_only=True, omit_defaults=True):
-    """A process sees devices by uuid or index."""
+    """The block of the driver `process`: devices are named by uuid or index."""
 
     ids, ids_are = _HOST_ID, "a uuid or an index"
 
@@ -97,10 +97,8 @@ class VmBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
     gpus_max = 1
 
 
-class KubernetesBlock(Block, frozen=True, kw_only=True, omit_defaults=True):
-    """The cluster chooses the devices, so none can be named."""
-
-    image: str | None = None  # in place of `run.image`
+class KubernetesBlock(_Image, frozen=True, kw_only=True, omit_defaults=True):
+    """The cluster chooses the devices: ids are read as any driver's, and no worker supports them."""
 
 
 #: by driver: those of moorage, also where no release has built them yet
@@ -146,6 +144,16 @@ def takes_image(driver: str) -> bool:
     return block is None or "image" in block.__struct_fields__
 
 
+def takes_ids(driver: str) -> bool:
+    """Return whether a driver can give the devices that a request names; True for one that moorage does not know."""
+    return BLOCKS.get(driver, DockerBlock).ids is not None
+
+
+def no_ids(driver: str) -> str:
+    """Return the words for a driver that cannot give the devices that a request names."""
+    return f"the driver {driver} gives no exact devices: its cluster chooses them"
+
+
 def keys_fault(driver: str, block: object, keys: Sequence[str]) -> Fault | None:
     """Return the fault of a block that is no object, or that has a key which its driver does not read."""
     place = f"driver_config.{driver}"
@@ -183,7 +191,7 @@ def block_fault(driver: str, block: object) -> Fault | None:
 
 
 def _list_fault(kind: type[Block], field: str, value: object) -> Fault | None:
-    """An empty list, or a blank id: the list of devices must say something."""
+    """Return the fault of a list of devices that is empty or has a blank id; None for no fault."""
     name, allowed = field.rpartition(".")[2], f"1..{GPUS_PER_REPLICA_MAX} ids"
     if value is None:
         return None
@@ -235,7 +243,7 @@ def check(
 
     `block` is `driver_config.<driver>`, UNSET where there is none; `gpu` is what it asks for. With `capabilities`,
     what the driver does not support is a fault as well. `interim` are the ids of `resource_requirements`. Blocks that
-    cannot be read come first, then a driver without GPUs, then the ids.
+    cannot be read come first, then a driver without GPUs, then the shape of the ids, then a driver that takes none.
     """
     if block is not msgspec.UNSET and (fault := block_fault(driver, block)) is not None:
         return fault
@@ -244,11 +252,14 @@ def check(
         return _twice(INTERIM, place)
     if gpu is not None and capabilities is not None and not capabilities.gpu_enabled:
         message = f"the driver {driver} has no GPU support here"
-        return Fault("failed-precondition", Trouble("gpu", message, f"{gpu.count} GPUs", "no GPU"))
+        return _unsupported("gpu", message, f"{gpu.count} GPUs", "no GPU")
     kind = BLOCKS.get(driver, DockerBlock)  # of a driver that moorage does not know: any id
     if gpu is not None and gpu.count > kind.gpus_max:
         return _shape("gpu.count", f"the driver {driver} gives {kind.gpus_max} GPU", gpu.count, str(kind.gpus_max))
-    return _ids_fault(driver, kind, place, ids, gpu) if ids else None
+    fault = _ids_fault(driver, kind, place, ids, gpu) if ids else None
+    if fault is None and ids and kind.ids is None and capabilities is not None:
+        return _unsupported(place, no_ids(driver), ", ".join(ids), "a count of GPUs, without ids")
+    return fault
 
 
 def _ids_fault(driver: str, kind: type[Block], place: str, ids: tuple[str, ...], gpu: GpuSpec | None) -> Fault | None:
@@ -263,13 +274,17 @@ def _ids_fault(driver: str, kind: type[Block], place: str, ids: tuple[str, ...],
         message = f"{place} lists {len(ids)} devices, and the count of GPUs is {gpu.count}"
         return _shape(place, message, len(ids), f"{gpu.count}, or as many in gpu.count")
     for one in ids:
-        if kind.ids is None or not kind.ids.fullmatch(one):
+        if kind.ids is not None and not kind.ids.fullmatch(one):
             return _shape(place, f"the driver {driver} knows no device {one}", one, kind.ids_are)
     return None
 
 
 def _shape(field: str, message: str, found: object, allowed: str) -> Fault:
     return Fault("invalid-argument", Trouble(field, message, found, allowed))
+
+
+def _unsupported(field: str, message: str, found: object, allowed: str) -> Fault:
+    return Fault("failed-precondition", Trouble(field, message, found, allowed))
 
 
 def _twice(field: str, other: str) -> Fault:

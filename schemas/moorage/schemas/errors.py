@@ -106,7 +106,7 @@ class MoorageError(Exception):
         super().__init__(problem.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As it stands: who makes one from other arguments is not made again from its message (a pool's process)."""
+        """Pickle the error with its own state: classes with other arguments cannot be made again from the message."""
         return _as_it_stood, (type(self), self.args), self.__dict__
 
     @property
@@ -144,7 +144,7 @@ def problem(
 
 
 def in_a_line(told: Problem) -> str:
-    """All that it says, for a log: what, where, what was found, what is allowed, and what to do next."""
+    """Return all that it says, for a log: what, where, what was found, what is allowed, and what to do next."""
     seen = (("at", told.field), ("found", told.found), ("allowed", told.allowed))
     where = ", ".join(f"{name} {value}" for name, value in seen if value)
     return "; ".join(text for text in (told.message, where, told.next) if text)

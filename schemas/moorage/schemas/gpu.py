@@ -9,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from moorage.schemas.capabilities import ADVISORY, Enforced, Level, job_enforced, level_number
+from moorage.schemas.tflops import parse_tflops
 from moorage.schemas.trouble import Trouble, quoted
 
 Sharing = Literal["exclusive", "mps", "time-slice"]
@@ -26,6 +27,8 @@ SHARERS_MAX: Final[dict[str, int]] = {"mps": 8, "time-slice": 4}
 #: an "80 GB" card shows a little more or less than 80e9 bytes; the token is nominal within this tolerance
 NOMINAL_TOLERANCE: Final = 0.02
 PART_CHARS_MAX: Final = 16
+#: behind a number of TFLOPS in a token
+TFLOPS: Final = "tflops"
 
 
 #: as NVIDIA names them: 1g.10gb, 1g.10gb+me, 2c.3g.40gb
@@ -48,12 +51,25 @@ class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
 
     memory_mib: int = 0  # 0 is not counted
     compute_percent: int = 100  # 1..100
+    #: in place of compute_percent: a number, alone or with m, k, K, M or G behind it, of one model that is named. The
+    #: scheduler turns it into a percentage as it accepts the job
+    tflops: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_mib <= MEMORY_MIB_MAX:
             raise ValueError(f"share.memory_mib must be 0..{MEMORY_MIB_MAX}, found {self.memory_mib}")
         if not 1 <= self.compute_percent <= 100:
             raise ValueError(f"share.compute_percent must be 1..100, found {self.compute_percent}")
+        if self.tflops is not None:
+            if self.compute_percent != 100:
+                raise ValueError("share.compute_percent and share.tflops say the same: send one of them")
+            if parse_tflops(self.tflops) <= 0:
+                raise ValueError(f"share.tflops must be above 0, found {self.tflops!r}")
+
+    @property
+    def has_compute(self) -> bool:
+        """Whether it is a part of the compute, and not all of it."""
+        return self.compute_percent < 100 or self.tflops is not None
 
 
 class Enforce(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -163,7 +179,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         share = self.share or Share()
         for name, level, part, has_part in (
             ("memory", enforce.memory, "share.memory_mib", share.memory_mib > 0),
-            ("compute", enforce.compute, "share.compute_percent below 100", share.compute_percent < 100),
+            ("compute", enforce.compute, "share.compute_percent below 100", share.has_compute),
         ):
             if level not in (None, "advisory") and not has_part:
                 return Trouble(
@@ -184,7 +200,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         share = self.share or Share()
         return job_enforced(
             by_mode, self.effective_sharing,
-            has_memory=share.memory_mib > 0, has_compute=share.compute_percent < 100,
+            has_memory=share.memory_mib > 0, has_compute=share.has_compute,
         )  # fmt: skip
 
     @property
@@ -282,7 +298,7 @@ _BEHIND: Final = re.compile(r"(?P<model>[A-Za-z]+\d[0-9A-Za-z]*?) ?x ?(?P<count>
 
 
 def nominal_mib(gigabytes: float) -> int:
-    """The least MiB a device sold as so many GB (1e9 bytes) may show: 2 % below nominal."""
+    """Return the least MiB a device sold as so many GB (1e9 bytes) may show: 2 % below nominal."""
     return int(gigabytes * 1e9 * (1 - NOMINAL_TOLERANCE) / (1024 * 1024))
 
 
@@ -291,7 +307,7 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
 
     `2xH100` is two GPUs, `3x2xH100` three replicas of two. `:80G` is nominal, `:70000M` exact MiB. Without a count a
     model has a digit in its name, or is `any`: a word alone (`lots`, `True`) is hardly ever meant for one.
-    After `@mps=` or `@time-slice=`: a compute share in percent, a memory share in G or M, or both.
+    After `@mps=` or `@time-slice=`: a compute share in percent, or as `30tflops`, a memory share in G or M, or both.
     """
     text = token.strip()
     if text.isdigit():  # `--gpu 2` is two GPUs of any model
@@ -311,7 +327,7 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
     memory = None
     if found["memory"]:
         memory = nominal_mib(float(found["memory"])) if found["unit"] == "G" else int(float(found["memory"]))
-    share = _parse_share(found["share"], token) if found["share"] else None
+    share = parse_share(found["share"], token) if found["share"] else None
     sharing: Sharing | None = next((mode for mode in SHARING_MODES if found["sharing"] == mode), None)
     spec = GpuSpec(
         count=int(found["count"] or 1),
@@ -324,7 +340,7 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
 
 
 def _misplaced(model: str) -> str:
-    """The token that is meant by what has an x, and no count before it; empty for a model."""
+    """Return the token that is meant by what has an x, and no count before it; empty for a model."""
     if found := _NO_COUNT.fullmatch(model):
         return f"1x{found['model']}"
     if found := _BEHIND.fullmatch(model):
@@ -332,16 +348,21 @@ def _misplaced(model: str) -> str:
     return ""
 
 
-def _parse_share(text: str, token: str) -> Share:
-    percent, memory = 100, 0
+def parse_share(text: str, token: str) -> Share:
+    """Return the share that is behind @mps= or @time-slice= in a token. Raises ValueError."""
+    percent, memory, tflops = 100, 0, None
     for part in text.split(","):
         if part.endswith("%") and part[:-1].isdigit():
             percent = int(part[:-1])
+        elif part.endswith(TFLOPS):
+            tflops = part.removesuffix(TFLOPS)
         elif len(part) <= PART_CHARS_MAX and part[-1:] in ("G", "M") and part[:-1].replace(".", "", 1).isdigit():
             memory = _share_mib(float(part[:-1])) if part[-1] == "G" else int(float(part[:-1]))
         else:
-            raise ValueError(f"not a share: {part!r} in {token!r}; a share is 50% or 4G or both: @mps=50%,4G")
-    return Share(memory, percent)
+            raise ValueError(
+                f"not a share: {part!r} in {token!r}; a share is 50% (or 30tflops) or 4G or both: @mps=50%,4G"
+            )
+    return Share(memory, percent, tflops)
 
 
 def _share_mib(gigabytes: float) -> int:
@@ -355,7 +376,7 @@ def _share_size(mib: int) -> str:
 
 
 def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
-    """The token of a spec, as every table prints it; `-` where no GPU is asked for."""
+    """Return the token of a spec, as every table prints it; `-` where no GPU is asked for."""
     if spec is None:
         return "-" if replicas == 1 else f"{replicas}x-"
     text = f"{spec.count}x{'|'.join(spec.models) or 'any'}"
@@ -369,6 +390,7 @@ def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
         text += f"@{spec.sharing}"
         if spec.share is not None:
             parts = [f"{spec.share.compute_percent}%"] if spec.share.compute_percent != 100 else []
+            parts += [] if spec.share.tflops is None else [f"{spec.share.tflops}{TFLOPS}"]
             parts += [_share_size(spec.share.memory_mib)] if spec.share.memory_mib else []
             text += f"={','.join(parts)}" if parts else ""
     return text

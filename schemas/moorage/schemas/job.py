@@ -1,4 +1,4 @@
-"""The request, and the states of what becomes of it."""
+"""The request, and the states of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
 from moorage.schemas.driver_config import Fault, canonical_id, check, devices_asked, is_id, takes_image
-from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec
+from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec, Share
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_files, is_job, is_secret
 from moorage.schemas.trouble import Trouble, quoted
 
@@ -111,7 +111,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
 
 
 def check_command(driver: str, argv: list[str]) -> None:
-    """Raises ValueError for what a workload of that driver cannot have as its `argv`."""
+    """Raise ValueError for what a workload of that driver cannot have as its `argv`."""
     if driver == DRIVER_DEFAULT and not argv:  # what other drivers need, their workers say
         raise ValueError(f"argv must name a command for the driver {driver}, found none")
     if len(argv) > ARGV_MAX:
@@ -136,7 +136,7 @@ def _check_env(env: dict[str, str | Secret]) -> None:
 
 
 def names_a_program(argv: list[str]) -> bool:
-    """Whether a command begins with a word; a driver that needs none may have no command."""
+    """Return whether a command begins with a word; a driver that needs none may have no command."""
     return not argv or bool(argv[0])
 
 
@@ -195,7 +195,7 @@ def stays_below(path: str) -> bool:
 
 
 def is_user(user: str) -> bool:
-    """Whether a host may have a user of that name or number."""
+    """Return whether a host may have a user of that name or number."""
     if len(user) > WORD_CHARS_MAX or _USER.fullmatch(user) is None:
         return False
     return not user.isdecimal() or (user.isascii() and int(user) <= UID_MAX)
@@ -221,12 +221,12 @@ def _checkpoint_trouble(run: Run) -> Trouble | None:
 
 
 def _odd(text: str) -> str:
-    """What is odd of a text that is too long or holds a NUL, and not the text: it may be somebody's secret."""
+    """Describe a text that is too long or holds a NUL without showing it: it may be a secret."""
     return "a NUL" if "\0" in text else f"{len(text)} characters"
 
 
 def check_duration(name: str, seconds: float | None) -> None:
-    """Raises ValueError unless `seconds` is None or 0..366 days; NaN is refused too."""
+    """Raise ValueError unless `seconds` is None or 0..366 days; NaN is refused too."""
     if seconds is not None and not 0 <= seconds <= DURATION_S_MAX:
         raise ValueError(f"{name} must be 0..{DURATION_S_MAX:.0f} seconds, found {seconds}")
 
@@ -326,6 +326,12 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         for key, values in self.requires.items():
             if not values or len(values) > LABELS_MAX:
                 raise ValueError(f"requires.{key} must list 1..{LABELS_MAX} values, found {len(values)}")
+
+    def with_part(self, part: tuple[int, int] | None) -> Request:
+        """Return the request with this part of each GPU, memory in MiB and percent of compute; None: the request."""
+        if part is None or self.gpu is None:
+            return self
+        return msgspec.structs.replace(self, gpu=msgspec.structs.replace(self.gpu, share=Share(*part)))
 
     @property
     def effective_gpu(self) -> GpuSpec | None:
@@ -455,6 +461,7 @@ TIMED_OUT: Final = "TIMED_OUT"
 CANCELLED: Final = "CANCELLED"
 EXPIRED: Final = "EXPIRED"
 REJECTED: Final = "REJECTED"
+FROZEN: Final = "FROZEN"  # an operator had it frozen: it keeps its devices, and their memory is in the host's RAM
 
 #: The states of a replica by number, as the ledger writes them. Append only: numbers are in every ledger.
 STATES: Final = (
@@ -472,6 +479,7 @@ STATES: Final = (
     CANCELLED,
     EXPIRED,
     REJECTED,
+    FROZEN,
 )
 STATE_NUMBER: Final = {name: number for number, name in enumerate(STATES)}
 TERMINAL: Final = frozenset({SUCCEEDED, FAILED, TIMED_OUT, CANCELLED, EXPIRED, REJECTED})
@@ -481,7 +489,8 @@ TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     QUEUED: frozenset({PLACED, CANCELLED, EXPIRED, REJECTED, FAILED}),
     PLACED: frozenset({CLAIMED, QUEUED, CANCELLING, ENDING, EXITED, LOST_KEPT, FAILED}),
     CLAIMED: frozenset({RUNNING, QUEUED, SUCCEEDED, FAILED, TIMED_OUT, CANCELLING, ENDING, LOST_KEPT, EXITED}),
-    RUNNING: frozenset({SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLING, ENDING, LOST_KEPT, EXITED}),
+    RUNNING: frozenset({SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLING, ENDING, LOST_KEPT, EXITED, FROZEN}),
+    FROZEN: frozenset({RUNNING, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLING, ENDING, LOST_KEPT}),
     EXITED: frozenset({SUCCEEDED, QUEUED, FAILED, CANCELLED, TIMED_OUT}),
     ENDING: frozenset({QUEUED, FAILED, TIMED_OUT, CANCELLED, SUCCEEDED, CANCELLING, LOST_KEPT, EXITED}),
     CANCELLING: frozenset({CANCELLED, SUCCEEDED}),
@@ -495,11 +504,11 @@ TRANSITIONS: Final[dict[str, frozenset[str]]] = {
 }
 
 _WORST_FIRST: Final = (REJECTED, FAILED, TIMED_OUT, EXPIRED, CANCELLED, SUCCEEDED)
-_LIVE_FIRST: Final = (CANCELLING, ENDING, RUNNING, LOST_KEPT, CLAIMED, PLACED, EXITED, QUEUED)
+_LIVE_FIRST: Final = (CANCELLING, ENDING, RUNNING, FROZEN, LOST_KEPT, CLAIMED, PLACED, EXITED, QUEUED)
 
 
 def derive_state(states: set[str]) -> str:
-    """A job's state from those of its replicas: live while any is live, SUCCEEDED only when all are."""
+    """Return a job's state from those of its replicas: live while any is live, SUCCEEDED only when all are."""
     for name in _LIVE_FIRST:
         if name in states:
             return name

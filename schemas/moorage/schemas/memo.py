@@ -1,4 +1,4 @@
-"""What was worked out once and may be needed again, within a bound."""
+"""A cache of computed values, within a bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Memo(dict[K, V]):
-    """A dict of at most `most` values, each of which can be made anew: where one more has no room, all go.
+    """A dict of at most `most` values that can be computed again: it is emptied when one more would not fit.
 
     So it needs no order of use, and costs what a dict costs. `put` is the only way in.
     """

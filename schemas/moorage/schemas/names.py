@@ -28,10 +28,10 @@ is_worker = WORKER.fullmatch
 
 
 def is_secret(name: str) -> bool:
-    """Whether a secret may be called so: it names a file of one folder, and no path out of it."""
+    """Return whether a secret may be called so: it names a file of one folder, and no path out of it."""
     return SECRET.fullmatch(name) is not None and name not in (".", "..")
 
 
 def worker_slug(host_name: str) -> str:
-    """A worker id from a host name: what is not allowed becomes `-`, cut at 64 characters."""
+    """Return a worker id from a host name: what is not allowed becomes `-`, cut at 64 characters."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", host_name)[:64].strip("-") or "worker"

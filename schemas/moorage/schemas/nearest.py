@@ -1,4 +1,4 @@
-"""What somebody may have meant by a word that is none."""
+"""Finds the known word that a misspelled one most likely means."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], ratio_min: float = 0.6) -> str:
-    """The known word that is most like it, by difflib's ratio of 0..1; empty where none is near."""
+    """Return the known word most similar to this one, by difflib's ratio of 0..1; empty where none is near."""
     import difflib  # only for who slipped: a one-shot command must be quick
 
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=ratio_min)), "")

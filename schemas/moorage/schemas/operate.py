@@ -13,6 +13,7 @@ import msgspec
 from moorage.schemas.codec import Decoder
 from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.errors import Problem, Refused
+from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import PRIORITY_MAX
 from moorage.schemas.names import JOB, TENANT, WORKER, is_job, is_tenant, is_worker
 
@@ -136,35 +137,69 @@ class ReleaseAct(_Act, frozen=True, kw_only=True):
             _check_job(self.job)
 
 
-class RequeueAct(_Act, frozen=True, kw_only=True):
+class _JobAct(_Act, frozen=True, kw_only=True):
+    tenant: str
+    job: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_tenant(self.tenant)
+        _check_job(self.job)
+
+
+class RequeueAct(_JobAct, frozen=True, kw_only=True):
     """`requeue`: end what runs or is placed of a job, within the job's grace; it then waits for a new attempt.
 
     This costs no retry. A replica that is kept through a partition is given up, on the operator's word that it is over.
     Refused with `not-found`, and with `failed-precondition` for a job that is over.
     """
 
-    tenant: str
-    job: str
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_tenant(self.tenant)
-        _check_job(self.job)
+class FreezeAct(_JobAct, frozen=True, kw_only=True):
+    """`freeze`: have the workers freeze what runs of a job, until `resume`; it keeps its devices and is then FROZEN.
+
+    The memory of its GPUs is in its hosts' RAM meanwhile. All its clocks go on: `deadline_s`, `timeout_s`. A new
+    attempt is not frozen. What cannot be frozen runs on, and the job's story has why (NOT_FROZEN). Refused with
+    `not-found`, and with `failed-precondition` for a gang, for a job of which nothing runs, and where it runs as a
+    client of MPS, without GPUs or by a driver that freezes nothing.
+    """
 
 
-class PriorityAct(_Act, frozen=True, kw_only=True):
+class ResumeAct(_JobAct, frozen=True, kw_only=True):
+    """`resume`: undo `freeze`. A replica that cannot be resumed is lost, and tried again as after a lost worker."""
+
+
+class PriorityAct(_JobAct, frozen=True, kw_only=True):
     """`priority`: give a job another priority, 0..100, for what waits of it now and later."""
 
-    tenant: str
-    job: str
     priority: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_tenant(self.tenant)
-        _check_job(self.job)
         if not 0 <= self.priority <= PRIORITY_MAX:
             raise ValueError(f"priority must be 0..{PRIORITY_MAX}, found {self.priority}")
+
+
+class ResizeAct(_JobAct, frozen=True, kw_only=True):
+    """`resize`: give a job another part of each shared GPU that it has, and of those that it gets later.
+
+    A field that is left out stays as it is. Refused with `not-found`; with `failed-precondition` for a job that shares
+    no GPU, where the other sharers leave no room, and where a worker cannot change what an attempt has.
+    """
+
+    memory_mib: int | None = None  # 1..16777216, of each GPU
+    compute_percent: int | None = None  # 1..100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory_mib is None and self.compute_percent is None:
+            raise ValueError("resize must have memory_mib or compute_percent, found neither")
+        for name, value, bound in (
+            ("memory_mib", self.memory_mib, MEMORY_MIB_MAX),
+            ("compute_percent", self.compute_percent, 100),
+        ):
+            if value is not None and not 1 <= value <= bound:
+                raise ValueError(f"{name} must be 1..{bound}, found {value}")
 
 
 class LimitAct(_Act, frozen=True, kw_only=True):
@@ -232,7 +267,10 @@ Act = (
     HoldAct
     | ReleaseAct
     | RequeueAct
+    | FreezeAct
+    | ResumeAct
     | PriorityAct
+    | ResizeAct
     | LimitAct
     | FeatureLevelAct
     | ShareAct
@@ -245,7 +283,10 @@ ACTS: Final[dict[str, type[Act]]] = {
     "hold": HoldAct,
     "release": ReleaseAct,
     "requeue": RequeueAct,
+    "freeze": FreezeAct,
+    "resume": ResumeAct,
     "priority": PriorityAct,
+    "resize": ResizeAct,
     "limit": LimitAct,
     "feature-level": FeatureLevelAct,
     "share": ShareAct,
@@ -316,7 +357,7 @@ def _check_job(job: str) -> None:
 
 
 class Hold(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who holds a job or a tenant, why, and since which ledger millisecond."""
+    """A hold of a job or a tenant: by which operator, why, and since which ledger millisecond."""
 
     since_ms: int
     by: str = ""
@@ -324,7 +365,7 @@ class Hold(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tenant's bounds (0 is none) and who set them."""
+    """A tenant's limits (0: no limit) and the operator that set them."""
 
     gpus: int = 0
     jobs: int = 0
@@ -334,7 +375,7 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Drain(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A drain that has an end or is to come, in ledger milliseconds; `until_ms` 0: until somebody uncordons."""
+    """A drain that has an end or is to come, in ledger milliseconds; `until_ms` 0: until an operator uncordons."""
 
     from_ms: int
     leave_ms: int
@@ -344,7 +385,7 @@ class Drain(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Share(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tenant's weight and guaranteed GPUs (0 is none set) and who set them."""
+    """A tenant's weight and guaranteed GPUs (0: not set) and the operator that set them."""
 
     weight: int = 0
     gpus: int = 0
@@ -353,12 +394,26 @@ class Share(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
+class Resized(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of each GPU that a job has since an operator's `resize` (memory 0 is not counted).
+
+    `attempts` are those that run or are placed, by how they take it: `live` (at once), `next-attempt` (what runs keeps
+    what it started with), or `counted` (nothing but the guard of memory keeps them to it).
+    """
+
+    memory_mib: int
+    compute_percent: int
+    since_ms: int = 0
+    attempts: dict[str, int] = {}
+
+
 class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="done"):
     """The answer to an operator's act. `changed` is false if nothing had to change: then nothing was recorded.
 
     `members` of a worker are those that it holds; of a job, those that run or are placed, which go on after `hold` and
-    end after `requeue`. `gpus` is how many a tenant leases now. `state` is the job's state before the act; `hold`,
-    `priority`, `limit`, `share` and the ledger's feature `level` are as they are now.
+    end after `requeue`; of `freeze` and `resume` those that they concern. `gpus` is how many a tenant leases now.
+    `state` is the job's state before the act; `hold`, `priority`, `limit`, `share` and the ledger's feature `level` are
+    as they are now.
     """
 
     verb: str
@@ -377,6 +432,8 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     slots: list[int] = []
     level: int | None = None
     share: Share | None = None
+    #: the part of each GPU that a job has now
+    resized: Resized | None = None
 
 
 decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)
@@ -398,7 +455,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kin
 class TenantRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tenant as `tenants` lists it: jobs that are not over, GPUs leased, and what an operator has set.
 
-    `usage_milli` is its decayed usage as thousandths of a GPU used all the time; 0 while nobody has a share.
+    `usage_milli` is its decayed usage as thousandths of a GPU used all the time; 0 while no tenant has a share.
     """
 
     tenant: str

@@ -1,4 +1,4 @@
-"""Packages that only some commands need."""
+"""Imports packages that only some commands need."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def is_own(word: str) -> bool:
-    """Whether a word names a class of the user's own, and nothing that comes with moorage."""
+    """Return whether a word names a class of the user's own, as `module:Class`."""
     return ":" in word
 
 

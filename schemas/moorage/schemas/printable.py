@@ -1,7 +1,7 @@
 """Text from others, made safe to show: a terminal obeys control characters, and log files are read on terminals.
 
 Names that have rules (see `names`) need none of this. Labels, reasons, device and process names are free text on the
-wire: nothing is refused for how it would look, so whoever shows it has to escape it.
+wire: nothing is refused for how it would look, so what shows it has to escape it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _OF_LINE: Final = {**_OF_TEXT, ord("\t"): "\\t", ord("\n"): "\\n"}
 
 
 def shown(text: str) -> str:
-    """The text with its line ends kept and its other control characters shown as escapes."""
+    """Return the text with its line ends kept and its other control characters shown as escapes."""
     return text if text.isprintable() else text.translate(_OF_TEXT)
 
 
 def carried(text: str) -> str:
-    """The text as a frame can carry it: what is not UTF-8 in it, as in some file names, becomes `\\udcff`."""
+    """Return the text as a frame can carry it: what is not UTF-8 in it, as in some file names, becomes `\\udcff`."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -135,6 +135,13 @@ MEMORY: Final = add(
     cures=_REQUEST,
 )
 SLOT: Final = add("slot", "no worker has the device with that index", ends=Ends.NEVER, cures=_REQUEST)
+SLOT_MODE: Final = add(
+    "slot-mode",
+    "the workers keep the GPUs that are left for other sharing modes",
+    "ask for a mode that the GPU takes, or ask who runs the worker to change slot_modes",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
+)
 COUNT: Final = add(
     "count",
     "no worker has so many matching GPUs",

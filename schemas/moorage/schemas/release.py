@@ -38,7 +38,7 @@ def minors_apart(one: tuple[int, int], other: tuple[int, int], last_minor: dict[
 
 @functools.lru_cache(maxsize=256)
 def release_problem(found: str, ours: str = RELEASE) -> Problem | None:
-    """Why a worker of release `found` may not work with a scheduler of release `ours`; None where it may.
+    """Return why a worker of release `found` may not work with a scheduler of release `ours`; None where it may.
 
     A worker that names no release is not of ours (anybody may write one): the version in its frames speaks for it.
     """

@@ -35,7 +35,7 @@ class CachedRequest:
         self._before = self._behind = b""
 
     def identity(self, name: str | None) -> bytes:
-        """The canonical form (see `codec.identity`) of this request under a job's name; None for no name."""
+        """Return the canonical form (see `codec.identity`) of this request under a job's name; None for no name."""
         if not self._before or name is None:
             if name is None or self.request.job == name:
                 return identity(self.request)
@@ -56,7 +56,7 @@ class RequestCache:
         self._known: Memo[bytes, CachedRequest | None] = Memo(KNOWN_MAX)
 
     def read(self, body: bytes) -> tuple[str | None, CachedRequest]:
-        """The job's name, if the body has one, and the request. Raises `Refused` as `decode_request` does."""
+        """Return the job's name, if the body has one, and the request. Raises `Refused` as `decode_request` does."""
         named = _NAMED(body)
         if named is None:
             asked = CachedRequest(decode_request(body))

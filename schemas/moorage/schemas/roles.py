@@ -1,8 +1,8 @@
-"""Who may publish and hear what: the table of subjects read as rights of the five roles, and whose inbox is whose.
+"""The rights of the five roles, from the table of subjects: what each may publish and subscribe to, and its inbox.
 
 Permission templates, the reference page and the scheduler's check of reply subjects all come from here. A reply subject
 is chosen by who asks, and no server checks it: `may_answer` does, or a legal question would have the scheduler write
-where the asker may not (a worker's subject, JetStream's API, somebody else's inbox).
+where the asker may not (a worker's subject, JetStream's API, another user's inbox).
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Rights(NamedTuple):
 
 
 def names(cell: str) -> set[str]:
-    """The roles of a cell of the table, without what stands in brackets behind one."""
+    """Return the roles of a cell of the table, without what stands in brackets behind one."""
     return {name.partition(" (")[0].strip() for name in cell.split(",")}
 
 
 def inbox(role: Role, name: str) -> str:
-    """The inbox prefix of one user, for its nats context: nobody else may listen below it."""
+    """Return the inbox prefix of one user, for its nats context: no other user may subscribe below it."""
     return f"{INBOX}.{role}.{name}"
 
 
@@ -119,13 +119,13 @@ def object_reads(bucket: str, api: str = RESULT_API) -> tuple[str, str]:
 
 
 def _filled(row: SubjectRow, role: Role, name: str) -> str:
-    """A subject of the table with the user's own name where it stands for it, and `*` for the rest."""
+    """Return a subject of the table with the user's own name where it stands for it, and `*` for the rest."""
     mine = {"submitter": "<tenant>", "worker": "<worker>"}.get(role)
     return _PLACE.sub("*", row.subject.replace(mine, name) if mine else row.subject)
 
 
 def may_answer(prefix: str, asked: str, reply: str) -> bool:
-    """Whether a question on the subject `asked` may be answered on `reply`, which the asker chose.
+    """Return whether a question on the subject `asked` may be answered on `reply`, which the asker chose.
 
     Not on a subject of ours or of the server's own (`$JS`, `$SYS`, `$O` and the like), and in an inbox that `inbox`
     names only where it is that of who may ask there: a tenant's by its submitters, and what operators may read by them.

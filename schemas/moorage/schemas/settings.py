@@ -166,7 +166,7 @@ def variables_of(section: str) -> str:
 
 
 def read_file(path: Path | None) -> SettingsFile:
-    """The tables of a settings file; `NO_FILE` for None. Raises Refused with bad-settings: a file that cannot be
+    """Return the tables of a settings file; `NO_FILE` for None. Raises Refused with bad-settings: a file that cannot be
     read, is no TOML, or has a table that is no section, and for root one that others may write."""
     if path is None:
         return NO_FILE
@@ -265,7 +265,7 @@ def settle(
 
 
 def _in_file(one: Setting, value: Any, path: str) -> Found:
-    """A value in a settings file, which may hold no secret."""
+    """Return a value in a settings file, which may hold no secret."""
     if isinstance(value, str) and _without_who(one, value) != value:
         raise _refuse(
             f"{one.key} in {path} holds a password or token",
@@ -276,7 +276,7 @@ def _in_file(one: Setting, value: Any, path: str) -> Found:
 
 
 def made(struct: type[S], found: Mapping[str, Found]) -> S:
-    """The struct of these values. Raises Refused with bad-settings for those that do not go together."""
+    """Return the struct of these values. Raises Refused with bad-settings for those that do not go together."""
     try:
         return struct(**{one.setting.field: one.value for one in found.values()})
     except ValueError as error:
@@ -295,7 +295,7 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
 
 
 def _named(error: str, found: Iterable[Found]) -> list[Found]:
-    """The settings that an error names, in its order, where its text begins with one of them. Else empty."""
+    """Return the settings that an error names, in its order, where its text begins with one of them. Else empty."""
     places = ((re.search(rf"\b{re.escape(one.setting.key)}\b", error), one) for one in found)
     named = sorted(((place.start(), one) for place, one in places if place is not None), key=lambda each: each[0])
     return [one for _, one in named] if named and named[0][0] == 0 else []
@@ -319,7 +319,7 @@ def unknown_variables(section: str, found: Mapping[str, Found], env: Mapping[str
 
 
 def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
-    """A value as the type of its key. Raises Refused with bad-settings."""
+    """Return a value as the type of its key. Raises Refused with bad-settings."""
     bare = one.type
     raw = value
     instead = GONE_VALUES.get((one.section, one.key), {})
@@ -354,7 +354,7 @@ def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
 
 
 def shown(one: Setting, value: Any) -> str:
-    """A value as it is written in a settings file, but a URL without user and password: logs show this."""
+    """Return a value as it is written in a settings file, but a URL without user and password: logs show this."""
     if value is None:
         return "none"
     if one.unit == "s":
@@ -379,7 +379,7 @@ def shown(one: Setting, value: Any) -> str:
 
 
 def _without_who(one: Setting, text: str) -> str:
-    """The value without user, password or token in it. A server may be named without a scheme, too."""
+    """Return the value without user, password or token in it. A server may be named without a scheme, too."""
     if one.key == "nats" and "://" not in text and ":" in text and "@" in text:
         return f"***@{text.rpartition('@')[2]}"
     return _WHO.sub(r"\1***@", text)
@@ -396,7 +396,7 @@ def _example_of(one: Setting, source: str) -> str:
 
 
 def example(one: Setting) -> str:
-    """A line of TOML that sets a key: its default, or what one might write."""
+    """Return a line of TOML that sets a key: its default, or what one might write."""
     value, bare = one.default, one.type
     if value is None or value == "" or value == {} or value == ():
         value = _EXAMPLES.get(one.key) or _EXAMPLES.get(get_origin(bare) or bare, "…")
@@ -421,6 +421,7 @@ _EXAMPLES: Final[dict[Any, str]] = {
     "simulate": '"4x8xH100"',
     "labels": '{ zone = "a" }',
     "sharers_max": "{ mps = 8 }",
+    "slot_modes": '{ 0 = "exclusive", 1 = "mps time-slice" }',
     "idle_reclaim_s": "{ vision = 7200 }",
     "time_slice": '"short"',
     "lent_slots": "[0, 1, 2, 3]",
@@ -452,7 +453,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _meta_of(kind: Any) -> msgspec.Meta | None:
-    """The note of a key; bounds stand inside an optional type, as msgspec wants them."""
+    """Return the note of a key; bounds stand inside an optional type, as msgspec wants them."""
     for part in (kind, *get_args(kind)):
         for note in getattr(part, "__metadata__", ()):
             if isinstance(note, msgspec.Meta):

@@ -1,4 +1,4 @@
-"""Where the settings file lies. A module of its own: a one-shot command looks whether there is one, and no more."""
+"""Finds the settings file. A module of its own, so that a one-shot command imports nothing else to find it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYSTEM_FOLDER: Final = "/etc/moorage"
 
 
 def find_file(given: str | Path | None = None, env: Mapping[str, str] | None = None) -> Path | None:
-    """The settings file: the one given, else $MOORAGE_SETTINGS, else `moorage/moorage.toml` in the user's
+    """Return the settings file: the one given, else $MOORAGE_SETTINGS, else `moorage/moorage.toml` in the user's
     configuration folder, else the one in /etc/moorage; None where there is none.
 
     Never one of the current folder: a checkout must not choose the server that a command talks to. `moorage up`, whose
@@ -32,6 +32,6 @@ def find_file(given: str | Path | None = None, env: Mapping[str, str] | None = N
 
 
 def file_here(folder: Path | None = None) -> Path | None:
-    """The `moorage.toml` of the current folder, or of another one; None where there is none."""
+    """Return the `moorage.toml` of the current folder, or of another one; None where there is none."""
     path = (folder or Path.cwd()) / FILE_NAME
     return path if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Every subject and stream, with who writes it and who reads it: the only place that spells one."""
+"""Every subject and stream, with its writers and readers. No other module spells a subject."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ ADMIN_VERBS: Final = (
     "hold",
     "release",
     "requeue",
+    "freeze",
+    "resume",
     "priority",
+    "resize",
     "dlq",
     "audit",
     "tenants",
@@ -82,11 +85,11 @@ class Subjects:
         return f"{self.prefix}.admin.{verb}"
 
     def request(self, tenant: str, verb: str) -> str:
-        """The durable queue's subject; `verb` is submit or cancel."""
+        """Return the durable queue's subject; `verb` is submit or cancel."""
         return f"{self.prefix}.request.{tenant}.{verb}"
 
     def request_stream_of(self, tenant: str) -> str:
-        """A tenant's own stream of the durable queue, where it has one."""
+        """Return a tenant's own stream of the durable queue, where it has one."""
         return f"{self.request_stream}_{tenant}"
 
     def events(self, tenant: str) -> str:
@@ -102,7 +105,7 @@ class Subjects:
         return f"{self.prefix}.log.{tenant}.{job}.{replica}"
 
     def results(self, tenant: str) -> str:
-        """Where small results of a tenant's functions are sent to all that wait for some."""
+        """Return where small results of a tenant's functions are sent to all that wait for some."""
         return self.log(tenant, ALL_JOBS, 0)
 
     def hello(self, worker: str) -> str:
@@ -122,11 +125,11 @@ class Subjects:
         return f"{self.prefix}.dlq.{tenant}"
 
     def result_bucket(self, tenant: str) -> str:
-        """The tenant's bucket of the object store, for results of functions; its stream is `OBJ_<bucket>`."""
+        """Return the tenant's bucket of the object store, for results of functions; its stream is `OBJ_<bucket>`."""
         return f"{self._upper}_RESULT_{tenant}"
 
     def files_bucket(self, tenant: str) -> str:
-        """The tenant's bucket for files that jobs bring and leave; its stream is `OBJ_<bucket>`."""
+        """Return the tenant's bucket for files that jobs bring and leave; its stream is `OBJ_<bucket>`."""
         return f"{self._upper}_FILES_{tenant}"
 
     def token(self, subject: str, position: int) -> str:
@@ -135,7 +138,7 @@ class Subjects:
         return parts[position] if position < len(parts) else ""
 
     def table(self) -> list[SubjectRow]:
-        """The whole table, as the protocol page prints it."""
+        """Return the whole table, as the protocol page prints it."""
         p = self.prefix
         return [
             SubjectRow(f"{p}.api.<tenant>.<verb>", "answered", "submitter", "leader", ", ".join(API_VERBS)),

@@ -1,4 +1,4 @@
-"""What is wrong with a field of a request that decodes."""
+"""A fault in one field of a request that decodes."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class Trouble(NamedTuple):
 
 
 def quoted(text: str) -> str:
-    """A text as `found` shows it: an empty one would look as if nothing was found."""
+    """Return a text as `found` shows it: an empty one would look as if nothing was found."""
     return text or '""'

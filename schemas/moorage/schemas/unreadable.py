@@ -1,4 +1,4 @@
-"""What bytes that are not of the type asked for raise in msgspec: more than its own errors."""
+"""The exceptions that msgspec raises for bytes that do not decode as a type: some are not its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an archive of files may hold, for the side that packs it and for both sides that unpack one.
+"""Archives of files: packing, checks of what they may hold, and unpacking.
 
 It is a tar file. Regular files, folders, and links to something below the same folder: nothing that it holds names a
 place outside the folder that it is unpacked into, and nothing is written through a link.
@@ -42,7 +42,7 @@ _NO_SUCH_NAMES: Final = (errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.E
 
 
 class BadArchive(ValueError):
-    """An archive holds what it may not. The message names it."""
+    """An archive holds a member that is not allowed. The message names it."""
 
 
 class _Member(tarfile.TarInfo):

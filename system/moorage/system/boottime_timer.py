@@ -31,7 +31,7 @@ class BoottimeTimer:
     __slots__ = ("_callback", "_descriptor", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-        """Raises `OSError`."""
+        """Raise `OSError`."""
         self._descriptor = _libc.timerfd_create(_CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._descriptor < 0:
             number = ctypes.get_errno()

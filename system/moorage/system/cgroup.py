@@ -30,7 +30,7 @@ def _unescape(path: str) -> str:
 
 
 def parse_own_path(text: str) -> str | None:
-    """The version 2 path in a /proc/PID/cgroup (the line `0::PATH`), if any."""
+    """Return the version 2 path in a /proc/PID/cgroup (the line `0::PATH`), if any."""
     for line in text.splitlines():
         if line.startswith("0::"):
             return line[3:]
@@ -47,7 +47,7 @@ def own_path(pid: int) -> str | None:
 
 
 def own_cgroup() -> Path | None:
-    """The folder of this process's own version 2 cgroup, None where no such hierarchy is mounted or visible."""
+    """Return the folder of this process's own version 2 cgroup, None where no such hierarchy is mounted or visible."""
     try:
         mount = parse_mountinfo(Path("/proc/self/mountinfo").read_text())
         own = parse_own_path(Path("/proc/self/cgroup").read_text())
@@ -75,7 +75,7 @@ class CgroupFolder:
         return os.path.isdir(self.path)
 
     def is_empty(self) -> bool:
-        """Whether no live process is in it or below it. True when it is gone: only an empty one can be removed."""
+        """Return whether no live process is in it or below it. True when it is gone: only empty ones can be removed."""
         try:
             text = _read(self.path + "/cgroup.events")
         except FileNotFoundError:
@@ -87,7 +87,7 @@ class CgroupFolder:
         return "populated 0" in text
 
     def kill(self) -> None:
-        """SIGKILL to every process in it and below it, forks in flight included. Quiet when it is gone."""
+        """Send SIGKILL to every process in it and below it, forks in flight included. Does nothing when it is gone."""
         try:
             _write(self.path + "/cgroup.kill", "1")
         except FileNotFoundError:
@@ -105,7 +105,7 @@ class CgroupFolder:
                 continue
 
     def pids(self) -> list[int]:
-        """Live processes in it and below it, in no order; empty when it is gone."""
+        """Return the pids of live processes in it and below it, in no order; empty when it is gone."""
         found: list[int] = []
         for folder, _, _ in os.walk(self.path):
             try:
@@ -173,14 +173,14 @@ class CgroupBase(CgroupFolder):
         return cls(path, _enable_controllers(str(parent), path))
 
     def kill_former(self) -> None:
-        """End whatever a former supervisor left below, and remove what is empty already. Raises `OSError`."""
+        """Kill all processes that a former supervisor left below, and remove empty groups. Raises `OSError`."""
         self.kill()
         for entry in os.scandir(self.path):
             if entry.is_dir(follow_symlinks=False):
                 CgroupFolder(entry.path).remove()
 
     def create(self, name: str, cpu_milli: int | None, memory_bytes: int | None) -> tuple[CgroupFolder, list[str]]:
-        """A new, empty group for one member, and the names of the limits that cannot be set here.
+        """Return a new, empty group for one member, and the names of the limits that cannot be set here.
 
         `FileExistsError` when a former one of that name still holds a process.
         """
@@ -194,7 +194,7 @@ class CgroupBase(CgroupFolder):
         return folder, self.limit(folder, cpu_milli, memory_bytes)
 
     def limit(self, folder: CgroupFolder, cpu_milli: int | None, memory_bytes: int | None) -> list[str]:
-        """Bound a member's group; the names of the limits that cannot be set here."""
+        """Set limits on a member's group. Returns the names of the limits that cannot be set here."""
         ignored: list[str] = []
         if cpu_milli is not None and not self._limit(folder, "cpu", "cpu.max", _cpu_max(cpu_milli)):
             ignored.append("cpu_milli")

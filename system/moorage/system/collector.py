@@ -1,4 +1,4 @@
-"""When Python's garbage collector runs in a process that is all ours."""
+"""Tunes Python's garbage collector in moorage's own processes."""
 
 import gc
 from typing import Final
@@ -8,10 +8,10 @@ THRESHOLDS: Final = (20_000, 10, 10)
 
 
 def leave_what_stays() -> None:
-    """Call it once all has started: the collector looks at what is new from then on.
+    """Exclude all present objects from collections. Call it once all has started.
 
     What a worker or a supervisor has started with stays, and walking over it takes some 10 ms each time, in which a
-    start may wait. Not for a process that others have a part in.
+    start may wait. Not for a process that runs the user's code too.
     """
     gc.collect()
     gc.freeze()

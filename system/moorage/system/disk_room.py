@@ -1,4 +1,4 @@
-"""Room on the disk of the state folder: output leaves some, or no journal could be written and all jobs would end.
+"""Bounds the output on the state folder's disk: without room for the journal all jobs would end.
 
 What the supervisor and the agent must not forget stands in journals of some MiB on the same file system as the jobs'
 output. A job that writes without end would fill it up to `output_cap_bytes`, and a disk may be smaller than that.
@@ -19,21 +19,21 @@ LOOK_BYTES: Final = 1024**2
 
 
 def spare_bytes(folder: Path) -> int:
-    """Bytes that output may still take there; negative while even the reserve is touched. Raises OSError."""
+    """Return the bytes that output may still take there; negative once the reserve is used. Raises OSError."""
     found = os.statvfs(folder)
     free = found.f_bfree if os.geteuid() == 0 else found.f_bavail
     return free * found.f_frsize - min(RESERVE_BYTES, found.f_blocks * found.f_frsize // RESERVE_PART)
 
 
 class DiskRoom:
-    """What the output of all members of one supervisor may still take; not for several threads."""
+    """The bytes that the output of all members of one supervisor may still take. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._left = 0
 
     def take(self, size: int) -> bool:
-        """Whether so many bytes of output may be written. Looks at the disk once in `LOOK_BYTES`."""
+        """Return whether so many bytes of output may be written. Checks the disk once in `LOOK_BYTES`."""
         if size > self._left:
             try:
                 self._left = min(spare_bytes(self._folder), max(size, LOOK_BYTES))

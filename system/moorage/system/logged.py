@@ -1,4 +1,4 @@
-"""The log of a process of ours: an entry is one line, whoever chose the words in it."""
+"""The log of moorage's processes: each entry is one line, also with text from users in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 
 
 class PrintableFormatter(logging.Formatter):
-    """Subjects, reasons and names in an entry come from tenants, workers and the machine."""
+    """Escapes control characters in entries: subjects, reasons and names come from tenants, workers and the machine."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = in_one_line(record.message)

@@ -1,4 +1,4 @@
-"""Children that must not outlive whoever started them."""
+"""Child processes that must not outlive their parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent() -> Callable[[], None]:
-    """A `preexec_fn`: SIGTERM when the *thread* that calls this ends, however it does (prctl(2), PR_SET_PDEATHSIG).
+    """Return a `preexec_fn` that sets SIGTERM as death signal, sent when the calling *thread* ends (PR_SET_PDEATHSIG).
 
     The library is loaded before the fork, as loading is not safe between fork and exec.
     """

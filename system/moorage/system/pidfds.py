@@ -1,4 +1,4 @@
-"""The end of a process that need not be a child of ours."""
+"""Waits for the end of a process that need not be our child."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 async def until_ended(pidfd: int) -> None:
-    """Until the process behind a pidfd is gone: that makes it readable (pidfd_open(2))."""
+    """Wait until the process of a pidfd is gone: that makes the pidfd readable (pidfd_open(2))."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(pidfd, ended.set)

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: who descends from whom, who carries which marks, what is still alive.
+"""Processes as /proc shows them: parents and children, marks in environments, and which are still alive.
 
 A process is named by (pid, start time), since a pid alone is used again. Sources: proc(5), prctl(2), pidfd_open(2).
 """
@@ -49,19 +49,19 @@ class Process:
 
 
 def become_subreaper() -> None:
-    """Descendants whose parent dies become this process's children. Raises `OSError`."""
+    """Make this process a subreaper: descendants whose parent dies become its children. Raises `OSError`."""
     if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def boot_id(root: Path = Path("/")) -> str:
-    """The kernel's random name of this boot (random(4)): one for all containers of a host."""
+    """Return the kernel's random name of this boot (random(4)): one for all containers of a host."""
     return (root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def boottime_s() -> float:
-    """CLOCK_BOOTTIME: seconds since boot, suspend included."""
+    """Return CLOCK_BOOTTIME: seconds since boot, suspend included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -74,7 +74,7 @@ def sees_all_pids() -> bool:
 
 
 def read_process(pid: int) -> Process | None:
-    """One process, None when there is none of that pid."""
+    """Return one process, None when there is none of that pid."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             text = file.read()
@@ -93,7 +93,7 @@ def read_process(pid: int) -> Process | None:
 
 
 def all_processes() -> list[Process]:
-    """Every process that /proc shows now."""
+    """Return every process that /proc shows now."""
     found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdecimal())
     return [process for process in found if process is not None]
 
@@ -121,7 +121,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(roots: Iterable[int]) -> list[int]:
-    """The roots and all that descends from them, parents before children."""
+    """Return the roots and all that descends from them, parents before children."""
     found: list[int] = []
     seen: set[int] = set()
     waiting = list(roots)
@@ -136,7 +136,7 @@ def descendants(roots: Iterable[int]) -> list[int]:
 
 
 def marks_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
-    """The `NAME=value` entries by which processes of a member with this environment are known; may be empty.
+    """Return the `NAME=value` entries by which processes of a member with this environment are known; may be empty.
 
     The mark of the state folder alone names no member.
     """
@@ -147,7 +147,7 @@ def marks_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
 
 
 def read_environ(pid: int) -> frozenset[bytes] | None:
-    """The entries of a process's environment as it was at exec. None when it is gone.
+    """Return the entries of a process's environment as it was at exec. None when it is gone.
 
     Raises `PermissionError` for a process of another user. Empty for kernel threads and zombies, and for a process
     that overwrote its environment.
@@ -160,7 +160,7 @@ def read_environ(pid: int) -> frozenset[bytes] | None:
 
 
 def kill_process(process: Process, number: signal.Signals = signal.SIGKILL) -> bool:
-    """A signal to exactly this process, never to a later one of its pid. False when it was gone."""
+    """Send a signal to exactly this process, never to a later one of its pid. False when it was gone."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -178,7 +178,7 @@ def kill_process(process: Process, number: signal.Signals = signal.SIGKILL) -> b
 
 
 def kill_trees(roots: Iterable[int]) -> int:
-    """SIGKILL to the roots and all their descendants, children first so that none is orphaned on the way.
+    """Send SIGKILL to the roots and all their descendants, children first so that none is orphaned on the way.
 
     All are stopped before, parents first: a parent that saw its child die could go on, fork, or exit as if all were
     well. Returns how many were killed. A process forked meanwhile is missed: repeat until nothing is left.
@@ -192,7 +192,7 @@ def kill_trees(roots: Iterable[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a look through every environment found."""
+    """The result of a scan of all processes' environments."""
 
     marked: dict[str, list[Process]]
     """By the name of the marks that they carry."""
@@ -206,7 +206,7 @@ class Scan:
 
 
 def state_mark_of(entries: Iterable[bytes]) -> bytes | None:
-    """The entry of a state folder's mark; None where there is none, as with supervisors of moorage 0.2."""
+    """Return the entry of a state folder's mark; None where there is none, as with supervisors of moorage 0.2."""
     return next((entry for entry in entries if entry.startswith(_STATE_MARK_ENTRY)), None)
 
 

@@ -1,4 +1,4 @@
-"""A UNIX socket in a folder of ours: how one listens there, and who the kernel says has connected."""
+"""UNIX sockets in our own folders: listening, and the kernel's credentials of the connected process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class Peer(NamedTuple):
-    """As the kernel tells it of the process that connected, or that listens (SO_PEERCRED of unix(7))."""
+    """The process at the other end of a socket, as the kernel reports it (SO_PEERCRED of unix(7))."""
 
     pid: int
     uid: int
@@ -43,10 +43,10 @@ def open_folder(folder: Path) -> Iterator[str]:
 
 
 def listen(path: Path, gid: int | None = None) -> socket.socket:
-    """A listening socket of mode 0600, or 0660 for a group `gid`, in place of what has that name.
+    """Return a listening socket of mode 0600, or 0660 for a group `gid`, in place of a file of that name.
 
     A server on it is made with `SERVER_OPTIONS`.
-    The caller knows that nobody else listens there. Raises `OSError`.
+    The caller knows that no other process listens there. Raises `OSError`.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -47,6 +47,8 @@ from moorage.worker.member_messages import (
     Event,
     FactsAnswered,
     Forget,
+    FreezeAnswered,
+    FreezeMember,
     GiveUp,
     Leave,
     Log,
@@ -56,6 +58,7 @@ from moorage.worker.member_messages import (
     Quarantine,
     Release,
     Replaced,
+    ResizeMembers,
     Restored,
     SaidWell,
     SayHello,
@@ -151,7 +154,7 @@ class Agent:
         self.journal = journal
         self.policy = Policy.of(settings)
         self.subjects = Subjects(settings.prefix)
-        self.devices = inventory.devices()
+        self.devices = settings.kept_devices(inventory.devices())
         self.pool = GpuPool(self.devices, sharers_max=settings.sharers_max, lent=settings.lent_slots)
         self.members = Members(
             worker,
@@ -163,13 +166,9 @@ class Agent:
         self.watch = DeviceWatch(self.devices, facts.boot, self.pool, settings.probation, host.now(), health_file)
         self.say = ThrottledLog(worker, host.now)
         self.guard = MemoryGuard(
-            self,
-            self.members.held,
-            inventory,
-            self.drivers,
-            settings.modes_offered,
+            self, self.members.held, inventory, self.drivers, settings.modes_offered,
             settings.guard_grace_s if settings.guard else None,
-        )
+        )  # fmt: skip
         self.watch.explained = self.guard.explained
         self.reporter = Reporter(
             self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
@@ -179,16 +178,9 @@ class Agent:
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients)
         self.output = OutputReader(self, worker, self.members.session, self.drivers)
         self.leader = LeaderLink(
-            host.post,
-            host.inbox,
-            self.subjects,
-            self.members.session,
-            journal,
-            self.reporter,
-            self.pool,
-            self.watch,
+            host.post, host.inbox, self.subjects, self.members.session, journal, self.reporter, self.pool, self.watch,
             self.claims,
-        )
+        )  # fmt: skip
         self.dropped: Counter[str] = Counter()
         self.scheduled_s = NEVER_S  # for the host: the time of its timer for this agent
         self.queue: deque[Event | Delivery | _Answer] = deque()
@@ -209,6 +201,8 @@ class Agent:
             TryClaim: self._try_claim,
             StartMembers: self._start_members,
             EndMember: self._end_member,
+            ResizeMembers: self._resize_members,
+            FreezeMember: self._freeze_member,
             Release: lambda command: self.claims.release(command.members),
             ProbeFree: lambda command: self.claims.probe(command.members),
             Quarantine: lambda command: self.claims.quarantine(command.member, command.slots),
@@ -513,7 +507,7 @@ class Agent:
             try:
                 config = driver.read_config(member.request)
             except Exception as error:  # an earlier agent took the member: its driver may have been another release
-                self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(f"start-failed: {error}"))]))
+                self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
                 continue
             assignment = Assignment(
                 member.name,
@@ -530,7 +524,7 @@ class Agent:
         # a foreign driver gets them one by one: if it raises, it is clear whose start failed
         for part in [[each] for each in assignments] if driver.is_foreign else [assignments]:
             if broke := self.call_driver(driver, partial(driver.start, part)):
-                failed = [(each.name, CODE_CANNOT_START, f"start-failed: {broke}") for each in part]
+                failed = [(each.name, CODE_CANNOT_START, broke) for each in part]
                 self.enqueue(StartFailed(failed))
 
     def _end_member(self, command: EndMember) -> None:
@@ -541,6 +535,21 @@ class Agent:
             end = partial(driver.end_with_notice, name, grace_s, command.why, command.notice_s)
         if self.call_driver(driver, end):
             self.enqueue(Stuck([name]))  # nobody knows whether it will end
+
+    def _resize_members(self, command: ResizeMembers) -> None:
+        for member in command.members:
+            driver, gpu = self.drivers[member.driver], member.request.effective_gpu
+            if driver.capabilities.outlives_agent:
+                self.journal.placed([member.place])
+            if gpu is not None and gpu.share is not None and member.phase != "claimed":  # else it starts with that
+                self.call_driver(driver, partial(driver.resize, member.name, gpu.share))
+
+    def _freeze_member(self, command: FreezeMember) -> None:
+        member = command.member
+        driver, name = self.drivers[member.driver], member.name
+        step = partial(driver.freeze, name, member.slots) if command.on else partial(driver.resume, name)
+        if broke := self.call_driver(driver, step):
+            self.enqueue(FreezeAnswered([(name, "frozen" if member.frozen else "running", broke)]))
 
     def _forget(self, command: Forget) -> None:
         for driver in self.drivers.values():

@@ -56,6 +56,11 @@ _TF_SOURCES: Final = {
 }
 
 
+def start_failed(why: str) -> str:
+    """Return why an attempt did not start, with the word that such reasons begin with."""
+    return why if why.startswith(START_FAILED) else f"{START_FAILED}: {why}"
+
+
 def without_prefix(error: MoorageError) -> str:
     """Return why something did not start, without the word that such reasons begin with."""
     return error.problem.message.removeprefix(f"{START_FAILED}: ")

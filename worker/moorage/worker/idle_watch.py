@@ -102,7 +102,7 @@ class IdleJobs:
         alone = {
             name: (member.tenant, member.slots)
             for name, member in self._held.items()
-            if member.place.mode == "exclusive" and member.phase == "running"
+            if member.place.mode == "exclusive" and member.phase == "running" and not member.frozen
         }
         found = self._watch.read(alone, readings, now_s)
         return IdleSeen([(name, *idle) for name, idle in found.items()]) if found else None

@@ -74,6 +74,7 @@ class LeaderLink:
             unwell=self._unwell(),
             well_n=self._watch.health.well_n,
             reign=self._session.reign,
+            resized=command.resized,
         )
         self._ask("renew", command.n, encode(renew, json=False))
 

@@ -12,7 +12,19 @@ from typing import Final, Literal
 import msgspec
 
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import Fact, FactAck, FactFrame, Held, Joined, Place, Renewed, RollCall, Start, Wanted
+from moorage.schemas.frames import (
+    Fact,
+    FactAck,
+    FactFrame,
+    Held,
+    Joined,
+    Place,
+    Renewed,
+    Resized,
+    RollCall,
+    Start,
+    Wanted,
+)
 from moorage.schemas.job import Request
 
 #: (tenant, job, replica, attempt, fence): the name of a member everywhere
@@ -51,6 +63,8 @@ class Member:
         "ends_at_s",
         "fence",
         "free_by_s",
+        "freezing",
+        "frozen",
         "grace_s",
         "job",
         "keep",
@@ -91,6 +105,8 @@ class Member:
         self.notice_s = 0.0
         self.quarantined: tuple[int, ...] = ()
         self.stuck = False
+        self.frozen = False  # its processes are, while it is running or ending
+        self.freezing = False  # its driver was asked to freeze or to resume it, and has not answered
         self.used: tuple[int, int] | None = None  # of its devices, as `Metered` has it; since this agent's start
 
     @property
@@ -194,6 +210,15 @@ class OverGrant(msgspec.Struct, frozen=True):
     items: list[tuple[MemberName, str]]
 
 
+class FreezeAnswered(msgspec.Struct, frozen=True):
+    """(name, "frozen", "running" or "broken", one line why) of members that were to be frozen or resumed.
+
+    Of a broken one some process can neither run on nor be frozen, so the attempt is lost.
+    """
+
+    items: list[tuple[MemberName, str, str]]
+
+
 class IdleSeen(msgspec.Struct, frozen=True):
     """Members whose devices show no use: (name, for how many seconds, after how many it ends, 0: never, ends now)."""
 
@@ -201,7 +226,10 @@ class IdleSeen(msgspec.Struct, frozen=True):
 
 
 class Metered(msgspec.Struct, frozen=True):
-    """(name, milliseconds of a GPU at work, MiB milliseconds) that members have used since the reading before."""
+    """(name, milliseconds of a GPU at work, MiB milliseconds) that members have used since the reading before.
+
+    The first is UNKNOWN_MS where no device tells it.
+    """
 
     items: list[tuple[MemberName, int, int]]
 
@@ -258,6 +286,7 @@ Event = (
     | HealthChanged
     | HelloChanged
     | OverGrant
+    | FreezeAnswered
     | IdleSeen
     | Metered
     | Tick
@@ -287,6 +316,19 @@ class EndMember(msgspec.Struct, frozen=True):
     grace_s: float
     why: str
     notice_s: float = 0.0
+
+
+class ResizeMembers(msgspec.Struct, frozen=True):
+    """Journal the new part of their devices that these members' places name, and have them keep to it."""
+
+    members: list[Member]
+
+
+class FreezeMember(msgspec.Struct, frozen=True):
+    """Freeze it, or with `on` false have it run on; `FreezeAnswered` follows."""
+
+    member: Member
+    on: bool
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -334,6 +376,7 @@ class SendRenew(msgspec.Struct, frozen=True):
     n: int
     no: int
     held: list[Held]
+    resized: list[Resized] = []
 
 
 class SendJoin(msgspec.Struct, frozen=True):
@@ -398,6 +441,8 @@ Command = (
     TryClaim
     | StartMembers
     | EndMember
+    | ResizeMembers
+    | FreezeMember
     | Release
     | ProbeFree
     | Quarantine

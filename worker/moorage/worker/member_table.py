@@ -2,7 +2,7 @@
 
 It knows no session and no leader: `members.Members` decides when placements may be taken and when all members must end.
 Each member has exactly one of these chains of facts: refused | claimed withdrawn | claimed refused (this host could not
-start it) | claimed started exited [quarantined] freed.
+start it) | claimed started exited [quarantined] freed. Between started and exited it may be frozen and resumed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,26 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import ENDED_AS_ASKED, Refused
-from moorage.schemas.frames import SUSPECT_S, End, Fact, FactKind, Held, Place, Start, used_detail
+from moorage.schemas.frames import (
+    SUSPECT_S,
+    UNKNOWN_MS,
+    End,
+    Fact,
+    FactKind,
+    Freeze,
+    Held,
+    Place,
+    Resized,
+    Start,
+    sum_known,
+    used_detail,
+)
 from moorage.schemas.request_cache import RequestCache
+from moorage.worker.environment import start_failed
 from moorage.worker.fact_outbox import FactOutbox
 from moorage.worker.inventory.base import FREE_WAIT_S, PROBE_QUARANTINED_S, PROBE_S
 from moorage.worker.lease_session import NEVER_S
@@ -26,6 +42,8 @@ from moorage.worker.member_messages import (
     Ended,
     EndMember,
     Forget,
+    FreezeAnswered,
+    FreezeMember,
     IdleSeen,
     Log,
     Member,
@@ -38,6 +56,7 @@ from moorage.worker.member_messages import (
     ProbeFree,
     Quarantine,
     Release,
+    ResizeMembers,
     Restored,
     SaidWell,
     SeenFree,
@@ -123,7 +142,10 @@ class MemberTable:
         return self.commands
 
     def held_list(self) -> list[Held]:
-        return [Held(*member.name, HELD_PHASE[member.phase]) for member in self.held.values()]
+        return [
+            Held(*member.name, "frozen" if member.frozen and member.phase == "running" else HELD_PHASE[member.phase])
+            for member in self.held.values()
+        ]
 
     # ------------------------------------------------------------------------------------------- what the leader wants
 
@@ -179,6 +201,33 @@ class MemberTable:
             self._refuse(member.name, why)
         for driver, members in to_start.items():
             self.commands.append(StartMembers(driver, members))
+
+    def resize(self, places: Sequence[Place]) -> None:
+        """Take another part of their devices for members that are held, each a newer one than it has.
+
+        One that is just starting keeps its own until it runs: the leader sends it again.
+        """
+        resized = []
+        for place in places:
+            member = self.held.get((place.tenant, place.job, place.replica, place.attempt, place.fence))
+            if (
+                member is None
+                or member.phase not in ("claimed", "running", "ending")
+                or place.resized <= member.place.resized
+            ):
+                continue
+            try:
+                member.request = _read_request(place.body)[1].request
+            except Refused:  # a request of a newer release
+                self.dropped["resize-unreadable"] += 1
+                continue
+            member.place = replace(member.place, body=place.body, resized=place.resized)
+            resized.append(member)
+        if resized:
+            self.commands.append(ResizeMembers(resized))
+
+    def resized_list(self) -> list[Resized]:
+        return [Resized(*member.name, member.place.resized) for member in self.held.values() if member.place.resized]
 
     def _suspect_beside(self, member: Member) -> Member | None:
         """A member of another job that may have ended a supervisor, as this one may; None if they may run together."""
@@ -281,13 +330,50 @@ class MemberTable:
             elif reports:
                 self.outbox.gathered.append(Fact("idle", *name, seconds, str(ends_s) if ends_s else ""))
 
+    def freeze(self, freeze: Freeze) -> None:
+        """Freeze or resume a running member; one that is asked already answers once, and the leader asks again."""
+        member = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.attempt, freeze.fence))
+        if member is None or member.phase != "running" or member.freezing:
+            return
+        if member.frozen == freeze.on:
+            self.outbox.gathered.append(Fact("frozen" if freeze.on else "resumed", *member.name))
+        elif not self.drivers[member.driver].freezes or member.place.mode == "mps":
+            self.outbox.gathered.append(Fact("not-frozen", *member.name, 0, "this worker cannot freeze it"))
+        else:
+            self._freeze(member, freeze.on)
+
+    def _freeze(self, member: Member, on: bool) -> None:
+        if not member.freezing:
+            member.freezing = True
+            self.commands.append(FreezeMember(member, on))
+
+    def on_freeze_answered(self, event: FreezeAnswered) -> None:
+        """Report what became of members that were to be frozen or resumed; one that can do neither is lost."""
+        for name, now, why in event.items:
+            member = self.held.get(name)
+            if member is None or member.phase not in ("running", "ending"):
+                continue
+            was, member.frozen, member.freezing = member.frozen, now == "frozen", False
+            if now == "broken":
+                self.commands.append(Log("error", "not-resumed", f"{member.name} is lost while it is frozen: {why}"))
+                self._end_member(member, 0.0, LOST)
+            elif member.phase == "ending":
+                if member.frozen and member.grace_s > 0:
+                    self._freeze(member, False)
+            elif member.frozen:
+                self.outbox.gathered.append(Fact("frozen", *name))
+            elif was:
+                self.outbox.gathered.append(Fact("resumed", *name))
+            else:
+                self.outbox.gathered.append(Fact("not-frozen", *name, 0, why[:DETAIL_CHARS_MAX]))
+
     def on_metered(self, event: Metered) -> None:
         """Add up what members use of their devices."""
         for name, gpu_ms, mib_ms in event.items:
             member = self.held.get(name)
             if member is not None:
-                before = member.used or (0, 0)
-                member.used = before[0] + gpu_ms, before[1] + mib_ms
+                before = member.used or (UNKNOWN_MS, 0)
+                member.used = sum_known(before[0], gpu_ms), before[1] + mib_ms
 
     def _end_member(self, member: Member, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         if member.phase == "claimed":
@@ -299,6 +385,8 @@ class MemberTable:
             member.notice_s = notice_s
             member.why = why
             self.commands.append(EndMember(member, grace_s, why, notice_s))
+            if member.frozen and grace_s > 0:  # what it saves of its work may be on a GPU
+                self._freeze(member, False)
         elif member.phase == "ending" and (grace_s < member.grace_s or notice_s < member.notice_s):
             # a second END may shorten the wait, but never lengthen it
             member.grace_s = min(grace_s, member.grace_s)
@@ -319,9 +407,13 @@ class MemberTable:
                 self._suspects[name[:3]] = self._now
             outbox.started(Fact("started", *name), self._now)
 
-    def on_ended(self, event: Ended | StartFailed) -> None:
+    def on_ended(self, event: Ended) -> None:
         for name, code, reason in event.items:
             self._exited(name, code, reason)
+
+    def on_start_failed(self, event: StartFailed) -> None:
+        for name, code, why in event.items:
+            self._exited(name, code, start_failed(why))
 
     def on_not_started(self, event: NotStarted) -> None:
         """Report it as if the pool had refused it: the leader tries again, without counting a retry."""
@@ -331,7 +423,7 @@ class MemberTable:
                 self.dropped["end-of-nothing"] += 1
                 continue
             self.commands.append(Release([member]))
-            self._remove(member, "refused", 0, why[:DETAIL_CHARS_MAX])
+            self._remove(member, "refused", 0, start_failed(why)[:DETAIL_CHARS_MAX])
 
     def _exited(self, name: MemberName, code: int, reason: str) -> None:
         member = self.held.get(name)

@@ -23,6 +23,7 @@ from moorage.worker.member_messages import (
     Ended,
     Event,
     FactsAnswered,
+    FreezeAnswered,
     GiveUp,
     HealthChanged,
     HelloChanged,
@@ -95,7 +96,7 @@ class Members:
             Claims: self.table.on_claims,
             Started: self.table.on_started,
             Ended: self.table.on_ended,
-            StartFailed: self.table.on_ended,
+            StartFailed: self.table.on_start_failed,
             NotStarted: self.table.on_not_started,
             Stuck: self.table.on_stuck,
             Replaced: self._on_replaced,
@@ -112,6 +113,7 @@ class Members:
             HealthChanged: self._on_health_changed,
             HelloChanged: self._on_hello_changed,
             OverGrant: self.table.end_over_grant,
+            FreezeAnswered: self.table.on_freeze_answered,
             IdleSeen: self._on_idle,
             Metered: self.table.on_metered,
             Tick: self._on_tick,
@@ -167,6 +169,10 @@ class Members:
             self._place(frame.place)
         for start in frame.start:
             self.table.start(start)
+        if frame.resize:
+            self.table.resize(frame.resize)
+        for freeze in frame.freeze:
+            self.table.freeze(freeze)
         return None
 
     def _place(self, places: list[Place]) -> None:
@@ -309,7 +315,9 @@ class Members:
     def _renew(self) -> None:
         session = self.session
         n = session.renewal(self._now)
-        self._commands.append(SendRenew(session.session, n, self.outbox.answered_no, self.table.held_list()))
+        self._commands.append(
+            SendRenew(session.session, n, self.outbox.answered_no, self.table.held_list(), self.table.resized_list())
+        )
 
     def _session_over(self, why: str) -> None:
         """End everything that may not outlive a partition; the next join follows once it is proven to be gone."""

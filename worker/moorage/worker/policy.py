@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS
 from moorage.schemas.job import Request, Run, Secret
+from moorage.worker.attempt_folders import owner_ids
 
 if TYPE_CHECKING:
     from moorage.worker.settings import WorkerSettings
@@ -104,6 +105,24 @@ class Policy:
         if sum(len(tenant) + sum(map(len, words)) for tenant, words in self._drivers.items()) > TOLD_CHARS_MAX:
             return {}
         return {tenant: sorted(words) for tenant, words in self._drivers.items()}
+
+    def mps_users(self) -> dict[str, int] | None:
+        """What the scheduler is told with a join: a number for the user whom each tenant's jobs run as, and no name.
+
+        Tenants that have the user of all others are left out, and so are those whose requests may say. None where it
+        would not fit a join: then this worker finds out by itself which jobs may not share a GPU.
+        """
+        users = dict(self._users)
+        if self._user is not None:
+            users.setdefault(OTHERS, self._user)
+        numbers: dict[int | None, int] = {}
+        told: dict[str, int] = {}
+        for tenant, user in sorted(users.items()):
+            ids = owner_ids(user)
+            told[tenant] = numbers.setdefault(ids and ids[0], len(numbers))
+        others = told.get(OTHERS)
+        told = {tenant: number for tenant, number in told.items() if tenant == OTHERS or number != others}
+        return told if sum(map(len, told)) <= TOLD_CHARS_MAX else None
 
     def check_placement(self, tenant: str, request: Request) -> None:
         """Raise `Refused` where the tenant may not have the request's driver on this worker."""

@@ -60,9 +60,10 @@ class GpuPool:
     """The slots of one machine. See the module's text for the rules.
 
     `devices` in slot order, at most `SLOTS_MAX`, no (vendor, uuid) twice; none is legal. `sharers_max` are hello's
-    caps, which may only lower the defaults. `lent` are the positions that placements may use, None for all; claims of
-    this process may take any. `on_change` is called after every change, with the pool consistent: it must not raise.
-    Raises ValueError for a list of devices or slots that cannot be.
+    caps, which may only lower the defaults; a device that has `modes` is held in those alone. `lent` are the positions
+    that placements may use, None for all; claims of this process may take any. `on_change` is called after every
+    change, with the pool consistent: it must not raise. Raises ValueError for a list of devices or slots that cannot
+    be.
     """
 
     def __init__(
@@ -87,6 +88,11 @@ class GpuPool:
     def capacity(self) -> int:
         """The number of slots, whatever holds them."""
         return len(self._table.slots)
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices of its slots, in slot order."""
+        return [slot.device for slot in self._table.slots]
 
     def pending_claimers(self) -> int:
         """Claims that wait now: one less as soon as one is granted or cancelled, even before it runs again."""
@@ -115,8 +121,9 @@ class GpuPool:
         wanted = None if slots is None else frozenset(slots)
         if wanted is not None and not (wanted and wanted <= set(range(capacity))):
             raise ValueError(f"slots must be some of 0..{capacity - 1}, found {sorted(wanted)}")
-        if not self._table.sharers_max[mode]:
-            raise ValueError(f"no device of this pool is shared by {mode}")
+        table = self._table
+        if not table.sharers_max[mode] or not any(table.takes(slot, mode) for slot in wanted or range(capacity)):
+            raise ValueError(f"no device of this pool is shared by {mode}, or none of these slots")
         self._reap()
         want = _Want(self._next_ticket, wanted, mode)
         lease = self._try(want)

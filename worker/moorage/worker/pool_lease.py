@@ -22,6 +22,7 @@ RefusalReason = Literal[
     "leased",  # held by a local claimer, or wanted alone while somebody holds it
     "mode-mixed",  # shared in another mode until fully released
     "sharers-full",
+    "mode-not-here",  # its worker keeps this slot for other modes
 ]
 Phase = Literal["held", "ended", "released"]
 

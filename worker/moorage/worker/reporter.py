@@ -9,9 +9,10 @@ from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
-from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.capabilities import COUNTED, NEXT_ATTEMPT, Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device, Hello, Load, Look, Looked, SlotLoad
+from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 from moorage.worker.device_watch import DeviceWatch
@@ -62,10 +63,10 @@ class Reporter:
         self.guard = guard
         #: what takes in every reading of real devices, and may make an event of it
         self.meters: list[Meter] = [
-            UsageMeter(held).read,
+            UsageMeter(held, drivers).read,
             IdleJobs(held, settings.idle_warn_s, settings.idle_reclaim_s).read,
         ]
-        self.devices = inventory.devices()
+        self.devices = pool.devices
         self.subjects = Subjects(settings.prefix)
         self._shell = shell
         self._is_open = False
@@ -142,7 +143,12 @@ class Reporter:
 
     def _capabilities(self, driver: Driver) -> Capabilities:
         """What a driver can do, with how well this worker keeps its jobs to their parts of a device."""
-        return replace(self._said(driver, driver.can, driver.capabilities), enforced=self.guard.levels(driver))
+        can = self._said(driver, driver.can, driver.capabilities)
+        shared = [mode for mode in self.settings.modes_offered if mode in SHARERS_MAX and can.gpu_enabled]
+        resizes = {mode: self._said(driver, partial(driver.resizes, mode), COUNTED) for mode in shared}
+        if "mps" in resizes and self.settings.mps == "managed" and driver.joins_mps:
+            resizes["mps"] = NEXT_ATTEMPT  # a client keeps the variables that it started with
+        return replace(can, enforced=self.guard.levels(driver), resizes=resizes)
 
     def _said(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
         """What a driver says of itself; `otherwise` if it is a foreign one and raises."""
@@ -152,7 +158,8 @@ class Reporter:
 
     def hello_to_the_leader(self) -> Hello:
         """With what is nobody else's business: the rules by tenant."""
-        return replace(self.hello(), drivers_for=self.policy.told())
+        users = self.policy.mps_users() if self.settings.mps == "managed" else None
+        return replace(self.hello(), drivers_for=self.policy.told(), mps_users=users)
 
     def say_hello(self) -> None:
         self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))

@@ -69,6 +69,7 @@ def match(
             code, why = (alive.code, alive.reason) if alive.phase == "exited" else (CODE_LOST, "lost")
             found.facts += [Fact("exited", *name, code, why), Fact("freed", *name)]
         elif alive is not None:
+            member.frozen = alive.frozen
             found.held.append((member, alive.phase, alive.code, alive.reason))
         elif place.hold and set(place.slots) <= set(same):
             found.held.append((member, "claimed", 0, ""))  # held for a gang: START has not come, or comes again

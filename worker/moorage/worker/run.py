@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,8 @@ from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.fleet_host import FleetHost
+from moorage.worker.freezing import cuda
+from moorage.worker.freezing.freezer import Freezer
 from moorage.worker.idle_watch import IdleWatch
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.handed_on import HandingInventory, open_handing
@@ -40,7 +42,7 @@ from moorage.worker.job_files import JobFiles
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
-from moorage.worker.mps.compute_mode import MpsComputeModes
+from moorage.worker.limiter.keeper import ControllerProcess
 from moorage.worker.mps.managed import MPS, ManagedMps
 from moorage.worker.output_keeper import OutputBounds
 from moorage.worker.policy import Policy
@@ -51,9 +53,8 @@ SUPERVISOR_FOLDER: Final = "supervisor"
 WORKERS_FOLDER: Final = "workers"
 #: the GPUs that VMs have: journals and locks
 HANDED_ON: Final = "handed-on"
+FROZEN_FILE: Final = "frozen.json"
 HEALTH_FILE: Final = "devices.health"
-#: the compute modes that GPUs had before MPS daemons had them
-MPS_MODES_FILE: Final = "mps-compute-modes"
 #: how long workers that leave nothing behind try to end what they hold and say goodbye
 LEAVE_S_MAX: Final = 5.0
 #: a process with more workers does not tell the join of each
@@ -75,6 +76,7 @@ class Worker:
         self.lender: LeaseServer | None = None
         self.files: JobFiles | None = None
         self.compute_modes: ComputeModes | None = None
+        self.controller: ControllerProcess | None = None
 
     def close_unused(self) -> None:
         """Close what belongs to agents, some of which the host has not taken over: the start has failed."""
@@ -108,6 +110,8 @@ class Worker:
         for agent in self.agents:
             agent.inventory.close()
         await self.host.close()
+        if self.controller is not None:
+            await self.controller.close()
         if self.files is not None:
             await self.files.close()
         await self.connection.close()
@@ -169,14 +173,19 @@ async def _start(
     with used_as_state(settings.state_dir):
         files.open()
     worker.files = files
+    if hosts is None:
+        modes = settings.state_dir / FILE_NAME
+        shares = "time-slice" in settings.modes_offered
+        worker.compute_modes = ComputeModes(modes, facts.boot, shares=shares, length=settings.time_slice)
     await _put_agents(worker, settings, facts, hosts, drivers, link, files)
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
-    if hosts is None:
-        of_mps = MpsComputeModes(settings.state_dir / MPS_MODES_FILE)
-        if worker.agents[0].clients.mps is None:
-            await of_mps.restore_all()
-        worker.compute_modes = _compute_modes(worker.agents[0], facts, of_mps.changed)
-        await worker.compute_modes.open()
+    if worker.compute_modes is not None:
+        has_mps = worker.agents[0].clients.mps is not None
+        await worker.compute_modes.open(_whole_gpus(worker.agents[0]), has_mps=has_mps)
+    if settings.limiter and hosts is None:
+        worker.controller = ControllerProcess(settings)
+        opened.push_async_callback(worker.controller.close)
+        worker.controller.open()
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
         await asyncio.to_thread(clear_unknown, settings.state_dir / FOLDERS, is_known)
@@ -265,7 +274,8 @@ async def _put_agents(
         name = settings.worker or facts.worker
         machine = await _devices(name, settings, drivers)
         try:
-            worker.agents.append(_agent(worker.host, name, settings, facts, machine, drivers, link, files))
+            modes = worker.compute_modes
+            worker.agents.append(_agent(worker.host, name, settings, facts, machine, drivers, link, files, modes))
         except BaseException:
             machine.close()
             raise
@@ -304,14 +314,21 @@ def _agent(
     found: list[Found],
     link: SupervisorLink,
     files: JobFiles,
+    modes: ComputeModes | None = None,
 ) -> Agent:
     devices = inventory.devices()
     nodes = {device.uuid: inventory.nodes(slot) for slot, device in enumerate(devices)}
     hands = inventory if isinstance(inventory, HandingInventory) else None
-    mps = _mps(name, settings, inventory, link)
+    mps = _mps(name, settings, inventory, link, modes)
+    freezer = None
+    if not inventory.simulated and any(device.vendor == "nvidia" for device in devices):
+        if trouble := cuda.library_fault(cuda.LIBRARY):
+            log.info("%s freezes no jobs: %s", name, trouble)
+        else:
+            freezer = Freezer(settings.state_dir / FROZEN_FILE, inventory.held)
     kit = Kit(
         name, settings, Policy.of(settings), link, len(devices), inventory.simulated,
-        files=files, nodes=nodes, hands=hands, mps=mps,
+        files=files, nodes=nodes, hands=hands, mps=mps, freezer=freezer,
     )  # fmt: skip
     drivers = [each.make(kit) for each in found]
     journal: MemoryJournal
@@ -329,33 +346,26 @@ def _agent(
     return Agent(host, name, settings, facts, inventory, drivers, journal, health, mps)
 
 
-def _mps(name: str, settings: WorkerSettings, inventory: Inventory, link: SupervisorLink) -> ManagedMps | None:
+def _mps(
+    name: str, settings: WorkerSettings, inventory: Inventory, link: SupervisorLink, modes: ComputeModes | None
+) -> ManagedMps | None:
     """Return the worker's MPS daemons; None where it is to run none."""
-    if inventory.simulated or settings.mps != "managed" or MPS not in settings.modes_offered:
+    if modes is None or settings.mps != "managed" or MPS not in settings.modes_offered:
         return None
-    return ManagedMps(
-        name,
-        link,
-        inventory.devices(),
-        mps_folder(settings),
-        MpsComputeModes(settings.state_dir / MPS_MODES_FILE),
-    )
+    return ManagedMps(name, link, inventory.devices(), mps_folder(settings), modes)
 
 
-def _compute_modes(agent: Agent, facts: HostFacts, of_mps: Collection[str]) -> ComputeModes:
-    """The compute modes of the whole NVIDIA GPUs that the fleet may use, but for those that MPS daemons have now.
+def _whole_gpus(agent: Agent) -> list[str]:
+    """Return the uuids of whole NVIDIA GPUs that the fleet may share by time-slice, as far as their slots' modes tell.
 
-    MIG slices have none of their own.
+    MIG slices have no compute mode of their own.
     """
-    uuids = [
+    return [
         device.uuid
         for slot, device in enumerate(agent.devices)
-        if slot in agent.pool.lent and device.vendor == "nvidia" and not device.mig and device.uuid not in of_mps
+        if slot in agent.pool.lent and device.vendor == "nvidia" and not device.mig
+        if not device.modes or "time-slice" in device.modes
     ]
-    settings = agent.settings
-    shares = "time-slice" in settings.modes_offered
-    file = settings.state_dir / FILE_NAME
-    return ComputeModes(uuids, file, facts.boot, shares=shares, length=settings.time_slice)
 
 
 async def _lender(agent: Agent) -> LeaseServer | None:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.job import Secret
 from moorage.schemas.names import SECRET_WORDS, is_secret
-from moorage.worker.environment import JobEnvironment
+from moorage.worker.environment import JobEnvironment, lay_over
 
 SECRET_BYTES_MAX: Final = 32 * 1024
 
@@ -49,6 +49,15 @@ def resolve_secrets(requested: Mapping[str, str | Secret], folder: Path | None) 
         (name, value if isinstance(value, str) else _read_secret(value.secret, folder))
         for name, value in requested.items()
     )
+
+
+def secret_variables(requested: Mapping[str, str | Secret], folder: Path | None) -> JobEnvironment:
+    """Return the variables of a request that are secrets, resolved; reserved names are left out. Raises SecretRefused.
+
+    A driver that shows the other variables to its engine hands these over by a way of their own.
+    """
+    secrets = {name: value for name, value in requested.items() if isinstance(value, Secret)}
+    return lay_over(resolve_secrets(secrets, folder), {})
 
 
 def trouble_with_secrets(folder: Path) -> str:

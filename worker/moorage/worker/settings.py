@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from moorage.schemas.errors import refuse
-from moorage.schemas.frames import OTHERS
-from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.frames import OTHERS, Device
+from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, SHARERS_MAX
 from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
@@ -20,6 +21,7 @@ from moorage.worker.compute_modes import Length
 from moorage.worker.device_health import PROBATION_S
 from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
 from moorage.worker.inventory.base import FREE_WAIT_S
+from moorage.worker.limiter.controller import ControllerSettings
 
 SECTION: Final = "worker"
 LABELS_MAX: Final = 64
@@ -43,6 +45,7 @@ FOLDER_KEEP_DEFAULT: Final = 600.0
 FILES_BYTES_DEFAULT: Final = _GIB
 FILES_CACHE_DEFAULT: Final = 4 * _GIB
 LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
+CONTROLLER: Final = ControllerSettings()
 RESULT_KEEP_DEFAULT: Final = 7 * 86400.0
 RESULT_BYTES_DEFAULT: Final = 256 * _MIB
 #: modes that a worker offers by itself; mps needs a daemon, so an operator (or a simulated worker) adds it
@@ -68,6 +71,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = MODES_DEFAULT
     sharers_max: Annotated[
         dict[str, int], setting("Sharers of one device, by mode: mps 0..8, time-slice 0..4; 0 does not offer the mode.")
+    ] = {}
+    slot_modes: Annotated[
+        dict[str, str],
+        setting(
+            "Modes that a device is kept for, by its position, blanks between; all of modes where it is not named."
+        ),
     ] = {}
     mps: Annotated[
         Literal["operator", "managed"],
@@ -135,6 +144,36 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         setting("What the limiter counts for the CUDA context of each process.", unit="bytes", ge=0, le=1 << 40),
     ] = LIMITER_CONTEXT_DEFAULT
+    limiter_rate_min: Annotated[
+        float, setting("The least that a job's launches get, in tokens a second.", ge=0.001, le=1e9)
+    ] = CONTROLLER.rate_min
+    limiter_rate_max: Annotated[
+        float, setting("The most that a job's launches get, in tokens a second.", ge=0.001, le=1e9)
+    ] = CONTROLLER.rate_max
+    limiter_proportional: Annotated[
+        float, setting("How much it counts how far a job's use of a GPU is from its share.", ge=0, le=100)
+    ] = CONTROLLER.proportional
+    limiter_integral: Annotated[
+        float, setting("How much it counts how far it has been from it, summed up over time.", ge=0, le=100)
+    ] = CONTROLLER.integral
+    limiter_derivative: Annotated[float, setting("How much it counts how quickly that changes.", ge=0, le=100)] = (
+        CONTROLLER.derivative
+    )
+    limiter_smoothing: Annotated[
+        float, setting("The weight of a new measurement of use against those before.", ge=0, le=1)
+    ] = CONTROLLER.smoothing
+    limiter_burst: Annotated[float, setting("How long a job may run ahead of its tokens.", unit="s", ge=0, le=3600)] = (
+        CONTROLLER.burst
+    )
+    limiter_capacity_min: Annotated[float, setting("The least tokens that a job may have saved up.", ge=0, le=1e9)] = (
+        CONTROLLER.capacity_min
+    )
+    limiter_capacity_max: Annotated[float, setting("The most tokens that a job may have saved up.", ge=0, le=1e9)] = (
+        CONTROLLER.capacity_max
+    )
+    limiter_integral_decay: Annotated[float, setting("What is left of the sum over time at each step.", ge=0, le=1)] = (
+        CONTROLLER.integral_decay
+    )
     address: Annotated[str | None, setting("Where gang members reach this host; found out by default.")] = None
     interface: Annotated[str | None, setting("Network interface for NCCL and gloo; left to them by default.")] = None
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None
@@ -255,12 +294,22 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"sharers_max must name mps or time-slice, found {mode!r}")
             if not 0 <= sharers <= SHARERS_MAX[mode]:
                 raise ValueError(f"sharers_max must be 0..{SHARERS_MAX[mode]} for {mode}, found {sharers}")
+        for slot, words in self.slot_modes.items():
+            if not slot.isdecimal() or str(int(slot)) != slot or int(slot) >= GPUS_PER_REPLICA_MAX:
+                raise ValueError(f"slot_modes goes by position 0..{GPUS_PER_REPLICA_MAX - 1}, found {slot[:80]!r}")
+            if not words.split() or not set(words.split()) <= set(self.modes_offered):
+                offered = ", ".join(self.modes_offered)
+                raise ValueError(f"slot_modes must name some of {offered} for slot {slot}, found {words[:80]!r}")
         check_rules("idle_reclaim_s", dict.fromkeys(self.idle_reclaim_s, ""))
         for tenant, seconds in self.idle_reclaim_s.items():
             if not 0 <= seconds <= IDLE_RECLAIM_S_MAX:
                 raise ValueError(f"idle_reclaim_s must be 0..{IDLE_RECLAIM_S_MAX} for {tenant}, found {seconds}")
         for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
             check_rules(name, getattr(self, name))
+        try:
+            _ = self.controller
+        except ValueError as error:
+            raise ValueError(f"limiter_{error}") from None
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
 
@@ -268,6 +317,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def modes_offered(self) -> tuple[str, ...]:
         """Its modes without those that no sharer of a device may have."""
         return tuple(mode for mode in self.modes if self.sharers_max.get(mode, 1) > 0)
+
+    def kept_devices(self, devices: Sequence[Device]) -> list[Device]:
+        """Return a host's devices with the modes that each is kept for. Raises ValueError for one that is not there."""
+        kept = {int(slot): words.split() for slot, words in self.slot_modes.items()}
+        if unknown := [slot for slot in kept if slot >= len(devices)]:
+            raise ValueError(f"slot_modes names slots that are not there: {unknown}, of {len(devices)}")
+        return [replace(one, modes=kept[slot]) if slot in kept else one for slot, one in enumerate(devices)]
+
+    @property
+    def controller(self) -> ControllerSettings:
+        """The settings of the limiter's controllers. Raises ValueError where they do not go together."""
+        fields = ControllerSettings.__struct_fields__
+        return ControllerSettings(**{name: getattr(self, f"limiter_{name}") for name in fields})
 
     @property
     def modes_lent(self) -> tuple[str, ...]:

@@ -76,6 +76,11 @@ class SlotTable:
 
     # ------------------------------------------------------------------------------------------------ take and give
 
+    def takes(self, position: int, mode: Sharing) -> bool:
+        """Whether a slot may be held in that mode: a device with modes of its own is kept for those."""
+        kept = self.slots[position].device.modes
+        return not kept or mode in kept
+
     def why_not(self, position: int, mode: Sharing) -> RefusalReason | None:
         """What stands in the way of a placement on this slot; None: nothing."""
         slot = self.slots[position]
@@ -83,6 +88,8 @@ class SlotTable:
             return "not-lent"
         if slot.quarantine:
             return "quarantined"
+        if not self.takes(position, mode):
+            return "mode-not-here"
         if slot.mode == "exclusive" or (slot.mode and mode == "exclusive"):
             return "leased"
         if slot.mode and slot.mode != mode:
@@ -93,16 +100,16 @@ class SlotTable:
         """The slot that a claim gets now: one that is shared in its mode already, else the first free one."""
         if mode != "exclusive":
             for position, slot in enumerate(self.slots):
-                if wanted is not None and position not in wanted:
+                if (wanted is not None and position not in wanted) or not self.takes(position, mode):
                     continue
                 if slot.mode == mode and not slot.quarantine and len(slot.holders) < self.sharers_max[mode]:
                     return position
         if not self.free:
             return None
         for position, slot in enumerate(self.slots):
-            if slot.free and (wanted is None or position in wanted):
+            if slot.free and (wanted is None or position in wanted) and self.takes(position, mode):
                 return position
-        expect(wanted is not None, f"the count says {self.free} slots are free, and none is")
+        expect(any(slot.free for slot in self.slots), f"the count says {self.free} slots are free, and none is")
         return None
 
     def take(self, positions: tuple[int, ...], mode: Sharing, holder: str, *, local: bool, again: bool = False) -> int:

@@ -1,23 +1,32 @@
-"""What jobs use of the GPUs that they have alone, from the readings that load frames are made of."""
+"""What jobs use of their GPUs, from the readings that load frames are made of."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
+from moorage.schemas.frames import UNKNOWN_MS
+from moorage.system.proctree import sees_all_pids
+from moorage.worker.drivers.base import Driver
 from moorage.worker.inventory.base import SlotReading
 from moorage.worker.member_messages import Member, MemberName, Metered
+
+#: what a member uses at a reading: the sum of percents over its devices, None where not all tell it, and MiB
+_Use = tuple[int | None, int]
 
 
 class UsageMeter:
     """One worker's; `held` are its members.
 
-    Of sharers nothing is measured: what a device does is not told by process on every board. Nor is anything while a
-    device does not tell its utilisation, as a MIG slice. What a VM uses of a device that is handed on to it, the host
-    cannot read.
+    A job that has its devices alone uses what they tell of themselves, a sharer what its processes use of them. Where
+    a device does not tell the work, as a MIG slice, memory alone is measured. Nothing is measured while a device does
+    not answer, of a VM, and of sharers whose driver or board cannot tell processes.
     """
 
-    def __init__(self, held: Mapping[MemberName, Member]) -> None:
+    def __init__(self, held: Mapping[MemberName, Member], drivers: Mapping[str, Driver]) -> None:
         self._held = held
+        self._drivers = drivers
+        self._sees_all_pids = sees_all_pids()
         self._before: set[MemberName] = set()  # running at the reading before
         self._read_s = 0.0
 
@@ -27,15 +36,63 @@ class UsageMeter:
         running = {
             name: member
             for name, member in self._held.items()
-            if member.slots and member.place.mode == "exclusive" and member.phase in ("running", "ending")
-            if not any(readings[slot].handed_on for slot in member.slots)
+            if member.slots and member.phase in ("running", "ending")
+            if not any(readings[slot].handed_on or readings[slot].health == "unresponsive" for slot in member.slots)
         }
         items: list[tuple[MemberName, int, int]] = []
+        whose: dict[tuple[str, int], dict[int, MemberName | None] | None] = {}
         for name, member in running.items():
-            percents = [readings[slot].util_percent for slot in member.slots]
-            told = [percent for percent in percents if percent is not None]
-            if name in self._before and len(told) == len(percents):
-                memory_mib = sum(readings[slot].memory_used_mib for slot in member.slots)
-                items.append((name, sum(told) * passed_ms // 100, memory_mib * passed_ms))
+            if name not in self._before:
+                continue
+            used: _Use | None
+            if member.place.mode == "exclusive":
+                used = _of_devices([readings[slot] for slot in member.slots])
+            else:
+                used = self._of_processes(member, readings, whose)
+            if used is not None:
+                percent, memory_mib = used
+                gpu_ms = UNKNOWN_MS if percent is None else percent * passed_ms // 100
+                items.append((name, gpu_ms, memory_mib * passed_ms))
         self._before = set(running)
         return Metered(items) if items else None
+
+    def _of_processes(
+        self,
+        member: Member,
+        readings: Sequence[SlotReading],
+        whose: dict[tuple[str, int], dict[int, MemberName | None] | None],
+    ) -> _Use | None:
+        """Return what the processes of a sharer use; `whose` has what was found for other members meanwhile."""
+        percents: list[int | None] = []
+        memory_mib = 0
+        for slot in member.slots:
+            used_by, key = readings[slot].used_by, (member.driver, slot)
+            if used_by is None:
+                return None
+            if key not in whose:
+                whose[key] = self._whose(self._drivers[member.driver], list(used_by))
+            names = whose[key]
+            if names is None:
+                return None
+            own = [use for pid, use in used_by.items() if names.get(pid) == member.name]
+            percents += [use.percent for use in own]
+            memory_mib += sum(use.memory_mib for use in own)
+        return _sum(percents), memory_mib
+
+    def _whose(self, driver: Driver, pids: Sequence[int]) -> dict[int, MemberName | None] | None:
+        """Return the members of processes; None where the driver or this PID namespace cannot tell."""
+        if not driver.tells_processes:
+            return None
+        if not self._sees_all_pids and not all(os.path.exists(f"/proc/{pid}") for pid in pids):
+            return None  # then a number may be another process here
+        return driver.members_of(pids)
+
+
+def _of_devices(readings: Sequence[SlotReading]) -> _Use:
+    return _sum([each.util_percent for each in readings]), sum(each.memory_used_mib for each in readings)
+
+
+def _sum(percents: Sequence[int | None]) -> int | None:
+    """Return the sum of percents; None where one of them is not known."""
+    told = [each for each in percents if each is not None]
+    return sum(told) if len(told) == len(percents) else None

@@ -99,7 +99,7 @@ class _Account:
     def hearers(
         self, subject: str, choose: Callable[[list[SimulatedSubscription]], SimulatedSubscription]
     ) -> list[SimulatedSubscription]:
-        """Every plain subscription that matches, and one of each queue group."""
+        """Return every plain subscription that matches, and one of each queue group."""
         parent, _, last = subject.rpartition(".")
         below = self._below.get(parent)
         if below is None:
@@ -158,7 +158,7 @@ class SimulatedBus:
         on_state: Callable[[State], None] | None = None,
         on_error: Callable[[BusError], None] | None = None,
     ) -> SimulatedConnection:
-        """A connection, at once. `name` is what faults and partitions call it; two may share one."""
+        """Return a connection, at once. `name` is what faults and partitions call it; two may share one."""
         found = SimulatedConnection(self, name, account, inbox_prefix, on_state, on_error)
         self.connections.append(found)
         return found
@@ -169,11 +169,11 @@ class SimulatedBus:
         return self._connected
 
     def streams(self, account: str = USERS) -> dict[str, Stream]:
-        """The streams of an account by name, for a test to look at."""
+        """Return the streams of an account by name, for a test to look at."""
         return self.account(account).streams.by_name
 
     def is_heard_outside(self, process: Process, *subjects: str) -> bool:
-        """Whether a subscription that is not of this process takes one of these subjects, in the users' account."""
+        """Return whether a subscription of another process takes one of these subjects, in the users' account."""
         account = self.account(USERS)
         hearers = (each for subject in subjects for each in account.hearers(subject, lambda members: members[0]))
         return any(each.connection.process is not process for each in hearers)
@@ -192,7 +192,7 @@ class SimulatedBus:
         reply: str,
         headers: Mapping[str, str] | None,
     ) -> None:
-        """Hand a message to the network, once for each who hears it; tell the sender when nobody does."""
+        """Give a message to the network once for each receiver; report to the sender if there is none."""
         own = dict(headers) if headers else None
         heard = self._fan_out(sender, account, subject, payload, reply, own)
         stream = account.streams.taking(subject)
@@ -395,7 +395,7 @@ class SimulatedConnection(Link):
         reply: str,
         headers: dict[str, str] | None,
     ) -> None:
-        """A message arrived; whoever left meanwhile, or is cut off, hears nothing."""
+        """Deliver a message that arrived, unless its receiver has left meanwhile or is cut off."""
         if self._is_overrun:
             return
         if self.process is not None and (self.process.is_stopped or process_of(None) is not self.process):
@@ -417,7 +417,7 @@ class SimulatedConnection(Link):
             self._report(HandlerFailed("a subscription", error))
 
     def _overrun(self, process: Process) -> None:
-        """The server cuts who does not read; of what waits, nothing was in the buffers between the two."""
+        """Cut a connection that does not read, as the server does; the messages that wait are lost."""
         self._is_overrun = True
         self._connected.clear()
         process.call(self._see_the_cut)

@@ -56,7 +56,7 @@ class Stalled(Exception):
 
 
 class SimulatedClock:
-    """Seconds that pass only when nobody has anything left to do. `now_s` counts from 0, `wall_s` from 1970.
+    """A clock that moves on only when no task of the simulation can run. `now_s` counts from 0, `wall_s` from 1970.
 
     Heartbeats, renewals and the like of an idle `SimFleet` are skipped; with `skips=False` each is simulated.
     """
@@ -191,7 +191,7 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def _pass_time(self) -> None:
-        """Nobody has anything to do: it is the time of the next timer. Raises `Stalled`."""
+        """Move the clock to the next timer, as no task can run. Raises `Stalled`."""
         timers = self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)

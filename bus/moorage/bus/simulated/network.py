@@ -1,4 +1,4 @@
-"""The network of the simulated bus: who reaches whom, how late, how often, and what an answer's loss does.
+"""The network of the simulated bus: partitions, delays, duplicates and lost answers.
 
 All chance comes from one seed, drawn in the order in which messages are sent: the same seed, the same run.
 """
@@ -86,7 +86,7 @@ class FaultyNetwork:
         self._by_pair[frozenset((one, other))] = faults
 
     def partition(self, *groups: Iterable[str]) -> None:
-        """Nobody of one group reaches another group, from now on and for what is under way. Others reach all."""
+        """Cut these groups off from each other, messages under way included. Connections in no group reach all."""
         self._groups = [frozenset(group) for group in groups]
 
     def heal(self) -> None:

@@ -42,7 +42,11 @@ class Process:
 
     def run(self, main: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine in this process; whatever it begins belongs to the process too."""
-        return asyncio.get_running_loop().create_task(main, context=self._context.copy())
+        return asyncio.get_running_loop().create_task(main, context=self.context())
+
+    def context(self) -> contextvars.Context:
+        """Return a context of this process, for timers that are set from outside of it."""
+        return self._context.copy()
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
         """The loop's: a task that was begun here."""
@@ -72,8 +76,8 @@ class Process:
     def doom(self, acts: int, on_doom: Callable[[], object]) -> None:
         """Call `on_doom`, which must kill it, in place of the `acts`-th thing that it does from now on.
 
-        A thing done is what somebody else can see: a message sent, a write, a word to another process. What the code
-        goes on to do within the same step reaches nobody, so this is a crash between any two of them.
+        A thing done is what another process can see: a message sent, a write, a word to another process. What the code
+        goes on to do within the same step reaches no other process, so this is a crash between any two of them.
         """
         self._doomed_in, self._on_doom = acts, on_doom
 
@@ -85,7 +89,7 @@ class Process:
                 self._on_doom()
 
     def kill(self) -> list[asyncio.Task[Any]]:
-        """As SIGKILL: nothing leaves it any more, and its tasks end. Returns them, for whoever waits for that.
+        """End the process as SIGKILL does: it sends nothing more, and its tasks are cancelled. Returns these tasks.
 
         Their `finally` blocks run, in this process alone: whatever they could reach is cut before, by `on_kill`.
         """
@@ -161,5 +165,5 @@ class Step(asyncio.TimerHandle):
 
 
 def process_of(context: contextvars.Context | None) -> Process | None:
-    """The process of a context; without one, of the code that runs now."""
+    """Return the process of a context; without one, of the code that runs now."""
     return _current.get() if context is None else context.get(_current)

@@ -75,7 +75,7 @@ class ApiRefusal(Exception):
 
 
 def matches(pattern: list[str], tokens: list[str]) -> bool:
-    """Whether a subject (split at the dots) is one that a filter with `*` and a final `>` names."""
+    """Return whether a subject (split at the dots) is one that a filter with `*` and a final `>` names."""
     for position, wanted in enumerate(pattern):
         if wanted == ">":
             return len(tokens) > position
@@ -106,7 +106,7 @@ def last_token(pattern: list[str], parent: list[str]) -> str:
 
 
 def overlaps(one: list[str], other: list[str]) -> bool:
-    """Whether some subject matches both filters."""
+    """Return whether some subject matches both filters."""
     for left, right in zip(one, other, strict=False):
         if ">" in (left, right):
             return True
@@ -151,7 +151,7 @@ class Stream:
         self._heads = tuple(literal_head(subject) for subject in config["subjects"])
 
     def takes(self, subject: str) -> bool:
-        """Whether a message on this subject is stored here; nearly all are not, and that is seen at once."""
+        """Return whether a message on this subject is stored here; nearly all are not, and that is seen at once."""
         if not subject.startswith(self._heads):
             return False
         tokens = subject.split(".")
@@ -288,7 +288,7 @@ class Stream:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def last_of(self, subject: str) -> int:
-        """The last sequence of a subject (a filter), 0 for none."""
+        """Return the last sequence of a subject (a filter), 0 for none."""
         if (own := self.by_subject.get(subject)) is not None:
             return next(reversed(own))
         pattern = subject.split(".")
@@ -311,7 +311,7 @@ class Stream:
                 yield message
 
     def find(self, request: dict[str, Any]) -> _Message | None:
-        """The one message that a get asks for. Raises ApiRefusal for a request that names none."""
+        """Return the one message that a get asks for. Raises ApiRefusal for a request that names none."""
         if last_by := request.get("last_by_subj"):
             return self.messages.get(self.last_of(last_by))
         if next_by := request.get("next_by_subj"):
@@ -343,7 +343,7 @@ class Streams:
         return _encode({"error": _wrong_last(stream.last_seq).error, "stream": stream.config["name"], "seq": 0})
 
     def ask(self, verb: str, data: bytes) -> list[Reply]:
-        """The answers to a request on `$JS.API.<verb>`; [] where nobody would answer."""
+        """Return the answers to a request on `$JS.API.<verb>`; [] where the server would not answer."""
         if verb.startswith("DIRECT.GET."):
             return self._direct_get(verb.removeprefix("DIRECT.GET."), data)
         kind, _, name = verb.rpartition(".")
@@ -446,7 +446,7 @@ _NOT_FOUND: Final[Reply] = (b"", {"Status": "404", "Description": "Message Not F
 
 
 def _number(text: str) -> int:
-    """A sequence in a header; what is none matches none."""
+    """Return a sequence in a header; what is none matches none."""
     return int(text) if text.isascii() and text.isdigit() else -1
 
 

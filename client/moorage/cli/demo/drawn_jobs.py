@@ -46,7 +46,7 @@ def hosts(count: int, seed: int) -> list[SimulatedHost]:
 
 
 def fleet_file(hosts_: list[SimulatedHost]) -> bytes:
-    """The hosts as the file that `moorage worker --simulate` reads."""
+    """Return the hosts as the file that `moorage worker --simulate` reads."""
     entries = [
         {"name": h.name, "device": list(h.devices), "cpu_milli": h.cpu_milli, "memory_mib": h.memory_mib}
         for h in hosts_

@@ -1,4 +1,4 @@
-"""Who held what, and when: the interval checker of every judge, of the demo as of the fault runs and the simulation.
+"""Checks which holders had which things at the same time, for the demo, the fault runs and the simulation.
 
 It knows nothing of schedulers, pools or leases and imports nothing of ours, so that no mistake is made on both sides:
 things are held by holders, from a moment until a moment, alone or as one of so many of a mode.
@@ -20,21 +20,21 @@ _END, _BEGIN, _END_AT_ONCE = range(3)
 
 
 def clash(mode: str, other: str) -> bool:
-    """Whether two holders in these modes must not hold one thing at once, however many it may have."""
+    """Return whether two holders in these modes must not hold one thing at once, however many it may have."""
     return mode != other or mode == ALONE
 
 
 class Holders(Generic[Thing, Holder]):
-    """Who holds what now, as it is told in order. A mode without an entry in `most` has no bound but `ALONE`'s one."""
+    """The holders of each thing now; `take` and `leave` come in order of time. `most` bounds holders by mode."""
 
     def __init__(self, most: Mapping[str, int] | None = None) -> None:
         self._most = most or {}
         self._held: defaultdict[Thing, dict[Holder, str]] = defaultdict(dict)
 
     def take(self, thing: Thing, holder: Holder, mode: str = ALONE) -> list[Holder]:
-        """From now on it holds the thing. Returns beside whom it must not: all the sharers where it is one too many.
+        """Add a holder to a thing. Returns the holders it conflicts with: all sharers where it is one too many.
 
-        Who holds it already changes nothing by saying so again.
+        A holder that has the thing already changes nothing.
         """
         held = self._held[thing]
         if holder in held:
@@ -46,7 +46,7 @@ class Holders(Generic[Thing, Holder]):
         return beside
 
     def leave(self, thing: Thing, holder: Holder) -> None:
-        """It holds the thing no longer; who never held it may say so too."""
+        """Remove a holder from a thing; it need not have held it."""
         held = self._held.get(thing, {})
         held.pop(holder, None)
         if not held:
@@ -56,7 +56,7 @@ class Holders(Generic[Thing, Holder]):
 class Span(NamedTuple, Generic[Thing, Holder]):
     """A thing held from `began` until before `ended`, on one clock or count for all.
 
-    None where nobody saw the end: then only its beginning is sure, and nothing that comes later clashes with it.
+    None where the end was not seen: then only its beginning is sure, and nothing that comes later clashes with it.
     """
 
     thing: Thing
@@ -67,7 +67,7 @@ class Span(NamedTuple, Generic[Thing, Holder]):
 
 
 class Overlap(NamedTuple, Generic[Thing, Holder]):
-    """A span that began while it must not have, with those whose spans it began in."""
+    """A span that began while conflicting holders had the thing, with these holders."""
 
     late: Span[Thing, Holder]
     beside: list[Holder]

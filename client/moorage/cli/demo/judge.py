@@ -100,9 +100,9 @@ def _read(record: str) -> tuple[list[_Run], list[str]]:
 
 
 def double_leases(runs: list[_Run], shares: set[str]) -> int:
-    """Beginnings on a device that somebody had alone, or that too many shared, or in another way of sharing.
+    """Count starts on a device that another job had alone, that too many shared, or that was shared in another mode.
 
-    Of a run without an end line (the cancelled one was killed) nobody knows how long it went on.
+    The end of a run without an end line is not known: the cancelled one was killed.
     """
     spans = (
         Span(uuid, run.unit, run.began_ns, run.ended_ns, _SHARED if run.job in shares else ALONE)

@@ -31,13 +31,13 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
 
 def failed(name: str, error: MoorageError, verdict: Verdict = "fail", fix: str = "") -> Check:
-    """The line of what raised; `fix` goes before what the error says itself."""
+    """Return the line of what raised; `fix` goes before what the error says itself."""
     fixes = (*getattr(error, "fixes", ()), error.problem.next)
     return Check(name, verdict, error.problem.message, fix or next(filter(None, fixes), ""))
 
 
 def role_of(context: Context | None) -> str:
-    """The role that a key was made for, as the inbox of its context says; empty where nothing says so."""
+    """Return the role that a key was made for, as the inbox of its context says; empty where nothing says so."""
     from moorage.schemas.roles import INBOX, ROLES
 
     prefix = context.inbox_prefix if context is not None else ""

@@ -88,7 +88,7 @@ async def _may_hear(client: AsyncClient) -> Check:
 
 
 async def _submitter(client: AsyncClient) -> Check:
-    """Whether who may ask may hand in, too: an operator may not. An empty request is refused, and leaves nothing."""
+    """Check whether this key may submit: an operator's may not. The empty request is refused and not stored."""
     from moorage.bus.errors import PermissionRefused
 
     try:
@@ -106,7 +106,7 @@ _WEDGE: Final = "one publish with a false header stops a replicated queue for go
 
 
 async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
-    """Who may publish to the durable queue of a cluster can stop it for everybody."""
+    """Check whether this key may publish to the durable queue: in a cluster one such key can stop the queue for all."""
     from moorage.bus.errors import PermissionRefused
 
     try:
@@ -152,7 +152,7 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
 
 
 def _copies(wanted: int, lacking: list[str]) -> Check:
-    """Of a ledger in a cluster: one copy less is noticed by nobody, and the next one stops everything."""
+    """Check that all copies of a ledger are up to date: the loss of one is not noticed, that of a second stops all."""
     if not lacking:
         return Check("copies", "ok", f"the ledger has all of its {wanted} copies")
     found = f"copies of the ledger that are not up to date: {len(lacking)} of {wanted}: {', '.join(lacking)}"
@@ -161,7 +161,7 @@ def _copies(wanted: int, lacking: list[str]) -> Check:
 
 
 def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
-    """The durable queue of all tenants, or the fullest one of a tenant: at its bound it takes nothing more."""
+    """Check how full the durable queue is (the shared one, or a tenant's): at its bound it refuses messages."""
     percent = size * 100 // size_max if size_max else 0
     of = f" of tenant {tenant}" if tenant else ""
     found = f"{many(messages, 'message')} wait in the durable queue{of}, {percent} % of its {size_max >> 20} MiB"
@@ -176,7 +176,7 @@ def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
 
 
 def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
-    """Whoever leads goes by its own settings: one that stands by with others changes them by taking over."""
+    """Check that all schedulers have the same settings: a standby that takes over would apply its own."""
     leader = next((row for row in rows if row.get("leads")), None)
     if leader is None or len(rows) < 2:
         return None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moorage.cli.doctor.check import Check, failed
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.worker.settings import WorkerSettings
 
 NVML_S_MAX: Final = 10.0
 
@@ -31,22 +35,27 @@ def settings() -> Check:
     return Check("settings", "ok", found)
 
 
-def secrets() -> Check | None:
-    """The folder that the settings name for a worker on this machine, as this user finds it; None where none is."""
+def _of_worker() -> WorkerSettings | None:
+    """Return the settings of a worker on this machine; None where they cannot be used, as another line tells."""
     from moorage.cli.framework.settings import the_file
     from moorage.schemas.settings import made, settle
-    from moorage.worker.policy import Policy
-    from moorage.worker.secret_files import trouble_with_secrets
     from moorage.worker.settings import SECTION, WorkerSettings
 
     try:
-        found = settle(SECTION, WorkerSettings, file=the_file(), defaults={"state_dir": Path()})
-        folder: Path | None = found["secrets_dir"].value
-        if folder is None:
-            return None
-        is_open = Policy.of(made(WorkerSettings, found)).leaves_secrets_open
+        return made(WorkerSettings, settle(SECTION, WorkerSettings, file=the_file(), defaults={"state_dir": Path()}))
     except MoorageError:
-        return None  # the line of the settings has told it
+        return None
+
+
+def secrets() -> Check | None:
+    """The folder that the settings name for a worker on this machine, as this user finds it; None where none is."""
+    from moorage.worker.policy import Policy
+    from moorage.worker.secret_files import trouble_with_secrets
+
+    of_worker = _of_worker()
+    if of_worker is None or of_worker.secrets_dir is None:
+        return None
+    folder, is_open = of_worker.secrets_dir, Policy.of(of_worker).leaves_secrets_open
     if trouble := trouble_with_secrets(folder):
         fix = f"as the worker's user: mkdir -p -m 700 {folder}; chmod 700 {folder}; chmod 600 {folder}/*"
         return Check("secrets", "warn", trouble, fix)
@@ -73,7 +82,7 @@ def uvloop() -> Check:
 
 
 def launcher() -> Check:
-    """Whether a worker of this installation starts jobs by the compiled launcher."""
+    """Return whether a worker of this installation starts jobs by the compiled launcher."""
     from moorage.worker.supervisor.launcher_client import open_compiled
 
     descriptor, why = open_compiled()
@@ -121,3 +130,39 @@ async def nvml() -> Check:
         return Check("nvml", "ok", f"{many(len(devices), 'GPU')}: {names}" if devices else "no NVIDIA GPU here")
     finally:
         inventory.close()
+
+
+async def limiter() -> Check | None:
+    """Return whether the limiter can tell what jobs use of each GPU; None where the settings turn no limiter on."""
+    from moorage.system.proctree import sees_all_pids
+    from moorage.worker.inventory.nvml import NvmlUnavailable, import_pynvml, open_nvml
+    from moorage.worker.inventory.threads import in_thread
+    from moorage.worker.limiter.meter import Meter, Unmeasured
+
+    of_worker = _of_worker()
+    if of_worker is None or not of_worker.limiter:
+        return None
+    try:
+        inventory = await open_nvml(open_timeout_s=NVML_S_MAX)
+    except NvmlUnavailable:
+        return None  # the line of NVML has told it
+    meter, found = Meter(import_pynvml(), sees_all_pids()), list[str]()
+
+    def ask() -> None:
+        for device in inventory.devices():
+            try:
+                meter.used(device.uuid, 0.0)
+            except Unmeasured as error:
+                found.append(f"{device.uuid}: {error}")
+
+    try:
+        async with asyncio.timeout(NVML_S_MAX):
+            await in_thread("nvml-limiter", ask)
+    except TimeoutError:
+        found.append(f"NVML does not answer within {NVML_S_MAX:g} s")
+    finally:
+        inventory.close()
+    if found:
+        fix = "on those GPUs launches come at a constant rate by the share, not by what jobs use: see the docs"
+        return Check("limiter", "warn", "; ".join(found), fix)
+    return Check("limiter", "ok", "what each process uses of a GPU is known")

@@ -88,7 +88,7 @@ def _round_trip(connection: Connection, milliseconds: float) -> Check:
 
 
 async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
-    """The JSON that answers on a subject of the server's own; {} where nobody may ask, or it says nothing."""
+    """Return the server's JSON answer on one of its own subjects; {} if the key may not ask, or no JSON came."""
     from moorage.bus.errors import NoResponders
 
     try:
@@ -163,7 +163,7 @@ def _sync(context: Context) -> Check:
 
 
 def _conf_of_ours(context: Context) -> Path | None:
-    """The configuration of the server that a `moorage up` of this user started, where that is who answers."""
+    """Return the configuration of the server that a `moorage up` of this user started; None for another server."""
     from moorage.bus.target import home
 
     conf = home() / "nats" / "nats.conf"
@@ -171,7 +171,7 @@ def _conf_of_ours(context: Context) -> Path | None:
 
 
 def _disk(conf: Path) -> Check:
-    """A server whose disk is full takes no record: the scheduler answers nobody until there is room."""
+    """Check the free space of the server's disk: when it is full, the scheduler cannot answer any request."""
     disk = disk_of(conf.parent)
     found = disk.text(conf.parent)
     if disk.free >= DISK_FREE_MIN:

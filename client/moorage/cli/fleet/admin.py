@@ -121,6 +121,54 @@ def _requeued(done: Done) -> str:
     return f"{did}, was {done.state}"
 
 
+def freeze(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Have running jobs stand still, with the memory of their GPUs in their hosts' RAM.
+
+    A job is FROZEN once its worker has reported it. It keeps its GPUs, and its time limits keep counting. What cannot
+    be frozen runs on, and show tells why. It needs NVIDIA's driver 570 or newer, and RAM for all of the job's GPU
+    memory; gangs, clients of MPS and jobs in containers are not frozen.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        await _each(client, jobs, lambda name: client.admin.freeze(name, why=why), options, _freezes)
+        if not (options.json or options.format):
+            say(f"undo: moorage admin resume {','.join(jobs)}")
+        return None
+
+    return with_client(options, work)
+
+
+def _freezes(done: Done) -> str:
+    did = f"{many(done.members or 0, 'replica')} asked to freeze" if done.changed else "asked already"
+    return f"{did}, was {done.state}"
+
+
+def resume(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Undo freeze: frozen jobs run on where they stood.
+
+    A job whose memory cannot be put back is lost, and is tried again as after a lost worker.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        await _each(client, jobs, lambda name: client.admin.resume(name, why=why), options, _resumes)
+        return None
+
+    return with_client(options, work)
+
+
+def _resumes(done: Done) -> str:
+    did = f"{many(done.members or 0, 'replica')} asked to run on" if done.changed else "unchanged"
+    return f"{did}, was {done.state}"
+
+
 def priority(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     to: Annotated[int, Parameter(help="0..100, higher first; a request's own is 50 unless it says.", value="NUMBER")],
@@ -138,6 +186,49 @@ def priority(
 
 def _prioritized(done: Done) -> str:
     return f"priority {done.priority}{'' if done.changed else ' already'}, is {done.state}"
+
+
+def resize(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    compute: Annotated[str | None, Parameter(help="Compute of each GPU, such as 40%.", value="PERCENT")] = None,
+    memory: Annotated[str | None, Parameter(help="Memory of each GPU, such as 8G or 8192M.", value="SIZE")] = None,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Give jobs another part of the GPUs that they share.
+
+    It is refused where the other sharers leave no room. What runs takes it at once where the worker has its limiter on,
+    and with its next attempt under an MPS daemon of the worker; else it is only counted. The guard of memory ends an
+    attempt that holds more than its new part. What the job gets later has the new part.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        percent, mib = _part_of(compute, memory)
+
+        async def act(name: str) -> Done:
+            return await client.admin.resize(name, compute_percent=percent, memory_mib=mib, why=why)
+
+        await _each(client, jobs, act, options, _resized)
+        return None
+
+    return guarded(options, lambda: with_client(options, work))
+
+
+#: how attempts take a new part, as the command says it
+_TAKES: Final = {
+    "live": "at once: the limiter holds it",
+    "next-attempt": "with its next attempt: MPS keeps what runs to what it started with",
+    "counted": "counted only: nothing tells its processes",
+}
+
+
+def _resized(done: Done) -> str:
+    if done.resized is None:
+        return "resized"
+    part = f"{done.resized.compute_percent} % of compute"
+    part += f", {done.resized.memory_mib} MiB of memory" if done.resized.memory_mib else ""
+    takes = [f"{many(count, 'attempt')} {_TAKES.get(how, how)}" for how, count in sorted(done.resized.attempts.items())]
+    return "; ".join([f"{part} of each GPU{'' if done.changed else ' already'}, is {done.state}", *takes])
 
 
 def limit(
@@ -245,14 +336,14 @@ async def _each(
 
 
 def _one_of(jobs: Sequence[str], queue: bool, verb: str) -> bool:
-    """Whether single jobs are meant. Raises `Rejected` for both or neither: a whole queue is named on purpose."""
+    """Return whether single jobs are named. Raises `Rejected` for both or neither: a whole queue must be named."""
     if bool(jobs) == queue:
         raise _ambiguous(f"{verb} takes jobs, or --queue for all that a tenant has", verb)
     return bool(jobs)
 
 
 def _of_a_tenant(options: RowOptions, verb: str) -> RowOptions:
-    """The options, where they or the surroundings say whose: nobody means the tenant `default` by saying nothing."""
+    """Return the options if they or the environment name a tenant, `default` included. Raises `Rejected`."""
     from moorage.client.tenant import TENANT_VARIABLE, named_tenant
 
     if not named_tenant(options.settled().tenant):
@@ -267,8 +358,24 @@ def _of_a_tenant(options: RowOptions, verb: str) -> RowOptions:
     return options
 
 
+def _part_of(compute: str | None, memory: str | None) -> tuple[int | None, int | None]:
+    """A part as a GPU token spells it, in percent and MiB. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+    from moorage.schemas.gpu import parse_share
+
+    words = [word for word in (compute, memory) if word is not None]
+    try:
+        share = parse_share(",".join(words), " ".join(words)) if words else None
+    except ValueError as error:
+        raise rejected("invalid-argument", str(error), next="moorage admin resize --help") from None
+    if share is None or (compute or "%")[-1:] != "%" or (memory or "M")[-1:] == "%":
+        said = "resize takes --compute in percent, --memory in G or M, or both"
+        raise rejected("invalid-argument", said, found=" ".join(words), next="moorage admin resize --help")
+    return share.compute_percent if compute else None, share.memory_mib if memory else None
+
+
 def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
-    """A limit as the wire has it, where 0 is none: the command has a word for that. Raises `Rejected`."""
+    """Return a limit as the wire has it, where 0 is none: the command has a word for that. Raises `Rejected`."""
     from moorage.client.errors import rejected
 
     if word is None:
@@ -300,7 +407,7 @@ def _now(word: str, done: Done) -> str:
 
 
 def _by(hold: Hold | None, head: str = " by ") -> str:
-    """Who holds and why, as ` by ana: month end`."""
+    """Return who put it on hold and why, as ` by ana: month end`."""
     if hold is None:
         return ""
     return f"{head}{hold.by or 'an operator'}" + (f": {hold.why}" if hold.why else "")

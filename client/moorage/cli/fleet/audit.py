@@ -91,7 +91,7 @@ async def _watch(client: AsyncClient, options: RowOptions) -> int:
 
 
 def _frame(answer: Answer, drift: list[dict[str, Any]]) -> dict[str, Any]:
-    """The wire's frame, with what the looks came to in the place of what the last one found."""
+    """Return the wire's frame, with what the looks came to in the place of what the last one found."""
     return {"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": {**answer.data, "drift": drift}}
 
 

@@ -123,7 +123,7 @@ def drop(
 
 
 async def _chosen(client: AsyncClient, words: Sequence[str], options: RowOptions) -> list[int]:
-    """The numbers that are meant. Raises `Rejected`."""
+    """Return the numbers that are meant. Raises `Rejected`."""
     parts = [part for word in words for part in word.split(",") if part]
     if not parts:
         raise _rejected("no refused request is named", "moorage dlq list has their numbers; all means each")
@@ -176,7 +176,7 @@ def _short(text: str) -> str:
 
 
 def _body(file: Path) -> dict[str, Any]:
-    """Raises ValueError for what is no JSON object of at most `BODY_BYTES_MAX`."""
+    """Raise ValueError for what is no JSON object of at most `BODY_BYTES_MAX`."""
     try:
         raw = read_within(file, BODY_BYTES_MAX)
     except OSError as error:

@@ -140,7 +140,7 @@ def feature_level(
 
 
 def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[SchedulerSettings, str | None]:
-    """The schedulers' settings, and where the users are (see `find_ledger`)."""
+    """Return the schedulers' settings, and where the users are (see `find_ledger`)."""
     from moorage.cli.local.processes import find_ledger
     from moorage.scheduler.settings import scheduler_settings
 
@@ -149,7 +149,7 @@ def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[Schedul
 
 
 def said_replicas(settings: Path | None) -> int:
-    """How many copies of the ledger the schedulers' settings say; 0 where they say nothing."""
+    """Return how many copies of the ledger the schedulers' settings say; 0 where they say nothing."""
     from moorage.scheduler.settings import scheduler_settings
     from moorage.schemas.settings import DEFAULT
 

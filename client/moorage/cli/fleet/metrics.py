@@ -270,7 +270,7 @@ class _Scraped:
 
 
 async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> None:
-    """Until it is cancelled. Raises `MoorageError` where nobody may listen there."""
+    """Serve the metrics until it is cancelled. Raises `MoorageError` if it may not listen at that address."""
     await _ask(client)  # a key that may not, or no leader, is told at once
     try:
         server, thread = library.start_http_server(port, host, _Scraped(client))

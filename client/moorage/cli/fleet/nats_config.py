@@ -104,7 +104,7 @@ def nats_config(
 
 
 def _shares_host(site: Site, at: int) -> bool:
-    """Whether another server stands on the same machine, by its address."""
+    """Return whether another server stands on the same machine, by its address."""
     hosts = [each.host for each in site.servers]
     return hosts.count(hosts[at]) > 1
 

@@ -53,7 +53,7 @@ def usage(
 
 
 async def _asked(client: AsyncClient, asked: dict[str, Any], *, of_all: bool) -> Answer:
-    """All pages as one answer."""
+    """Return all pages as one answer."""
     rows: list[dict[str, Any]] = []
     while True:
         answer = await (client.operate("usage", asked) if of_all else client.answer("usage", asked))

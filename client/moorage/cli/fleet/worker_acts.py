@@ -60,7 +60,7 @@ def drain(
 
 
 def _check_order(within: str | None, last: str | None) -> None:
-    """Raises `Rejected` for a drain that is over before those who leave have left."""
+    """Raise `Rejected` for a drain that would end before its jobs have to be gone."""
     from moorage.client.durations import seconds
     from moorage.client.errors import rejected
 
@@ -93,7 +93,7 @@ def _asked_for(within: str | None, begin: str | None, last: str | None, asked: d
 
 
 def _with_unit(word: str) -> str:
-    """A bare number as the seconds that it is."""
+    """Return a bare number as the seconds that it is."""
     return f"{word}s" if word.replace(".", "", 1).isdecimal() else word
 
 

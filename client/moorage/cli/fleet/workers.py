@@ -88,8 +88,15 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
         ]
         columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
         tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
-        for line in [*_troubles([row])[:TROUBLES_MAX], *levels(row.get("capabilities", {}))]:
+        for line in [*_troubles([row])[:TROUBLES_MAX], *kept(row["devices"]), *levels(row.get("capabilities", {}))]:
             say(line)
+
+
+def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
+    """The sharing modes for which a worker keeps some of its devices: a line for each of those."""
+    return [
+        f"GPU {device['slot']}: kept for {' and '.join(device['modes'])}" for device in devices if device.get("modes")
+    ]
 
 
 def levels(capabilities: dict[str, Any]) -> list[str]:
@@ -149,7 +156,7 @@ def _fleet(data: dict[str, Any]) -> None:
 
 
 def _troubles(workers: list[dict[str, Any]]) -> list[str]:
-    """A line for each device that is not given out, and for each drain that is timed."""
+    """Return a line for each device that is not given out, and for each drain that is timed."""
     lines = []
     for worker in workers:
         for row in worker.get("troubles", ()):
@@ -175,7 +182,7 @@ def _window(drain: dict[str, Any]) -> str:
 
 
 def _kept(data: dict[str, Any]) -> str:
-    """How long what is over is kept, and how far back that reaches now."""
+    """Return how long what is over is kept, and how far back that reaches now."""
     keeps, window_ms = data["keeps"], data["finished_window_ms"]
     reaches = f" (now {age(window_ms)})" if window_ms >= 60_000 else ""
     finished = f"finished jobs {data['finished_kept']}, kept {age(keeps['finished_keep'] * 1000)}{reaches}"

@@ -85,7 +85,7 @@ class Missing(CannotRead):
 
 
 def arguments_of(act: Callable[..., Any]) -> list[Argument]:
-    """Every word and option of a verb's function, in its order; those of a dataclass where it stands."""
+    """Return every word and option of a verb's function, in its order; those of a dataclass where it stands."""
     found: list[Argument] = []
     hints = get_type_hints(act, include_extras=True)
     for parameter in inspect.signature(act).parameters.values():
@@ -136,7 +136,7 @@ class _Reader(argparse.ArgumentParser):
 
 
 def read(verb: str, act: Callable[..., Any], words: Sequence[str]) -> Callable[[], int | None]:
-    """The verb's function with what the words say, ready to be called. Raises `CannotRead`."""
+    """Return the verb's function with what the words say, ready to be called. Raises `CannotRead`."""
     arguments = arguments_of(act)
     takes_command = next((one for one in arguments if one.parameter.command), None)
     before, behind = list(words), []
@@ -183,7 +183,7 @@ def _for_argparse(one: Argument) -> dict[str, Any]:
 
 
 def _stands_before(option: str, command: list[str] | None, words: list[str]) -> bool:
-    """Whether what is no option of ours stands before the command: behind it, it is the command's."""
+    """Return whether what is no option of ours stands before the command: behind it, it is the command's."""
     return not command or option not in words or words.index(option) < words.index(command[0])
 
 

@@ -66,7 +66,7 @@ class Code(NamedTuple):
 
 
 def error_codes() -> dict[str, Code]:
-    """Every code of an error that a user can meet."""
+    """Return every code of an error that a user can meet."""
     from moorage.bus.errors import BUS_CODES
     from moorage.client.errors import CLIENT_CODES
     from moorage.schemas.errors import CODES
@@ -76,19 +76,19 @@ def error_codes() -> dict[str, Code]:
 
 
 def reasons() -> dict[str, Code]:
-    """Every reason for which a job waits."""
+    """Return every reason for which a job waits."""
     return {name: Code(name, "", reason.means, "waiting") for name, reason in REASONS.items()}
 
 
 def ends() -> dict[str, Code]:
-    """Every reason for which an attempt ends that does not end by itself."""
+    """Return every reason for which an attempt ends that does not end by itself."""
     from moorage.schemas.errors import ENDS
 
     return {code: Code(code, "", means, "end") for code, means in ENDS.items()}
 
 
 def code_of(word: str) -> Code | None:
-    """The code of an error or the reason for waiting that a word is, where it is one."""
+    """Return the code of an error or the reason for waiting that a word is, where it is one."""
     return error_codes().get(word) or reasons().get(word)
 
 

@@ -1,4 +1,4 @@
-"""Where the command writes: data to stdout, talk to stderr, colour only where somebody looks."""
+"""Where the command writes: data to stdout, messages to stderr, colour only on a terminal."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether a terminal is there on which lines can be written again."""
+    """Return whether a terminal is there on which lines can be written again."""
     return stream.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
-    """The text in a style of `_STYLES`, or as it is where there is no colour."""
+    """Return the text in a style of `_STYLES`, or as it is where there is no colour."""
     if not style or not has_colour(stream):
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
@@ -65,7 +65,7 @@ def say(text: str) -> None:
 
 
 def say_if_heard(text: str) -> None:
-    """As `say`, of one who must go on where nobody reads any more: the terminal is closed, the pipe has no reader."""
+    """As `say`, but ignore that no reader is left: the terminal was closed, or the pipe has no reader."""
     with contextlib.suppress(OSError):
         say(text)
 

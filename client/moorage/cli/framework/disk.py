@@ -29,7 +29,7 @@ class Disk(NamedTuple):
 
 
 def disk_of(folder: Path) -> Disk:
-    """The file system that the folder is on. Raises OSError."""
+    """Return the file system that the folder is on. Raises OSError."""
     found = os.statvfs(folder)
     return Disk(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 

@@ -35,7 +35,7 @@ class _Fields(string.Formatter):
 
 
 def filled(template: str, row: object) -> str:
-    """The template with the row's fields in it. Raises `Rejected`, naming the fields that there are."""
+    """Return the template with the row's fields in it. Raises `Rejected`, naming the fields that there are."""
     fields = msgspec.to_builtins(row)
     try:
         return _Fields().vformat(template.replace("\\t", "\t").replace("\\n", "\n"), (), fields)

@@ -29,7 +29,7 @@ def cannot_read(file: Path | str, reason: str | None, fix: str) -> Rejected:
 
 
 def cannot_write(file: Path | str, reason: str | None, fix: str, code: str = "failed-precondition") -> Rejected:
-    """The same, of a file to be made."""
+    """Return the same, of a file to be made."""
     from moorage.client.errors import rejected
 
     return rejected(code, f"{file} cannot be written: {reason}", found=str(file), next=fix)

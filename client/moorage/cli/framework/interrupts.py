@@ -76,7 +76,7 @@ async def detachable(
 ) -> int | None:
     """Inside `run`: follow until the end, or until Ctrl-C; then say how to go on.
 
-    With `cancel` a second Ctrl-C within `AGAIN_S` calls it. If `detach` returns true, it has said so to somebody at a
+    With `cancel` a second Ctrl-C within `AGAIN_S` calls it. If `detach` returns true, it has said so to a user at a
     terminal, and the second one is waited for.
     """
     global _again
@@ -117,7 +117,7 @@ def end_in_order(told: Callable[[int], None]) -> None:
 
 
 def hush() -> None:
-    """What libraries say from now on of work that was cut off is news to nobody."""
+    """Silence logs, warnings and unhandled errors: after an interrupt they only report the work that was cut off."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     sys.unraisablehook = lambda _: None

@@ -51,7 +51,7 @@ class _Settled:
 
 @dataclass(frozen=True)
 class LocalOptions(_Settled):
-    """What a verb understands that asks nobody."""
+    """Options of a verb that needs no scheduler."""
 
     json: Json = False
     color: Color = None
@@ -116,7 +116,7 @@ class RowOptions(Options, _Rows):
 
 @dataclass(frozen=True)
 class LocalRowOptions(LocalOptions, _Rows):
-    """The same, of verbs that ask nobody."""
+    """The same options, for verbs that need no scheduler."""
 
     format: Format = None
 
@@ -153,7 +153,7 @@ def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], i
 
 
 def _refused(options: Options, error: MoorageError) -> MoorageError:
-    """The same, with what this command may do about it: whose key it is only NATS knows."""
+    """Return the error with what to do about it in this command: only NATS knows which user the key belongs to."""
     import msgspec
 
     from moorage.client.errors import NotPermitted
@@ -179,7 +179,7 @@ async def _connected(options: Options, work: Work) -> int | None:
 
 
 def client_of(options: Options) -> AsyncClient:
-    """The client that these options describe, not yet open. Raises `Rejected`."""
+    """Return the client that these options describe, not yet open. Raises `Rejected`."""
     from moorage.client.client import AsyncClient
     from moorage.client.durations import seconds
 

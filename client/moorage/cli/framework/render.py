@@ -1,4 +1,4 @@
-"""Text for people: tables without boxes, ages, states, cells. Pure, but for the question who reads."""
+"""Text for people: tables without boxes, ages, states, cells. Pure, but for the check whether a terminal reads."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ _STATE_STYLE: Final = {
     "FAILED": "red",
     "TIMED_OUT": "red",
     "REJECTED": "red",
+    "FROZEN": "cyan",
     "LOST_KEPT": "red",
     "lost": "red",
     "stale": "yellow",
@@ -103,7 +104,7 @@ class Rows:
         self._begun = False
 
     def line(self, row: Sequence[Any]) -> str:
-        """The row as a line; before the first, the header."""
+        """Return the row as a line; before the first, the header."""
         texts = [_text(cell) for cell in row]
         if not self._stream.isatty():
             return "\t".join(cell.replace("\t", " ") for cell in texts)
@@ -170,7 +171,7 @@ def _text(cell: Any) -> str:
 
 
 def state(text: str, stream: TextIO) -> str:
-    """A state in its colour; the word itself carries it, too."""
+    """Return a state in its colour; the word itself carries it, too."""
     return paint(text, _STATE_STYLE.get(text.strip(), ""), stream)
 
 
@@ -222,7 +223,7 @@ def ordinal(number: int) -> str:
 
 
 def day_and_time(moment: datetime, now: datetime) -> str:
-    """A moment to come as a person says it, in the zone of `now`: `today 22:00`, `2026-11-27 22:00`."""
+    """Return a moment to come as a person says it, in the zone of `now`: `today 22:00`, `2026-11-27 22:00`."""
     days = (moment.date() - now.date()).days
     return f"{('today', 'tomorrow')[days] if days in (0, 1) else moment.date()} {moment:%H:%M}"
 
@@ -238,5 +239,5 @@ def utc_ms(milliseconds: int) -> str:
 
 
 def ports_words(ports: Mapping[str, str]) -> str:
-    """Where the ports of a container are reached: `8080 at 10.0.0.5:30001`."""
+    """Return where the ports of a container are reached: `8080 at 10.0.0.5:30001`."""
     return ", ".join(f"{own} at {where}" for own, where in ports.items())

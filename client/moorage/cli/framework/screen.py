@@ -41,7 +41,7 @@ class Screen:
 
 
 def cut(line: str, columns: int) -> str:
-    """The line in at most so many columns, its colours ended."""
+    """Return the line in at most so many columns, its colours ended."""
     left, out = columns, []
     for part in _STYLED.split(line):
         if part.startswith("\x1b"):

@@ -35,7 +35,7 @@ UP_FILE_HELP: Final = (
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command takes for granted where nobody says otherwise. Services that use the SDK are not concerned."""
+    """The command's own defaults. Services that use the SDK do not read them."""
 
     nats: Annotated[
         str | None, setting("URL or nats context of the server; NATS_CONTEXT and NATS_URL override it.")
@@ -63,7 +63,7 @@ COMMON: Final = frozenset({"nats"})
 
 
 def sections() -> dict[str, type[msgspec.Struct]]:
-    """Every section of the file with the struct that declares its keys."""
+    """Return every section of the file with the struct that declares its keys."""
     from moorage.scheduler.settings import SchedulerSettings
     from moorage.worker.settings import WorkerSettings
 
@@ -71,7 +71,7 @@ def sections() -> dict[str, type[msgspec.Struct]]:
 
 
 def the_file(given: str | Path | None = None, env: Mapping[str, str] | None = None) -> SettingsFile:
-    """The settings file that holds here, every section of it checked. Raises Refused with bad-settings."""
+    """Return the settings file that holds here, every section of it checked. Raises Refused with bad-settings."""
     path = find_file(given, env)
     if path is None:
         return NO_FILE
@@ -136,7 +136,7 @@ def effective(file: SettingsFile) -> Iterator[Found]:
 
 
 def example_file() -> str:
-    """A settings file with every key in it, each commented out at its default."""
+    """Return a settings file with every key in it, each commented out at its default."""
     lines = [
         "# Every key of moorage.toml, commented out at its default. Durations and sizes are numbers, or text with a",
         "# unit. A flag overrides an environment variable (MOORAGE_<SECTION>_<KEY>), which overrides this file.",

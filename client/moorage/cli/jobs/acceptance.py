@@ -1,4 +1,4 @@
-"""What is said of a request that is in the ledger, or of which nobody knows whether it is."""
+"""Messages about a request that is in the ledger, or for which this is not known."""
 
 from __future__ import annotations
 

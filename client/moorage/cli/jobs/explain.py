@@ -154,7 +154,7 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _place(data: dict[str, Any]) -> str:
-    """By arrival, where one tenant waits; where tenants have turns, whose turn comes before that."""
+    """Return a job's place in the queue, and its tenant's turn where several tenants wait."""
     place = f"{place_of(data)}{_age(data)}"
     if "turn" not in data:
         return place
@@ -178,7 +178,7 @@ def starts(data: dict[str, Any]) -> str:
 
 
 def _known_by(band: dict[str, int]) -> str:
-    """How sure a start is: of a few runs nobody knows what nine of ten take."""
+    """Return how well a start is known: the bound of nine in ten is given only once enough runs were seen."""
     runs, p90_ms = band.get("runs", 0), band.get("p90_ms")
     seen = f"by {many(runs, 'run')} seen"
     if runs >= RUNS_SURE:
@@ -194,7 +194,7 @@ def _leaving(row: dict[str, Any]) -> str:
 
 
 def _steps(left: dict[str, int]) -> str:
-    """How many workers were left after each filter that took some: `known 4 > with-free-gpus 0`."""
+    """Return how many workers were left after each filter that took some: `known 4 > with-free-gpus 0`."""
     steps: list[tuple[str, int]] = []
     for name, number in left.items():
         if not steps or number != steps[-1][1]:
@@ -222,7 +222,7 @@ def _release(data: dict[str, Any]) -> str:
 
 
 def _fix_line(fix: dict[str, Any], data: dict[str, Any]) -> str:
-    """What would start it now: a command that somebody gives. Of what is not submitted yet, the flags to change."""
+    """Return the command that would start the job now; for a job not yet submitted, the flags to change."""
     if "command" in fix:
         return f"fix: {fix['say']}: {fix['command']}"
     words = as_words(fix)

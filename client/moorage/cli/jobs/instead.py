@@ -32,7 +32,7 @@ _MERGED: Final = ("resources", "requires", "labels", "env")
 
 
 def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) -> Change:
-    """Raises `Rejected` for flags that say nothing, or what cannot be."""
+    """Raise `Rejected` for flags that say nothing, or what cannot be."""
     if but is None and not command and flags == NO_FLAGS:
         raise rejected(
             "invalid-argument", "nothing to change", found=job, next=f"for example: --instead-of {job} --gpu 1xL40S"
@@ -75,7 +75,7 @@ def changed(
     scheduling: str | None,
     fresh: dict[str, Any],
 ) -> Request:
-    """The request with what is named in place of its own. Raises `Rejected`."""
+    """Return a job's request with the given flags, command and fields in place of its own. Raises `Rejected`."""
     body = {name: value for name, value in asked.items() if name not in ("job", "if_seq")}
     body["run"] = dict(body.get("run") or {})
     if command:
@@ -130,7 +130,7 @@ def _fields_in(but: str | None) -> dict[str, Any]:
 
 
 def as_words(fix: dict[str, Any]) -> str:
-    """The flags that make a change of a fix (see `relax` of the scheduler's core), as one types them."""
+    """Return the flags that make a change of a fix (see `relax` of the scheduler's core), as one types them."""
     words: list[str] = []
     rest: dict[str, Any] = {}
     for field, value in fix["request"].items():

@@ -147,7 +147,7 @@ NO_FLAGS: Final = JobFlags()
 
 
 def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
-    """The checked request, with its job id. Raises `Rejected` with invalid-argument."""
+    """Return the checked request, with its job id. Raises `Rejected` with invalid-argument."""
     from moorage.client.errors import rejected
     from moorage.client.request_builder import build_request
 
@@ -251,7 +251,7 @@ def _of_option(option: str, refused: Rejected) -> Rejected:
 
 
 def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
-    """Raises `Rejected`."""
+    """Raise `Rejected`."""
     from moorage.client.errors import rejected
 
     if flags.gang and flags.spread:
@@ -348,7 +348,7 @@ def milli_cores(cores: float) -> int:
 
 
 def mebibytes(size: str) -> int:
-    """`16G` (1e9 bytes), `16Gi` or `512M` → MiB, rounded up. A number alone is refused but for 0: who writes 16 may
+    """`16G` (1e9 bytes), `16Gi` or `512M` → MiB, rounded up. A number alone is refused but for 0: one who writes 16 may
     mean GiB. Raises `Rejected`."""
     from moorage.client.errors import rejected
 

@@ -20,7 +20,7 @@ def jobs_table(rows: list[dict[str, Any]]) -> str:
 
 
 def job_row(row: dict[str, Any]) -> list[Any]:
-    """The cells of `COLUMNS`."""
+    """Return the cells of `COLUMNS`."""
     return [
         row["job"],
         row["state"],
@@ -42,7 +42,7 @@ def no_jobs(tenant: str, states: list[str]) -> str:
 
 
 def matching(counts: dict[str, int], states: list[str]) -> int:
-    """How many jobs there are in these states; in all where none is named."""
+    """Return how many jobs there are in these states; in all where none is named."""
     return sum(number for name, number in counts.items() if name in (states or counts))
 
 
@@ -51,5 +51,5 @@ def counts_line(counts: dict[str, int]) -> str:
 
 
 def code_cell(code: int | None) -> int | None:
-    """An exit code for people; None where nothing ran."""
+    """Return an exit code for people; None where nothing ran."""
     return None if code is None else shell_code(code)

@@ -19,7 +19,7 @@ class Labelled:
         self._begun: dict[Source, bytes] = {}
 
     def lines(self, source: Source, data: bytes, *, end: bool) -> bytes:
-        """The lines that are whole by now; with `end` the rest as well, as a line of its own."""
+        """Return the lines that are whole by now; with `end` the rest as well, as a line of its own."""
         *whole, rest = (self._begun.pop(source, b"") + data).split(b"\n")
         while len(rest) > LINE_BYTES_MAX:
             whole.append(rest[:LINE_BYTES_MAX])

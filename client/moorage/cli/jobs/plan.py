@@ -125,7 +125,7 @@ async def _plan(
 
 
 def _in_part(data: dict[str, Any]) -> bool:
-    """Whether some of it starts now, and some does not."""
+    """Return whether some of it starts now, and some does not."""
     return data["starts"] == "now" and bool(data.get("replicas_now", 0) < data.get("replicas", 0))
 
 

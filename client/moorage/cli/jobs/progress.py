@@ -133,7 +133,7 @@ class Progress:
             self._draw()
 
     def tick(self) -> None:
-        """Have the line that stands there tell how long it is by now."""
+        """Redraw the progress line, if it is shown, with the time by now."""
         if self._drawn:
             self._draw()
 

@@ -125,7 +125,7 @@ def logs(
 
 
 async def _has_replicas(client: AsyncClient, job: str) -> bool:
-    """Whether the job has more than one replica."""
+    """Return whether the job has more than one replica."""
     shown = await client.job(job).show()
     return len(shown.get("replica_states", ())) > 1 or shown.get("request", {}).get("replicas", 1) > 1
 
@@ -151,7 +151,7 @@ async def _kept(
 
 
 def _say_detached(job: str, *, cancels: bool = False) -> bool:
-    """Say how to go on. Returns whether somebody at a terminal is told that another Ctrl-C cancels the job."""
+    """Print how to go on. Returns whether it told a user at a terminal that another Ctrl-C cancels the job."""
     tells = cancels and is_live(sys.stderr)
     say(f"detached; {job} goes on")
     say(f"  attach: moorage logs {job}")
@@ -211,7 +211,7 @@ async def _follow(
 
 
 def tell_missing(watch: Watch, *, asked_for: bool) -> None:
-    """What of the output is not there, and why: an error for who asked for the output alone."""
+    """Print which output is missing and why; it is an error if the user asked for the output alone."""
     if watch.lost:
         say(f"warning[output]: {watch.lost} pieces of output were lost here")
     joiner = watch.joiner

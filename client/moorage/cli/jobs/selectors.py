@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def words_of(texts: Sequence[str]) -> list[str]:
-    """The single words of all arguments, in order, each once. Raises `Rejected` where there is none."""
+    """Return the comma-separated words of all arguments, in order, each once. Raises `Rejected` if there is none."""
     words = list(dict.fromkeys(word for text in texts for word in text.split(",") if word))
     if not words:
         from moorage.client.errors import rejected
@@ -57,7 +57,7 @@ async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str
 
 
 async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
-    """The ids that are meant, each of a job that there is. Raises `NotFound`, `Rejected`."""
+    """Return the ids that are meant, each of a job that there is. Raises `NotFound`, `Rejected`."""
 
     async def known(name: str) -> str:
         await client.job(name).show()
@@ -73,7 +73,7 @@ async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
 
 
 async def one_id(client: AsyncClient, text: str, verb: str) -> str:
-    """The one id that is meant. Raises `NotFound`, and `Rejected` for several."""
+    """Return the one id that is meant. Raises `NotFound`, and `Rejected` for several."""
     names = await ids_of(client, [text])
     if len(names) != 1:
         from moorage.client.errors import rejected
@@ -104,7 +104,7 @@ async def ids_to_cancel(client: AsyncClient, texts: Sequence[str]) -> list[str]:
 
 
 def _means_several(word: str) -> bool:
-    """Whether the scheduler's list says which jobs a word means; of anything else it is asked by name."""
+    """Return whether the scheduler's list says which jobs a word means; of anything else it is asked by name."""
     return word in (LAST, ALL) or word.endswith(EACH)
 
 
@@ -155,7 +155,7 @@ async def _listed(client: AsyncClient, word: str) -> list[str]:
 
 
 async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> list[str]:
-    """The jobs whose ids begin as the word says. Raises `NotFound` where there is none."""
+    """Return the jobs whose ids begin as the word says. Raises `NotFound` where there is none."""
     data = await client.ls(states, LOOKED_AT_MAX)
     found = [row["job"] for row in data["jobs"] if row["job"].startswith(word.removesuffix(EACH))]
     among = sum(number for state, number in data["counts"].items() if not states or state in states)
@@ -179,7 +179,7 @@ _MADE_UP_CHARS: Final = 15
 
 
 def _is_made_up(name: str) -> bool:
-    """Whether moorage made this id up: see `client.job_ids.fresh_job_id`."""
+    """Return whether moorage made this id up: see `client.job_ids.fresh_job_id`."""
     return len(name) == _MADE_UP_CHARS and _begins_made_up(name, at_most=_MADE_UP_CHARS)
 
 

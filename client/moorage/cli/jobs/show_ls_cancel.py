@@ -178,7 +178,7 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
 
 
 def why_of(state: str, why: str, by: str, said: str) -> str:
-    """The reason, and whose act it was where it was a tenant's or an operator's."""
+    """Return the reason, with the user if a tenant or an operator caused it."""
     if by in ("", "worker") or state == ACCEPTED:
         return why or "-"
     actor = f"{by}, said {said}" if said else by
@@ -248,7 +248,7 @@ _TYPED: Final = (
 
 
 def _for(data: dict[str, Any]) -> str:
-    """How long a cancel of an unknown job is remembered; a leader of the release before does not say."""
+    """Return how long a cancel of an unknown job is remembered; a leader of the release before does not say."""
     return f" for {age(data['remembered_s'] * 1000)}" if "remembered_s" in data else ""
 
 

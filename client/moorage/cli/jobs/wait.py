@@ -185,7 +185,7 @@ def _tell(event: Event, options: RowOptions, rows: Rows) -> None:
 
 
 def rows_of(event: Event, *, whole: bool) -> list[list[Any]]:
-    """A row a transition, with the cells of `COLUMNS`; the date is in a `whole` time alone."""
+    """Return a row a transition, with the cells of `COLUMNS`; the date is in a `whole` time alone."""
     rows: list[list[Any]] = []
     for change in event.changes:
         when = datetime.fromtimestamp(change.time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

@@ -102,7 +102,7 @@ class Child:
         return self._process
 
     def _wait_s(self, code: int | None) -> float:
-        """How long to wait before the next start; grows with those of the last minute."""
+        """Return how long to wait before the next start; grows with those of the last minute."""
         now = time.monotonic()
         while self._recent and self._recent[0] < now - STARTS_WINDOW_S:
             self._recent.popleft()
@@ -161,7 +161,7 @@ def open_log(path: Path) -> Iterator[int]:
 
 
 def log_tail(path: Path) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))

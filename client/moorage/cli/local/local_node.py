@@ -1,4 +1,4 @@
-"""One machine's moorage: an embedded server, a scheduler and a worker, kept alive until somebody ends them."""
+"""One machine's moorage: an embedded server, a scheduler and a worker, kept alive until a user ends them."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ async def end_jobs_now(state: Path) -> None:
 
 
 def supervisors_of(folder: Path) -> list[int]:
-    """The supervisors that run on this folder, also those that do not listen yet or no more."""
+    """Return the supervisors that run on this folder, also those that do not listen yet or no more."""
     wanted = (b"moorage.worker.supervisor", b"--state", os.fsencode(folder))
     found = []
     for entry in Path("/proc").iterdir():

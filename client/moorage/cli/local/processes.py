@@ -76,7 +76,7 @@ def _warn_of_file_here(read: SettingsFile) -> None:
 
 
 def find_ledger(held: SchedulerSettings) -> tuple[SchedulerSettings, str | None]:
-    """The settings, with the ledger's file where a `moorage up` is beside, and the users' target if known."""
+    """Return the settings, with the ledger's file where a `moorage up` is beside, and the users' target if known."""
     from moorage.bus.target import find_context, home
 
     context = find_context(held.nats)

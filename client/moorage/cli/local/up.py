@@ -113,9 +113,9 @@ def _check_fleet(simulate: str | None) -> None:
 
 
 def _check_owners(folder: Path) -> None:
-    """Follow no link and use no file that somebody else has put there. Raises `Rejected`.
+    """Follow no link and use no file that another user has put there. Raises `Rejected`.
 
-    Whoever owns a folder or a link on the way to a file chooses the file. So the links on the way, the folder, and what
+    The owner of a folder or a link on the way to a file chooses the file. So the links on the way, the folder, and what
     stands in it under our names have to be this user's; for others than root root's will do, too, as for /tmp.
     """
     user = os.geteuid()

@@ -1,4 +1,4 @@
-"""`moorage api`: one frame as it is, and the answer as it came, for who writes a client of the protocol."""
+"""`moorage api`: sends one frame as it is and prints the answer as it came, for authors of clients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def api(
 
 
 def _payload(frame: str) -> bytes:
-    """The words of the line, or what comes from stdin. Raises `Rejected`."""
+    """Return the words of the line, or what comes from stdin. Raises `Rejected`."""
     if frame != "-":
         return frame.encode()
     try:

@@ -102,7 +102,7 @@ def schema(
 
 
 def _structs() -> dict[str, type]:
-    """Every frame by its kind, and the request."""
+    """Return every frame by its kind, and the request."""
     import msgspec
 
     from moorage.schemas import frames

@@ -1,4 +1,4 @@
-"""`moorage simulate`: the production core on a trace, under a virtual clock; nobody is asked."""
+"""`moorage simulate`: the production core on a trace, under a virtual clock, without a server."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _rights(quota: list[str], share: list[str]) -> _Rights:
 
 
 def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
-    """The settings of each run: every combination of what was given in several."""
+    """Return the settings of each run: every combination of what was given in several."""
     from moorage.client.errors import rejected
     from moorage.scheduler.core.config import Config
     from moorage.schemas.settings import declared

@@ -67,7 +67,7 @@ class Gathering(Generic[J]):
         self._registry = stories
         self._stories: dict[str, Story] = {}
         self._unclear: set[str] = set()
-        self._waiting = Waiting(stories.waits)
+        self._waiting = Waiting(stories.waits, stories.silences)
         self._received = 0
         self._is_stale = False
         self._ask_by_s = inf
@@ -150,7 +150,8 @@ class Gathering(Generic[J]):
                 await self._ask(len(self._left))
             else:
                 received = self._received
-                if not await self._waiting.wait(silence_s) and received == self._received:
+                wait = self._waiting.wait if first else self._waiting.wait_in_silence
+                if not await wait(silence_s) and received == self._received:
                     if first:
                         self._ask_by_s = loop.time()
                         return silence_s

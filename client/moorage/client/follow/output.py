@@ -79,14 +79,14 @@ async def read_page(
 
 
 def piece_of(page: LogPage) -> Piece:
-    """A page as a piece. Where what is kept was cut off, the stream goes on behind it: that is no end."""
+    """Return a page as a piece. Where what is kept was cut off, the stream goes on behind it: that is no end."""
     text = page.text if page.data is None else page.data.decode(errors="replace")
     end = page.over and not page.truncated
     return Piece(page.replica, page.attempt, page.stream, page.offset, text, end, page.next, page.data)
 
 
 async def tail_of(client: Reads, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
-    """The end of a member's output, stdout before stderr; "" of a stream that is not kept, or that nobody hands out.
+    """Return the end of a member's output, stdout before stderr; "" of a stream that is not kept or not available.
 
     How the job ended is known by then, and is to be told in any case.
     """
@@ -134,7 +134,7 @@ class _Stream:
 class Joiner:
     """Joins stored and new output: knows how far each stream was yielded, and reads what is missing in between.
 
-    If `tail` is not None, only so many lines of the stored output are yielded. `lost` counts bytes that nobody keeps,
+    If `tail` is not None, only so many lines of the stored output are yielded. `lost` counts bytes that are not kept,
     `trouble` is the first reason. Trouble with an attempt no longer matters once a later attempt of the same replica
     has output: perhaps it never ran, as its worker died.
     """
@@ -179,7 +179,7 @@ class Joiner:
                 yield piece
 
     def is_over(self, replica: int, attempt: int, stream: StreamName) -> bool:
-        """Whether all of a stream was yielded."""
+        """Return whether all of a stream was yielded."""
         return self._streams[replica, attempt, stream].over
 
     async def joined(self, piece: Piece) -> AsyncIterator[Piece]:
@@ -238,7 +238,7 @@ class Joiner:
                 return
 
     async def _tail_begins(self, page: LogPage) -> int:
-        """The offset of the tail's first line; `page` is the last page of the stream."""
+        """Return the offset of the tail's first line; `page` is the last page of the stream."""
         left = self._tail or 0
         if not left:
             return page.next
@@ -276,7 +276,7 @@ def _bytes_of(piece: Piece) -> bytes:
 
 
 def _from(piece: Piece, offset: int) -> Piece:
-    """The part of a piece from this offset of the stream on."""
+    """Return the part of a piece from this offset of the stream on."""
     rest = _bytes_of(piece)[offset - piece.offset :]
     data = rest if piece.data is not None else None
     return msgspec.structs.replace(piece, offset=offset, text=rest.decode(errors="replace"), data=data)

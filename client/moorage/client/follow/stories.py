@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from math import inf
 from typing import Any, Final, Protocol
 
 from moorage.bus.errors import ConnectionClosed
-from moorage.bus.inbox import Answers
+from moorage.bus.inbox import CLOCK_S, Answers
 from moorage.bus.transport import Delivery, Handler, Subscribed
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, timed_out
 from moorage.client.follow.feed import Feed, check_permitted
@@ -54,13 +55,14 @@ class Refreshed(Protocol):
 
 
 class Stories:
-    """What follows jobs on one open client."""
+    """What follows jobs on one open client. `upkeep` is the context of the timers that end silences."""
 
-    def __init__(self, asks: Asks) -> None:
+    def __init__(self, asks: Asks, upkeep: contextvars.Context | None = None) -> None:
         self.asks = asks
         self.feed = Feed(asks)
         self.drivers = KnownDrivers()
         self.waits = Answers("")  # waits for events are kept as those for answers: one timer serves all
+        self.silences = Answers("", context=upkeep)
         self.followers: set[Refreshed] = set()
         self.endless: set[asyncio.Event] = set()  # set at the close, for what waits for nothing else
         self._is_closed = False
@@ -90,6 +92,7 @@ class Stories:
         for closed in self.endless:
             closed.set()
         self.waits.fail_all(ConnectionClosed)
+        self.silences.fail_all(ConnectionClosed)
 
 
 class Following:
@@ -128,9 +131,10 @@ class Following:
         self._saw = saw
         self._pending: deque[Event | Piece] = deque()
         self._received = 0
-        self._waiting = Waiting(stories.waits)
+        self._waiting = Waiting(stories.waits, stories.silences)
         self._silence_s = REPAIR_S_FIRST
         self._timeout_s = self._ends_s = inf
+        self._end_timer: asyncio.TimerHandle | None = None
         self._own: Subscribed | None = None
         self._by_frames = False
 
@@ -158,6 +162,8 @@ class Following:
     async def close(self) -> None:
         """Stop listening; the job goes on."""
         self._stories.followers.discard(self)
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         own, self._own = self._own, None
         try:
             if own is not None:
@@ -214,7 +220,9 @@ class Following:
         Raises `NotFound`, `NoScheduler`, `NotPermitted`.
         """
         if timeout_s is not None:
-            self._timeout_s, self._ends_s = timeout_s, asyncio.get_running_loop().time() + timeout_s
+            loop = asyncio.get_running_loop()
+            self._timeout_s, self._ends_s = timeout_s, loop.time() + timeout_s
+            self._end_timer = loop.call_at(self._ends_s, self._waiting.wake)
         news: list[Event] = []
         if self._is_heard:
             self._take_events()
@@ -269,15 +277,15 @@ class Following:
 
     async def _step(self) -> None:
         """Wait until something comes, or ask for what is missing."""
-        story, left_s = self.story, self._left_s()
-        if left_s <= 0:
+        story = self.story
+        if self._left_s() <= CLOCK_S:
             raise too_late(story.job, story.state, self._timeout_s)
         if story.has_gap:
             self._pending += await self._repair()
             return
         received = self._received
-        woken = await self._waiting.wait(min(self._silence_s, left_s))
-        if not woken and received == self._received and left_s > self._silence_s:
+        woken = await self._waiting.wait_in_silence(self._silence_s)
+        if not woken and received == self._received:
             story.is_stale, self._silence_s = True, REPAIR_S
 
     def _left_s(self) -> float:
@@ -300,7 +308,7 @@ class Following:
             raise too_late(self.story.job, self.story.state, self._timeout_s) from None
 
     async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of `answer`."""
+        """Return the data of `answer`."""
         data: dict[str, Any] = (await self.answer(verb, arguments)).data
         return data
 

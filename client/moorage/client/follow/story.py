@@ -84,7 +84,7 @@ class Story:
         return news
 
     def knows_more_than(self, answer: Answer) -> bool:
-        """Whether an answer is older than the story, as one of a leader that was replaced and does not know it yet.
+        """Return whether an answer is older than the story, as that of a replaced leader which does not know it yet.
 
         Records of a restored ledger have higher numbers than all before, so its answers are newer.
         """
@@ -130,5 +130,5 @@ def changes_of(data: Mapping[str, Any]) -> list[Change]:
 
 
 def behind(rev: int, changes: list[Change]) -> list[Change]:
-    """Return the transitions after that revision."""
+    """Return the transitions after revision `rev`."""
     return [change for change in changes if change.rev > rev]

@@ -11,10 +11,11 @@ from moorage.bus.inbox import Answers
 class Waiting:
     """A wait of at most one task at a time. Not thread-safe."""
 
-    __slots__ = ("_awaited", "_waits")
+    __slots__ = ("_awaited", "_silences", "_waits")
 
-    def __init__(self, waits: Answers) -> None:
+    def __init__(self, waits: Answers, silences: Answers) -> None:
         self._waits = waits
+        self._silences = silences
         self._awaited: asyncio.Future[bytes] | None = None
 
     def wake(self) -> None:
@@ -24,12 +25,22 @@ class Waiting:
 
     async def wait(self, at_most_s: float) -> bool:
         """Wait for `wake`; False if it did not come in time. Raises `ConnectionClosed` once the client is closed."""
-        token, self._awaited = self._waits.open_payload("", at_most_s)
+        return await self._wait(self._waits, at_most_s)
+
+    async def wait_in_silence(self, at_most_s: float) -> bool:
+        """As `wait`, for a time after which the caller asks whether it missed something.
+
+        A simulation in which nothing can have been missed may make this time longer.
+        """
+        return await self._wait(self._silences, at_most_s)
+
+    async def _wait(self, waits: Answers, at_most_s: float) -> bool:
+        token, self._awaited = waits.open_payload("", at_most_s)
         try:
             await self._awaited
         except RequestTimeout:
             return False
         finally:
-            self._waits.abandon(token)
+            waits.abandon(token)
             self._awaited = None
         return True

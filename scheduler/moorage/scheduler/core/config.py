@@ -94,6 +94,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         str,
         setting("How the hosts that fit are ranked: fragments, pack, headroom, or module:Class of your own."),
     ] = "fragments"
+    tflops_file: Annotated[
+        str,
+        setting(
+            "TOML file with a table [tflops]: what each GPU model does at half precision. Default: NVIDIA's models."
+        ),
+    ] = ""
     order: Annotated[
         Literal["fair", "fifo"],
         setting(

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
 from moorage.scheduler.core.ids_in_bodies import written_id
-from moorage.scheduler.core.ledger.acts import AnyAct, Gone, Level, Tombstone, encode_act
+from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Gone, Level, Tombstone, encode_act
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.overlay import DraftJob, DraftReplica, DraftTenant, DraftWorker
 from moorage.scheduler.core.records import (
@@ -144,7 +144,9 @@ class Draft:
         self.left_queue = 0  # replicas that this record ends while they stand in the queue
         self.tombstones: dict[str, set[str]] = {}  # by tenant: cancels of unknown jobs that this record remembers
         self.reprioritized = False  # whether an operator gives some job another priority in this record
-        self.avoided: dict[Job, None] = {}  # jobs that avoid other devices from now on; in order, as it numbers shapes
+        #: jobs by number that avoid other devices from now on, and the workers of what they did not avoid before: they
+        #: stand in the group of before until the record is folded. In order, as it numbers shapes
+        self.avoided: dict[int, set[int]] = {}
         self.ended: dict[
             Replica, tuple[int, str]
         ] = {}  # with which code, and why, the attempt of a gang's rank is over
@@ -286,6 +288,15 @@ class Draft:
         self.steps += (op, num, index, a, b, c)
         self.bytes += STEP_BYTES
 
+    def avoid(self, job: Job, worker: Worker, slots: int) -> None:
+        """Write that a job avoids these slots of a worker from now on; without any, that it avoids none of them."""
+        self.add(Avoid(job.num, worker.num, slots))
+        workers = self.avoided.setdefault(job.num, set())
+        if slots:
+            workers.add(worker.num)
+        else:
+            workers.discard(worker.num)
+
     def add(self, act: AnyAct) -> None:
         self.acts.append(act)
         self.bytes += len(encode_act(act))
@@ -412,6 +423,12 @@ class Draft:
         self.started.add(replica.job)
         self._phase[member] = AT_RUNNING
         self._change(replica).state = RUNNING
+
+    def freeze(self, replica: Replica, member: Member, to: int) -> None:
+        """Its worker reports that it is FROZEN, or that it is RUNNING again."""
+        self._settle(member)
+        self.step(Op.FREEZE, replica.job.num, replica.index, to)
+        self._change(replica).state = to
 
     def exit(self, replica: Replica, member: Member, to: int, code: int, why: str, result: int | None = None) -> None:
         """The attempt is over, its tree gone; the member lingers until its devices are seen free."""

@@ -47,6 +47,7 @@ from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import Windows
 from moorage.scheduler.core.operate.orders import Orders
+from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
@@ -135,8 +136,9 @@ class Engine:
             self.admission.could_ever, int(config.reserve_after * 1000),
         )  # fmt: skip
         self.orders = Orders(
-            state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
-        )
+            state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms,
+            Resizing(state, reader, self.fleet),
+        )  # fmt: skip
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.seek_at_once = self.planner.preempting.seek_at_once
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
@@ -528,9 +530,10 @@ class Engine:
             self.waited.add([(job.tenant, job.shape or shape_of(job), now_ms - job.accepted_ms) for job in first])
         if not flight.draft.empty:
             self.admission.moved_seq = seq
-        for job in flight.draft.avoided:
-            self._indexing.reshape(job)
-            self.sessions.health.avoids(job)
+        for num in flight.draft.avoided:
+            if (job := state.jobs.get(num)) is not None:
+                self._indexing.reshape(job)
+                self.sessions.health.avoids(job)
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         wanted = WantedFrames(state, self.subjects)
@@ -543,7 +546,7 @@ class Engine:
             host.last_ms = mono_ms
             renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining", level=state.level)
             out.answers.append((event.reply, encode(renewed, json=event.json)))
-            unknown = writer.want_differences(wanted, host.worker, frame.held, frame.no)
+            unknown = writer.want_differences(wanted, host.worker, frame.held, frame.no, frame.resized)
             self.reports[host.worker.num] = reported(self.reports.get(host.worker.num), unknown)
             if host.worker.well and frame.well_n < host.worker.well_n:
                 wanted.well(host.worker)
@@ -571,6 +574,12 @@ class Engine:
         joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named
         for worker in workers:
             if worker.id in joined and worker.session:
+                self.fleet.rules_of(worker.hello)  # before the host counts what runs there, by tenants told apart
+        for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a reign for each
+            for job in self.state.tenants[tenant].jobs.values():
+                self._indexing.reshape(job)
+        for worker in workers:
+            if worker.id in joined and worker.session:
                 self.sessions.joined(
                     worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()], mono_ms
                 )
@@ -584,6 +593,3 @@ class Engine:
                     host.closed = worker.flag != "open"
                     self.fleet.opens(worker.num)  # a shared device that opens again moves no bucket
                     self.fleet.refresh(host)
-        for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a reign for each
-            for job in self.state.tenants[tenant].jobs.values():
-                self._indexing.reshape(job)

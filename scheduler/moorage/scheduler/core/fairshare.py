@@ -138,6 +138,12 @@ def advance(state: State) -> bool:
     return again
 
 
+def use(state: State, tenant: Tenant, rate_milli: int) -> None:
+    """From now on a tenant uses so much more, or less; what it has used until now stays."""
+    tenant.rate_milli += rate_milli
+    tenant.usage_base -= rate_milli * state.inflation
+
+
 def usage_milli(state: State, tenant: Tenant) -> int:
     """A tenant's decayed usage as the thousandths of a GPU that it would have come to if used all the time."""
     if not state.half_life_ms:

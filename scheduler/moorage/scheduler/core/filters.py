@@ -13,6 +13,7 @@ from moorage.scheduler.core.records import MODE_OF, Mode
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas import reasons
 from moorage.schemas.capabilities import LEVELS
+from moorage.schemas.driver_config import no_ids, takes_ids
 from moorage.schemas.gpu import APPLE, mig_profile
 from moorage.schemas.reasons import Reason
 
@@ -201,7 +202,13 @@ def _counts(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     return f"the most such GPUs on one host is {max(offer.answering(shape).bit_count() for offer in offers)}"
 
 
+def _kept(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    return f"each such GPU is kept for other sharing modes than {MODE_WORDS[shape.mode]}"
+
+
 def _named(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    if not takes_ids(shape.driver):
+        return no_ids(shape.driver)
     return f"no worker with such GPUs has {shown(shape.device_ids)}{' together' if shape.count > 1 else ''}"
 
 
@@ -235,6 +242,7 @@ _IN_ORDER: Final = (
         reasons.SLOT, "one device", _has_slot,
         lambda shape, offers, names: f"no worker has such a GPU with the index {shape.slot_index}",
     ),
+    Filter(reasons.SLOT_MODE, "devices", lambda offer, shape: bool(offer.answering(shape)), _kept),
     Filter(reasons.COUNT, "devices", _has_so_many, _counts),
     Filter(reasons.DEVICE, "names", lambda offer, shape: not shape.device_ids or bool(offer.exactly(shape)), _named),
 )  # fmt: skip

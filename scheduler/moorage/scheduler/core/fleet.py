@@ -25,6 +25,7 @@ from moorage.scheduler.core.host import (
     SharedDevice,
     gpu_drivers_of,
     islands_of,
+    kept_for,
     levels_of,
 )
 from moorage.scheduler.core.shape import Avoid, Shape
@@ -106,18 +107,21 @@ class Fleet:
         self.leave(worker.num)
         hello = worker.hello
         rules = self.rules_of(hello)
+        users = None if rules.users is None else tuple(sorted(rules.users.items()))
         key = (
             tuple(
                 (d["index"], d["vendor"], d["name"], d.get("memory_mib", 0), capability_of(d.get("compute", "")))
                 for d in hello["gpu_pool"]
             ),
             islands_of(hello["gpu_pool"]),
+            kept_for(hello["gpu_pool"]),
             tuple(hello["drivers"]),
             gpu_drivers_of(hello),
             tuple(levels_of(hello).items()),
             tuple(hello["modes"]),
             tuple(sorted(hello["sharers_max"].items())),
-            tuple(sorted((tenant, tuple(sorted(drivers))) for tenant, drivers in rules.items())),
+            tuple(sorted((tenant, tuple(sorted(drivers))) for tenant, drivers in rules.drivers.items())),
+            users,
         )
         if self._by_name is not None:
             self._name(worker)
@@ -211,7 +215,7 @@ class Fleet:
                 self._by_name.setdefault(name, set()).add(worker.num)
 
     def _sort_anew(self, host: Host) -> None:
-        cls = self._class_of(host.cls.key[0], host.worker.hello, host.cls.drivers_for)
+        cls = self._class_of(host.cls.key[0], host.worker.hello, Rules(host.cls.drivers_for, host.cls.mps_users))
         self._exit(host)
         host.cls = cls
         self._enter(host)
@@ -220,12 +224,13 @@ class Fleet:
 
     def rules_of(self, hello: dict[str, Any]) -> Rules:
         """Its rules; the tenants that they name are told apart from now on. Of an older worker there are none."""
-        rules = {tenant: frozenset(drivers) for tenant, drivers in (hello.get("drivers_for") or {}).items()}
-        named = self.named | rules.keys() - {OTHERS}
+        drivers = {tenant: frozenset(words) for tenant, words in (hello.get("drivers_for") or {}).items()}
+        users: dict[str, int] | None = hello.get("mps_users")
+        named = self.named | (drivers.keys() | (users or {}).keys()) - {OTHERS}
         if len(named) > NAMED_MAX:
-            return {}
+            return Rules({}, None)
         self.named = named
-        return rules
+        return Rules(drivers, users)
 
     def leave(self, worker_num: int) -> None:
         host = self.hosts.pop(worker_num, None)
@@ -324,7 +329,7 @@ class Fleet:
             slot = bit.bit_length() - 1
             device = host.shared.get(slot)
             if device is None:
-                device = host.shared[slot] = SharedDevice(shape.mode)
+                device = host.shared[slot] = SharedDevice(shape.mode, cls.user_of(shape))
                 host.free &= ~bit
             device.users += 1
             device.memory_mib += shape.share_mib

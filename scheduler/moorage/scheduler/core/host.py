@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from moorage.scheduler.core.filters import FILTERS, MODE_WORDS, Device, failed, has_labels
 from moorage.scheduler.core.records import Mode
@@ -12,6 +12,7 @@ from moorage.scheduler.core.shape import DeviceAsked, Shape
 from moorage.scheduler.core.state import Worker
 from moorage.schemas import reasons
 from moorage.schemas.capabilities import level_number, mode_enforced
+from moorage.schemas.driver_config import takes_ids
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import slots_named
 from moorage.schemas.gpu import SHARERS_MAX, SHARING_MODES, capability_of
@@ -26,19 +27,25 @@ RANKS_MAX: Final = 1_024
 #: members of one worker: so that its renewal, its join and its loss each fit one frame or record
 MEMBERS_MAX: Final = 4096
 When = Literal["ever", "emptied", "now"]
-#: the drivers that each tenant may have on a worker, as its hello tells it; empty: any
-Rules = dict[str, frozenset[str]]
 #: slots lent, thousandths of a core, MiB
 Size = tuple[int, int, int]
 
 
+class Rules(NamedTuple):
+    """What a worker's hello tells of tenants."""
+
+    drivers: dict[str, frozenset[str]]  # that each may have; empty: any
+    users: dict[str, int] | None  # whom the jobs of each run as, where only jobs of one user share a GPU by mps
+
+
 class SharedDevice:
-    """A device that sharers of one mode use: never two modes on one device."""
+    """A device that sharers of one mode use: never two modes on one device. `user` is as `HostClass.user_of`."""
 
-    __slots__ = ("memory_mib", "mode", "percent", "users")
+    __slots__ = ("memory_mib", "mode", "percent", "user", "users")
 
-    def __init__(self, mode: int) -> None:
+    def __init__(self, mode: int, user: str) -> None:
         self.mode = mode
+        self.user = user
         self.users = 0
         self.memory_mib = 0
         self.percent = 0
@@ -85,6 +92,11 @@ def levels_of(hello: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:
     return found
 
 
+def kept_for(pool: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    """Return the sharing modes that each slot is kept for; empty for a slot that takes all that its worker offers."""
+    return tuple(tuple(device.get("modes", ())) for device in pool)
+
+
 def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
     """The slots that NVLink joins, and those of one NUMA node; empty where all, or none, stand together.
 
@@ -126,10 +138,12 @@ class HostClass:
         "labels",
         "levels",
         "modes",
+        "mps_users",
         "named_slots",
         "shared_open",
         "sharers_max",
         "sizes",
+        "takes",
     )
 
     def __init__(
@@ -137,14 +151,14 @@ class HostClass:
         key: Any,
         hello: dict[str, Any],
         labels: dict[str, str],
-        drivers_for: Rules,
+        rules: Rules,
         fits: Fits,
         named_slots: dict[str, int],
     ) -> None:
         self.key = key
         #: the slots of each device's name that some request has asked for; see `Fleet.tell_devices_apart`
         self.named_slots = named_slots
-        self.drivers_for = drivers_for
+        self.drivers_for, self.mps_users = rules
         self.devices = [
             (
                 int(d["index"]),
@@ -160,6 +174,11 @@ class HostClass:
         self.levels = levels_of(hello)
         # a worker of an older release may offer a mode in which no device of it has a sharer
         self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)
+        #: by mode, the slots that take it: a worker may keep a device for some modes
+        self.takes = {
+            mode: sum(1 << slot for slot, kept in enumerate(kept_for(hello["gpu_pool"])) if not kept or word in kept)
+            for mode, word in MODE_WORDS.items()
+        }
         self.labels = labels  # of those that its hosts have, the ones that some request has required
         self.sharers_max = {
             mode: max(1, min(most, int(hello["sharers_max"].get(mode, most)))) for mode, most in SHARERS_MAX.items()
@@ -172,7 +191,7 @@ class HostClass:
         self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
         self.fits = fits
-        self._ranks: Memo[DeviceAsked, tuple[int, int, int, str]] = Memo(RANKS_MAX)
+        self._ranks: Memo[tuple[DeviceAsked, int], tuple[int, int, int, str]] = Memo(RANKS_MAX)
 
     def fit(self, shape: Shape) -> Fit:
         found = self.fits.get(shape.index)
@@ -184,7 +203,7 @@ class HostClass:
 
     def exactly(self, shape: Shape) -> int:
         """The slots of the devices that a shape names, all of which answer it; 0 where the hosts do not have them."""
-        return slots_named(shape.device_ids, self._slots_of, self.answering(shape))
+        return slots_named(shape.device_ids, self._slots_of, self.answering(shape)) if takes_ids(shape.driver) else 0
 
     def _exact(self, shape: Shape, found: Fit) -> Fit:
         mask = self.exactly(shape)
@@ -213,22 +232,34 @@ class HostClass:
     def _ranked(self, shape: Shape) -> tuple[int, int, int, str]:
         """Return the slots that answer, how well the best do and which those are, or why none does. Asked once a way.
 
-        Thousands of shapes may ask for one model, and differ in their processors.
+        Thousands of shapes may ask for one model, and differ in their processors. Slots that do not take the mode are
+        left out; where no other one answers, that is no reason of one device.
         """
-        found = self._ranks.get(shape.device_asked)
+        takes = self.takes[shape.mode]
+        found = self._ranks.get((shape.device_asked, takes))
         if found is None:
-            ranks = [shape.device_rank(*device[1:], device[0]) for device in self.devices]
+            ranks = [
+                shape.device_rank(*device[1:], device[0]) if takes >> slot & 1 else 0
+                for slot, device in enumerate(self.devices)
+            ]
             best = max(ranks)
             mask, best_mask = (
                 sum(1 << slot for slot, rank in enumerate(ranks) if rank >= least) for least in (1, max(1, best))
             )
             reason = "" if best else failed(self, shape, "one device")
-            found = self._ranks.put(shape.device_asked, (mask, best, best_mask, reason))
+            found = self._ranks.put((shape.device_asked, takes), (mask, best, best_mask, reason))
         return found
 
     def permitted(self, tenant: str) -> frozenset[str]:
         """The drivers that a tenant may have where there are rules; "" is any that none of them names."""
         return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
+
+    def user_of(self, shape: Shape) -> str:
+        """Return a word for the user whom a sharer runs as; "" where sharers of a device may run as any."""
+        if self.mps_users is None or shape.mode != Mode.MPS:
+            return ""
+        number = self.mps_users.get(shape.tenant, self.mps_users.get(OTHERS))
+        return f"user {shape.user}" if number is None else str(number)
 
     def level(self, driver: str, mode: str) -> tuple[int, int]:
         """How well memory and compute are kept to a job's part, as positions in `LEVELS`."""
@@ -328,7 +359,9 @@ class Host:
         return 0 if self.waiting else self.free & ~self.shut
 
     def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> bool:
-        """Whether one more sharer of this shape's mode and share fits on a device that others share."""
+        """Whether one more sharer of this shape's mode, user and share fits on a device that others share."""
+        if device.user and device.user != self.cls.user_of(shape):
+            return False
         if device.mode != shape.mode or device.users >= self.cls.sharers(shape.mode):
             return False
         if self.waiting or self.shut >> slot & 1:

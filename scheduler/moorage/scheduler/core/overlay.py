@@ -57,7 +57,7 @@ class DraftWorker:
 class DraftJob:
     """A job with what operators order in this record, and the phase of its gang."""
 
-    __slots__ = ("after", "count", "gang", "hold", "priority")
+    __slots__ = ("after", "count", "gang", "hold", "part", "priority")
 
     def __init__(self, row: Job) -> None:
         self.gang = row.gang
@@ -65,6 +65,7 @@ class DraftJob:
         self.count = row.count
         self.hold: StandingOrder | None = row.hold
         self.priority = row.priority
+        self.part = row.part
 
 
 class DraftReplica:

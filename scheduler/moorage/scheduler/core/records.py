@@ -36,10 +36,11 @@ class Op(IntEnum):
     BEGIN = 13  #: CLAIM and START
     DONE = 14  #: EXIT and FREE: a, b and c as EXIT
     RUN = 15  #: CLAIM, START, EXIT and FREE: a, b and c as EXIT
+    FREEZE = 16  #: a FROZEN or RUNNING, as its worker reports
 
 
 #: ops for what a worker reported; all others are decisions of the scheduler or of an actor
-REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN, Op.DONE, Op.RUN)
+REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN, Op.DONE, Op.RUN, Op.FREEZE)
 
 #: shown in place of an actor for a transition that a worker reported
 BY_WORKER: Final = "worker"

@@ -12,6 +12,7 @@ from typing import Final
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Job
+from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request
 from moorage.schemas.request_cache import CachedRequest, RequestCache
 
@@ -51,7 +52,7 @@ class RequestReader:
 
     def request_of(self, job: Job) -> Request:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
-        return self.requests.read(job.body)[1].request
+        return self.requests.read(job.body)[1].request.with_part(job.part)
 
     def priority_of(self, job: Job) -> int:
         return job.priority if job.priority >= 0 else self.request_of(job).priority
@@ -60,11 +61,19 @@ class RequestReader:
         shape = job.shape
         if shape is None:
             asked = self.requests.read(job.body)[1]
+            if job.resizes:
+                shape = job.shape = self.shape_with(job, asked.request.with_part(job.part))
+                return shape
             shape = job.shape = self.shape_for(self.shape_of_asked(asked), job.tenant, asked.request)
             if job.avoid:
                 shape = job.shape = self.shapes.avoiding(shape, job.avoid, asked.request)
         assert isinstance(shape, Shape)
         return shape
+
+    def shape_with(self, job: Job, request: Request) -> Shape:
+        """Return the shape that a job has if its request is this one."""
+        shape = self.shape_asked_by(job.tenant, request)
+        return self.shapes.avoiding(shape, job.avoid, request) if job.avoid else shape
 
     def shape_for(self, shape: Shape, tenant: str, request: Request) -> Shape:
         """The shape of this request for this tenant: workers' rules may let it use more or less than other tenants."""
@@ -84,6 +93,9 @@ class RequestReader:
     def shape_of_asked(self, asked: CachedRequest) -> Shape:
         shape = asked.shape
         if shape is None:
+            gpu = asked.request.gpu
+            if gpu is not None and gpu.share is not None and gpu.share.tflops is not None:
+                raise refuse("invalid-argument", "tflops are not resolved here", field="$.gpu.share.tflops")
             shape = asked.shape = self.shapes.of(asked.request)
         assert isinstance(shape, Shape)
         return shape

@@ -59,6 +59,7 @@ class Shape:
         "spread",
         "tenant",
         "together",
+        "user",
         "vendor",
     )
 
@@ -84,6 +85,9 @@ class Shape:
         self.share_mib = share.memory_mib if share else 0
         # 100 is "no cap", and so not counted: a share of memory alone leaves room for other sharers
         self.compute_percent = share.compute_percent if share and share.compute_percent < 100 else 0
+        self.user = ""  # of the host, where a sharer by mps asks for one
+        if self.mode == Mode.MPS and request.run is not None:
+            self.user = request.run.user or ""
         self.prefer = gpu.prefer or "" if gpu and gpu.effective_sharing != "exclusive" else ""
         self.slot_index = gpu.time_slice_index if gpu else None
         self.not_apple = gpu is not None and gpu.mode is not None  # a mode is Apple's, and no driver has one
@@ -144,6 +148,7 @@ def shape_key(request: Request) -> ShapeKey:
             gpu.prefer,
             gpu.enforce and gpu.levels_required,
             gpu.profile,
+            run.user if run and gpu.sharing == "mps" else None,
         )
     return (
         gpu_key,
@@ -207,5 +212,5 @@ class Shapes:
 
 def _word_bytes(shape: Shape) -> int:
     labels = [word for name, values in shape.requires.items() for word in (name, *values)]
-    words = (shape.driver, shape.vendor, *shape.models, *shape.device_ids, *labels)
+    words = (shape.driver, shape.user, shape.vendor, *shape.models, *shape.device_ids, *labels)
     return _WORD_BYTES * len(words) + _CHAR_BYTES * sum(map(len, words))

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from moorage.scheduler.core.finished import FinishedTable
 from moorage.scheduler.core.records import GangPhase
+from moorage.scheduler.core.resizes import Resize
 from moorage.scheduler.core.usage_table import UsageTable
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
 
@@ -33,20 +34,29 @@ TIMED_OUT: Final = STATE_NUMBER["TIMED_OUT"]
 CANCELLED: Final = STATE_NUMBER["CANCELLED"]
 EXPIRED: Final = STATE_NUMBER["EXPIRED"]
 REJECTED: Final = STATE_NUMBER["REJECTED"]
+FROZEN: Final = STATE_NUMBER["FROZEN"]
 
 IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
 LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
 
 #: states in which a member on a worker has not ended, and so has no exit code
-UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, ENDING, CANCELLING, LOST_KEPT))
+UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
+#: in which an attempt of which START is the last step may end
+AFTER_RUNNING: Final = LEGAL[RUNNING] - {FROZEN}
+#: between which a step FREEZE leads, both ways
+FREEZES: Final = frozenset((RUNNING, FROZEN))
 
 #: entries of a job's story that are no state of a replica. These numbers are in ledgers and histories: a new one gets
 #: the next lower number
 HELD: Final = -1
 RELEASED: Final = -2
 PRIORITY: Final = -3
+FREEZE: Final = -4
+RESUME: Final = -5
+NOT_FROZEN: Final = -6
+RESIZED: Final = -7
 #: the words for the numbers in a story; negative ones count from the end
-STORY_WORDS: Final = (*STATES, "PRIORITY", "RELEASED", "HELD")
+STORY_WORDS: Final = (*STATES, "RESIZED", "NOT_FROZEN", "RESUME", "FREEZE", "PRIORITY", "RELEASED", "HELD")
 
 #: so many of a job's last transitions stay in memory once the history holds the older ones
 STORY_KEPT: Final = 64
@@ -155,6 +165,7 @@ class Job:
         "preempts",
         "priority",
         "replicas",
+        "resizes",
         "rev",
         "row",
         "shape",
@@ -192,6 +203,7 @@ class Job:
         #: until it is placed: the workers that are held for it, and the jobs that were ended for it
         self.preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self.priority = -1  # set by an operator; below 0 the request's own counts
+        self.resizes: tuple[Resize, ...] = ()  # by operators, the oldest first
         #: of its GPUs, as workers report it: milliseconds of one at work, and MiB seconds of memory
         self.used: tuple[int, int] | None = None
         self.story: list[Transition] = []
@@ -215,7 +227,14 @@ class Job:
             row = hash((row, self.preempts))
         if self.used is not None:
             row = hash((row, self.used))
+        if self.resizes:
+            row = hash((row, self.resizes))
         return hash((row, self.avoid)) if self.avoid else row
+
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """Return the memory in MiB and the percent of compute that an operator gave it of each device; None: none."""
+        return self.resizes[-1][2:] if self.resizes else None
 
     @property
     def state(self) -> str:
@@ -295,6 +314,7 @@ class Member:
     __slots__ = (
         "attempt",
         "fence",
+        "freeze",
         "key",
         "mask",
         "missed",
@@ -321,6 +341,7 @@ class Member:
         self.phase = AT_PLACED
         self.rate_milli = 0  # of its tenant's fair share; 0: each of its devices is a whole one
         self.notice_s = 0  # asked to end with such a notice
+        self.freeze = False  # an operator wants it frozen; the replica is FROZEN once its worker reports that
         self.row = 0
         self.missed = 0  # soft: renewals in a row that did not list it
         self.runs_as: Any = None  # soft: what `backfill` goes by, to say when it ends
@@ -330,7 +351,8 @@ class Member:
             (self.replica.job.num, self.replica.index, self.fence, self.worker.num, self.mask, self.mode, self.phase)
         )
         row = hash((row, self.rate_milli)) if self.rate_milli else row
-        return hash((row, self.notice_s)) if self.notice_s else row
+        row = hash((row, self.notice_s)) if self.notice_s else row
+        return hash((row, -1)) if self.freeze else row
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:

@@ -25,6 +25,7 @@ from moorage.scheduler.core.state import (
     Transition,
 )
 from moorage.scheduler.core.usage_table import SUMS, Key, Sums
+from moorage.schemas.codec import decode_request
 from moorage.schemas.job import Request
 
 HOUR_MS: Final = 3_600_000
@@ -55,6 +56,14 @@ def part_of(request: Request) -> Part:
 
 
 Span = tuple[int, int, int, int]  # worker number, slots, from and until which ledger ms
+
+
+def parts_of(job: Job, request: Request) -> list[tuple[int, Part]]:
+    """Return what a job gets of each device, and from which ledger ms on, the first first."""
+    if not job.resizes:
+        return [(0, part_of(request))]
+    asked = decode_request(job.body)
+    return [(0, part_of(asked)), *((each.since_ms, part_of(asked.with_part(each[2:]))) for each in job.resizes)]
 
 
 def spans(job: Job, until_ms: int) -> Iterator[Span]:
@@ -125,7 +134,7 @@ class Tally:
             into = self.fine.setdefault(key, [0] * SUMS)
             into[0] += milli_ms
             into[1] += mib_ms
-            into[2] += job.used[0] * GPU_MILLI * milli_ms // max(1, total)
+            into[2] += max(0, job.used[0]) * GPU_MILLI * milli_ms // max(1, total)
             into[3] += job.used[1] * 1000 * milli_ms // max(1, total)
 
     def add_leaving(self, job: Job, last: int) -> None:
@@ -135,15 +144,17 @@ class Tally:
             self._count(job, spans(job, job.story[count][AT_MS]))
 
     def _count(self, job: Job, held: Iterable[Span]) -> None:
-        part: Part | None = None
+        parts: list[tuple[int, Part]] = []
         for worker, mask, from_ms, until_ms in held:
             if not mask or until_ms <= from_ms:
                 continue
-            if part is None:
-                part = part_of(self._request_of(job))
-            for model, devices, memory_mib in self._of(worker, mask):
-                mib = memory_mib * part.milli // GPU_MILLI if part.memory_mib is None else part.memory_mib * devices
-                self._spread(job.tenant, model, from_ms, until_ms, devices * part.milli, mib)
+            parts = parts or parts_of(job, self._request_of(job))
+            ends = [*(since_ms for since_ms, _ in parts[1:]), until_ms]
+            for (since_ms, part), end_ms in zip(parts, ends, strict=True):
+                begin_ms, end_ms = max(from_ms, since_ms), min(until_ms, end_ms)
+                for model, devices, memory_mib in self._of(worker, mask) if begin_ms < end_ms else ():
+                    mib = memory_mib * part.milli // GPU_MILLI if part.memory_mib is None else part.memory_mib * devices
+                    self._spread(job.tenant, model, begin_ms, end_ms, devices * part.milli, mib)
 
     def _spread(self, tenant: str, model: str, from_ms: int, until_ms: int, milli: int, mib: int) -> None:
         """Add to each hour from one moment until another."""

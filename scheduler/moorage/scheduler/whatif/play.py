@@ -19,6 +19,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Submit
 from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.state import AT_RUNNING, Member
+from moorage.scheduler.core.tflops import resolved
 from moorage.schemas.codec import Decoder, canonical
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place, Wanted
 from moorage.schemas.job import Request
@@ -142,7 +143,7 @@ class Play:
         """Offer a request under an id that no job of the tenant has, and return that; `prefix` is how it begins."""
         engine = self.engine
         name = next(f"{prefix}-{n}" for n in itertools.count() if engine.state.job(tenant, f"{prefix}-{n}") is None)
-        body = canonical(msgspec.structs.replace(request, job=None, if_seq=None))
+        body = resolved(canonical(msgspec.structs.replace(request, job=None, if_seq=None)), engine.config.tflops_file)
         _, asked, shape = engine.read(body)
         engine.offer(Submit(tenant, name, body, asked, shape, reply, False))
         return name

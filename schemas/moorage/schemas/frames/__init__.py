@@ -1,4 +1,4 @@
-"""Everything that is said or answered on a subject, apart from the request itself.
+"""All messages and answers on subjects, apart from the request itself.
 
 Frames are lenient (unknown fields of a newer minor version pass), requests are strict. `kind` tells frames of one
 subject apart and `v` is the protocol's version; both are looked at before anything else. Structs marked as arrays
@@ -14,6 +14,7 @@ from moorage.schemas.frames.inspection import Finding, Look, Looked
 from moorage.schemas.frames.lease_session import (
     ABOUT_THE_JOB,
     CANNOT_RUN,
+    FREEZE_LEVEL,
     IDLE_LEVEL,
     NOT_HERE,
     NOT_PERMITTED,
@@ -21,11 +22,13 @@ from moorage.schemas.frames.lease_session import (
     RESULT,
     RESULT_LEVEL,
     SUSPECT_S,
+    UNKNOWN_MS,
     End,
     Fact,
     FactAck,
     FactFrame,
     FactKind,
+    Freeze,
     Goodbye,
     Held,
     Join,
@@ -33,10 +36,12 @@ from moorage.schemas.frames.lease_session import (
     Place,
     Renew,
     Renewed,
+    Resized,
     Start,
     Unwell,
     Wanted,
     result_of,
+    sum_known,
     used_detail,
     used_of,
 )
@@ -58,6 +63,7 @@ from moorage.schemas.frames.version import VERSION
 __all__ = [
     "ABOUT_THE_JOB",
     "CANNOT_RUN",
+    "FREEZE_LEVEL",
     "IDLE_LEVEL",
     "LOG_OFFSET_MAX",
     "LOG_PAGE_BYTES_DEFAULT",
@@ -68,6 +74,7 @@ __all__ = [
     "RESULT",
     "RESULT_LEVEL",
     "SUSPECT_S",
+    "UNKNOWN_MS",
     "VERSION",
     "Accepted",
     "Answer",
@@ -82,6 +89,7 @@ __all__ = [
     "FactKind",
     "Finding",
     "FleetFrame",
+    "Freeze",
     "Goodbye",
     "Held",
     "Hello",
@@ -101,6 +109,7 @@ __all__ = [
     "ReadLog",
     "Renew",
     "Renewed",
+    "Resized",
     "ResultLine",
     "Results",
     "RollCall",
@@ -112,6 +121,7 @@ __all__ = [
     "Unwell",
     "Wanted",
     "result_of",
+    "sum_known",
     "used_detail",
     "used_of",
 ]

@@ -1,4 +1,4 @@
-"""What workers and schedulers say of themselves, for all to hear. None of it names a job, a tenant or a session."""
+"""Public frames of workers and schedulers about themselves. They name no job, tenant or session."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     mig: bool = False  # a GPU in MIG mode, or a slice of one
     profile: str = ""  # of a MIG slice, as 1g.10gb; its `index` and `pci` are those of its GPU
     cdi: list[str] = []  # its names in the host's CDI specs, as nvidia.com/gpu=0
+    modes: list[str] = []  # the sharing modes that its worker keeps it for; empty: all that the worker offers
 
 
 def names_of(uuid: str, pci: str, cdi: Iterable[str]) -> list[str]:
@@ -59,7 +60,8 @@ def slots_named(ids: Iterable[str], by_name: Callable[[str], int], slots: int) -
 
 
 class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="hello"):
-    """A worker's full description of itself: at start, at reconnect and at roll-call. Public, but for `drivers_for`.
+    """A worker's full description of itself: at start, at reconnect and at roll-call. Public, but for `drivers_for`
+    and `mps_users`.
 
     `modes` are the sharing modes on offer, `drivers` the ways it can run a job; `gpu_pool` is in slot order.
     """
@@ -85,6 +87,9 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     keeps: dict[str, float] = {}
     #: drivers by tenant that it lets its jobs have, `*` for all others; empty: any. Told with a join, never in public
     drivers_for: dict[str, list[str]] = {}
+    #: by tenant, `*` for all others, a number for the user whom its jobs run as; others as their requests say. A GPU is
+    #: shared by mps among jobs of one user; null: of any. Told with a join, never in public
+    mps_users: dict[str, int] | None = None
     #: what each of `drivers` can do, by its name; a worker of a release before 0.3 does not report it
     capabilities: dict[str, Capabilities] = {}
 
@@ -144,7 +149,7 @@ class Standing(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"
     """A scheduler that leads or stands by, each two seconds: its release, the newest feature level that it can write
     and fold, and the ledger record that it has folded. Public.
 
-    `settings` are those of its numbers, orders and rankers that differ from the defaults: whoever leads goes by its
+    `settings` are those of its numbers, orders and rankers that differ from the defaults: the leader goes by its
     own. Null where the release does not tell them.
     """
 

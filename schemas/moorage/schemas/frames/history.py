@@ -1,4 +1,4 @@
-"""How the history packs what became of jobs."""
+"""Frames of the history: the packed transitions of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An audit's question to every worker, and what it found on its devices."""
+"""An audit's request to every worker, and the worker's findings on its devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Look(msgspec.Struct, frozen=True, tag_field="kind", tag="look"):
 class Finding(msgspec.Struct, frozen=True, array_like=True):
     """Something on a device that no lease explains; `slot` is a position in hello's `gpu_pool`.
 
-    `kind` is nvml-foreign (a process on a device that nobody leases: `pid`, short `name`, `memory_mib` where the driver
+    `kind` is nvml-foreign (a process on a device without a lease: `pid`, short `name`, `memory_mib` where the driver
     tells), nvml-memory (`memory_mib` more than its idle baseline on such a device, and no process of it is seen) or
     nvml-missing (a leased device does not answer).
     """

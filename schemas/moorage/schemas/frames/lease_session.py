@@ -45,26 +45,35 @@ def result_of(detail: str) -> int | None:
 #: reads
 USED: Final = "used:"
 USED_DIGITS_MAX: Final = 14
+#: GPU milliseconds where the device tells only what memory was used
+UNKNOWN_MS: Final = -1
 
 
 def used_detail(gpu_ms: int, memory_mib_s: int) -> str:
-    """Return the detail that says so: milliseconds of a whole GPU at work, and memory in MiB seconds."""
+    """Return the detail that says so: milliseconds of a whole GPU at work or UNKNOWN_MS, and memory in MiB seconds."""
     most = 10**USED_DIGITS_MAX - 1
     return f"{USED}{min(gpu_ms, most)},{min(memory_mib_s, most)}"
 
 
 def used_of(detail: str) -> tuple[int, int] | None:
-    """Return GPU milliseconds and MiB seconds of a detail; None for one that does not say them."""
+    """Return GPU milliseconds (or UNKNOWN_MS) and MiB seconds of a detail; None for one that does not say them."""
     if not detail.startswith(USED):
         return None
     words = detail[len(USED) :].split(",")
-    if len(words) != 2 or not all(word.isascii() and word.isdigit() and len(word) <= USED_DIGITS_MAX for word in words):
+    numbers = words[1:] if words[0] == str(UNKNOWN_MS) else words
+    if len(words) != 2 or not all(n.isascii() and n.isdigit() and len(n) <= USED_DIGITS_MAX for n in numbers):
         return None
     return int(words[0]), int(words[1])
 
 
+def sum_known(one_ms: int, other_ms: int) -> int:
+    """Return the sum of what is known of two durations; UNKNOWN_MS where both are unknown."""
+    known = [each for each in (one_ms, other_ms) if each != UNKNOWN_MS]
+    return sum(known) if known else UNKNOWN_MS
+
+
 class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A member as its worker holds it; `phase` is claimed, running, ending or exited (device not yet seen free)."""
+    """A member as its worker holds it; `phase` is claimed, running, frozen, ending or exited (device not yet free)."""
 
     tenant: str
     job: str
@@ -74,9 +83,24 @@ class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
     phase: str
 
 
-FactKind = Literal["claimed", "refused", "withdrawn", "not-held", "started", "idle", "exited", "freed", "quarantined"]
+FactKind = Literal[
+    "claimed",
+    "refused",
+    "withdrawn",
+    "not-held",
+    "started",
+    "idle",
+    "frozen",
+    "not-frozen",
+    "resumed",
+    "exited",
+    "freed",
+    "quarantined",
+]
 #: a worker reports `idle` once the ledger has this feature level: a scheduler of the release before cannot read it
 IDLE_LEVEL: Final = 2
+#: an operator may freeze jobs once the ledger has this feature level
+FREEZE_LEVEL: Final = 2
 
 
 class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -86,9 +110,11 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     word or line: for `exited` the reason (exit, timeout, end, fence, start-failed, lost) or, with code 0 and from
     feature level 2 on, `result:` and the sequence of the message that has the result (0: there is none), for `refused`
     why, for `claimed` of rank 0 of a gang `address:port`, for `quarantined` the slots as `0,3`, for `freed` what it
-    used of its GPUs as `used:` with milliseconds of a GPU at work and MiB seconds, where the worker has measured that.
+    used of its GPUs as `used:` with milliseconds of a GPU at work (-1: unknown) and MiB seconds, where the worker has
+    measured that.
     Of `idle`, from feature level 2 on, `code` is for how many seconds its GPUs have shown no use, and `detail` after
-    how many its worker ends it (empty: never).
+    how many its worker ends it (empty: never). `frozen` and `resumed` answer a `Freeze`, as does `not-frozen`, whose
+    `detail` is why the member runs on.
 
     A refusal that begins with `cannot-run: ` is the request's fault and ends the job; with `not-here: ` or
     `not-permitted: ` the job goes to another worker and its GPUs stay open; any other is tried again after a pause.
@@ -137,7 +163,7 @@ class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
 
 
 class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joined"):
-    """The new session and its numbers. `session` is a secret that proves who asks: it is never in a public frame.
+    """The new session and its numbers. `session` is a secret that proves the sender: it is never in a public frame.
 
     The worker begins to end its jobs `lease_s` after it sent the last renewal that was answered, and leaves them at
     most `grace_s` to end. `formerly` is the id of the ledger that `ledger` was restored from, on an operator's word.
@@ -163,7 +189,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     positions of slots that local claimers hold; `waiting` says that a local claimer waits, so that the worker counts as
     full. `unwell` is the complete list of devices that must not be given out; `well_n` is the number of the newest
     release of devices by an operator that the worker has carried out (see `Wanted`). `reign` is the highest that the
-    worker has heard.
+    worker has heard. `resized` are those of `held` of which an operator has changed the part of their devices.
     """
 
     session: str
@@ -177,6 +203,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     unwell: list[Unwell] = []
     well_n: int = 0
     reign: int = 0
+    resized: list[Resized] = []
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
@@ -191,6 +218,17 @@ class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rene
     v: int = VERSION
     draining: bool = False
     level: int = 1
+
+
+class Resized(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A member that has the part of its devices that the operator's order `n` gave its job; see `Place.resized`."""
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    n: int
 
 
 class FactFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="facts"):
@@ -224,6 +262,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     request: in JSON for a worker that joined in JSON, else as it came, JSON or msgpack. `ends_in_s` is when the job's
     deadline comes, counted from this frame; the leader ends it then, and the worker tells it before where the request
     names a checkpoint signal. `folder`: the attempt has a folder of its own, as feature level 2 of the ledger says.
+    `resized` is the number of the operator's order that gave the job the part which `body` names; 0: its own request's.
     """
 
     tenant: str
@@ -238,6 +277,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     traceparent: str = ""
     ends_in_s: float | None = None
     folder: bool = False
+    resized: int = 0
 
 
 class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -271,12 +311,26 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
     notice_s: float = 0.0
 
 
+class Freeze(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Freeze a running member, or with `on` false resume it: answered by a fact, also where it is so already.
+
+    A frozen member holds its lease and its CPU time goes on; the memory of its GPUs is in the host's RAM.
+    """
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    on: bool = True
+
+
 class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="wanted"):
     """What the ledger wants of a worker and its renewal does not yet show. Idempotent by member, sent until done.
 
     A frame of another session, or of a lower reign than one heard before, is dropped and counted. `well` are slots that
     an operator has released, whatever was seen of them before; `well_n` is the number of that release, and the renewal
-    repeats it.
+    repeats it. `resize` are held members whose job has another part of its devices now: `body` and `resized` say which.
     """
 
     worker: str
@@ -288,3 +342,5 @@ class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     end: list[End] = []
     well: list[int] = []
     well_n: int = 0
+    resize: list[Place] = []
+    freeze: list[Freeze] = []

@@ -1,4 +1,4 @@
-"""A job's output: as it is said, and in pages of what its worker keeps."""
+"""A job's output: pieces published while it runs, and pages of what its worker keeps."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LogsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReadLog(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="read-log"):
-    """The leader asks a worker for a page of a member's output. The session shows that it is the leader who asks.
+    """The leader asks a worker for a page of a member's output. The session proves that the leader asks.
 
     `ended_ms` is the ledger time of the attempt's end, 0 while it runs.
     """

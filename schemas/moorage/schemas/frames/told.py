@@ -1,4 +1,4 @@
-"""What the leader tells those who submit and follow jobs."""
+"""The leader's answers and events for clients that submit and follow jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     `by` is whose doing it was: `tenant:<tenant>` or `operator` as the subject proves it, `worker` for what the one
     in `worker` reported, nothing for the scheduler's own (a placement, a deadline, a loss). `said` is the name that
-    the tenant or operator gave itself, at most 64 characters; nobody has proven it.
+    the tenant or operator gave itself, at most 64 characters; it is not proven.
 
     `result` is the sequence of the message in the tenant's stream of results that has what the attempt returned, 0 if
     it returned nothing. Null if that was not reported: an object may be named for the attempt all the same.

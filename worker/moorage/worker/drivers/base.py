@@ -10,21 +10,22 @@ and for a member that has just ended: then there is nothing to do, since `Ended`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.capabilities import COUNTED, Capabilities
 from moorage.schemas.driver_config import Fault, keys_fault
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device, LogPage, ReadLog, Start
-from moorage.schemas.gpu import Sharing
+from moorage.schemas.gpu import Share, Sharing
 from moorage.schemas.job import Request, Run
 from moorage.worker.environment import Gang, JobEnvironment, gpu_environment
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.member_messages import (
     Ended,
+    FreezeAnswered,
     MemberName,
     NotFree,
     NotStarted,
@@ -47,7 +48,7 @@ CODE_ENDED: Final = -15
 #: minus SIGKILL: how the end of a member is told whose status nobody could read
 CODE_LOST: Final = -9
 
-DriverEvent = Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | Replaced
+DriverEvent = Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | Replaced | FreezeAnswered
 Report = Callable[[DriverEvent], None]
 #: subject after the prefix is the agent's affair: a driver says whose output it is, and gives the frame's payload
 Publish = Callable[[MemberName, bytes], None]
@@ -118,12 +119,13 @@ class Assignment(msgspec.Struct, frozen=True):
 
 class Living(msgspec.Struct, frozen=True):
     """A member that a driver still knows from before the agent's restart: starting, running, ending, exited, stuck, or
-    refused (this host could not start it)."""
+    refused (this host could not start it). `frozen` is one that runs, and was frozen."""
 
     name: MemberName
     phase: str
     code: int = 0
     reason: str = ""
+    frozen: bool = False
 
 
 class Driver:
@@ -237,6 +239,27 @@ class Driver:
         `end` may be called meanwhile, and then takes precedence.
         """
         self.end(name, grace_s, why)
+
+    def resizes(self, mode: str) -> str:
+        """Return how its members take another part of a device that they share in this mode while they run.
+
+        `live` where `resize` makes them keep to it; else `counted`: they are told nothing.
+        """
+        return COUNTED
+
+    def resize(self, name: MemberName, share: Share) -> None:
+        """Have a member that runs keep to another part of each of its devices, where `resizes` says live."""
+
+    def freeze(self, name: MemberName, slots: Sequence[int]) -> None:
+        """Begin to take a running member's memory off the devices in these slots; report `FreezeAnswered`.
+
+        Called only where `capabilities.freezes` is set, and not again before the answer; `end` may be called meanwhile.
+        """
+        raise NotImplementedError
+
+    def resume(self, name: MemberName) -> None:
+        """Begin to have a frozen member run on; report `FreezeAnswered`. As `freeze`."""
+        raise NotImplementedError
 
     def forget(self, names: list[MemberName]) -> None:
         """The ends of these members are in the ledger: nothing need be remembered of them."""

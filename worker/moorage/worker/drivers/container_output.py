@@ -6,26 +6,38 @@ far that was: for each stream the latest time of a piece, how many pieces were r
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.disk_room import DiskRoom
 from moorage.worker.drivers.container_engine import Piece
+from moorage.worker.drivers.output_frames import OutputFrames
+from moorage.worker.member_messages import MemberName
 from moorage.worker.supervisor.output import OutputPump, cut_notice, member_digest, output_path
-from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Output, Stream
+from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Ended, Output, Stream
 
 #: beside the supervisor's own files
 FOLDER: Final = "containers"
 #: streams write their times each by itself: what was written a little earlier may come a little later
 MARGIN_S: Final = 10
 _READ_BYTES: Final = 512
+#: how long an output is read after its container's end
+REST_S_MAX: Final = 600.0
+#: pieces of output that are kept before other work has its turn
+TURN_PIECES_MAX: Final = 64
+#: how long pieces wait for others, to be told in one frame
+FLUSH_S: Final = 0.02
+
+log = logging.getLogger("moorage.worker")
 
 
 class _Mark(msgspec.Struct):
@@ -162,6 +174,67 @@ class ContainerOutput:
             self._marked = -1
         if is_over:
             self._path.unlink(missing_ok=True)
+
+
+class LiveOutput:
+    """Keeps the output of one driver's containers as it comes, and publishes it.
+
+    `publish` is set once the driver is attached.
+    """
+
+    def __init__(self, publishes: bool) -> None:
+        self.publish: Callable[[MemberName, bytes], None] | None = None
+        self._publishes = publishes
+        self._frames = OutputFrames()
+        self._fresh: set[ContainerOutput] = set()
+        self._flush: asyncio.TimerHandle | None = None
+
+    async def keep(self, name: MemberName, output: ContainerOutput, pieces: AsyncIterator[Piece]) -> None:
+        """Keep and publish all of these pieces of a member's output."""
+        count = 0
+        async for piece in pieces:
+            event = output.add(piece)
+            if event is not None and self._publishes:
+                self._frames.add(name, event)
+            count += 1
+            if count % TURN_PIECES_MAX == 0:
+                await asyncio.sleep(0)
+            self._fresh.add(output)
+            if self._flush is None:
+                self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self.tell)
+
+    def tell(self) -> None:
+        """Publish what waits for more, and note how far each output was read."""
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        fresh, self._fresh = self._fresh, set()
+        for output in fresh:
+            output.mark()
+        assert self.publish is not None
+        for name, payload in self._frames.take():
+            self.publish(name, payload)
+
+    def end(self, name: MemberName, output: ContainerOutput, ended: Ended, *, is_whole: bool) -> None:
+        """Publish that both streams of a member are over, and close its files."""
+        self.tell()  # the rest first: both ends come last
+        out, err = output.sizes
+        self._frames.end(name, msgspec.structs.replace(ended, stdout_bytes=out, stderr_bytes=err))
+        self.tell()
+        if not is_whole:
+            log.warning("%s: its output is cut: the rest did not come", name[1])
+            output.cut()
+        output.close(is_over=True)
+
+
+async def read_out(reading: asyncio.Task[Any], output: ContainerOutput, quiet_s: float) -> None:
+    """Wait for the rest of an output as long as some comes within `quiet_s`, read before or not."""
+    seen = -1
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(REST_S_MAX):
+            while not reading.done() and output.pieces != seen:
+                seen = output.pieces
+                await asyncio.wait((reading,), timeout=quiet_s)
 
 
 def mark_path(state: Path, key: str) -> Path:

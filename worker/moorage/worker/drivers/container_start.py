@@ -38,10 +38,10 @@ from moorage.worker.drivers.container_host import ContainerHost, Member
 from moorage.worker.drivers.container_ports import Ports, ports_wanted
 from moorage.worker.drivers.container_pull import PullProgress
 from moorage.worker.drivers.output_frames import Notes
-from moorage.worker.environment import HostAtFault, lay_over, without_prefix
+from moorage.worker.environment import HostAtFault, without_prefix
 from moorage.worker.limiter.limits import ContainerLimit, Limits
 from moorage.worker.policy import Policy
-from moorage.worker.secret_files import resolve_secrets
+from moorage.worker.secret_files import resolve_secrets, secret_variables
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import SupervisorError, SupervisorGone
 from moorage.worker.supervisor.protocol import StartMember
@@ -143,12 +143,11 @@ class Starter:
             check_container_policy(tenant, assignment.request, self._own, self._policy)
             check_network(tenant, assignment.request, self._own)
             self._policy.check_secrets(tenant, run.env)
-            resolved = resolve_secrets(run.env, self._settings.secrets_dir)
+            return secret_variables(run.env, self._settings.secrets_dir)
         except HostAtFault as error:
             raise CannotStart(None, without_prefix(error)) from None
         except MoorageError as error:
             raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
-        return lay_over({each: resolved[each] for each, value in run.env.items() if isinstance(value, Secret)}, {})
 
     async def _image(self, member: Member, name: str) -> Image:
         """Have the image here, as the settings say."""

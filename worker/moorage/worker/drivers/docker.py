@@ -17,10 +17,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.capabilities import COUNTED, LIVE, Capabilities
 from moorage.schemas.driver_config import DockerBlock
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
+from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.attempt_files import AttemptFiles
@@ -35,7 +36,7 @@ from moorage.worker.drivers.container_output import clear_marks
 from moorage.worker.drivers.container_ports import Ports
 from moorage.worker.drivers.container_removal import Removal
 from moorage.worker.drivers.container_start import Starter
-from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.environment import START_FAILED
@@ -111,7 +112,7 @@ class DockerDriver(Driver):
         host = self._host
         listed = await host.link.open(host.owner, self)
         self.boot = host.link.boot
-        self._follower.publish = self._notes.publish = self.publish
+        self._follower.live.publish = self._notes.publish = self.publish
         info = await self._starter.ask_info()
         if os.geteuid() != 0 and info is not None and not any("rootless" in each for each in info["SecurityOptions"]):
             raise refuse(
@@ -179,6 +180,12 @@ class DockerDriver(Driver):
             self._host.link.end(self._host.key(name), grace_s, why, notice_s)
         elif member.task is not None:
             member.task.cancel()
+
+    def resizes(self, mode: str) -> str:
+        return COUNTED if self._limits is None else LIVE
+
+    def resize(self, name: MemberName, share: Share) -> None:
+        keep_to(self._limits, name, share)
 
     def forget(self, names: list[MemberName]) -> None:
         self._host.link.forget([self._host.key(name) for name in names])

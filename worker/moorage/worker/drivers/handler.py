@@ -191,10 +191,10 @@ class HandlerDriver(Driver):
                 self._check_startable(assignment.request)
                 running = self._prepare(assignment)
             except (SharingUnavailable, _Full) as error:
-                not_started.append((assignment.name, f"start-failed: {error.problem.message}"))
+                not_started.append((assignment.name, error.problem.message))
                 continue
             except MoorageError as error:
-                failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
+                failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
                 continue
             self._running[assignment.name] = running
             started.append((running, handler, assignment))

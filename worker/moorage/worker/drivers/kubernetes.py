@@ -20,7 +20,7 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import KubernetesBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
-from moorage.schemas.job import Request, Secret
+from moorage.schemas.job import Request
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container_config import check_image, check_policy
 from moorage.worker.drivers.container_faults import CannotStart
@@ -44,11 +44,11 @@ from moorage.worker.drivers.kubernetes_pod import (
 from moorage.worker.drivers.kubernetes_settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes_verdict import Seen, read, waited_s
 from moorage.worker.drivers.supervisor_link import owner_of
-from moorage.worker.environment import START_FAILED, SharingUnavailable, lay_over, without_prefix
+from moorage.worker.environment import START_FAILED, SharingUnavailable, without_prefix
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.output_keeper import OutputBounds
-from moorage.worker.secret_files import resolve_secrets
+from moorage.worker.secret_files import secret_variables
 from moorage.worker.settings import WorkerSettings
 
 #: below the worker's state folder: what pods write
@@ -134,7 +134,7 @@ class KubernetesDriver(Driver):
         )
 
     async def open(self) -> list[Living]:
-        self._outputs.publish = self.publish
+        self._outputs.live.publish = self.publish
         if not self._kit.simulated:
             await _node(self._cluster, self._own)
         try:
@@ -241,7 +241,7 @@ class KubernetesDriver(Driver):
         try:
             check_policy(tenant, assignment.request, own, kit.policy)
             kit.policy.check_secrets(tenant, run.env)
-            resolved = resolve_secrets(run.env, kit.settings.secrets_dir)
+            hidden = secret_variables(run.env, kit.settings.secrets_dir)
             pod = pod_of(
                 assignment, own, owner=self._owner, node=own.node, resource=own.resource,
                 start_within_s=own.start_within, folder_bytes=own.folder, pull_secrets=own.pull_secrets,
@@ -252,7 +252,6 @@ class KubernetesDriver(Driver):
             raise CannotStart(None, without_prefix(error)) from None
         except MoorageError as error:
             raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
-        hidden = lay_over({key: resolved[key] for key, value in run.env.items() if isinstance(value, Secret)}, {})
         return pod, secret_of(self._owner, assignment.name, hidden) if hidden else None
 
     async def _create(self, member: _Member, pod: dict[str, Any], secret: dict[str, Any] | None) -> None:

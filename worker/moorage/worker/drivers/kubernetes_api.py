@@ -30,7 +30,8 @@ _PIECE_BYTES_MAX: Final = 1 << 16
 #: of one object in a watch: what a cluster stores is far smaller
 _OBJECT_BYTES_MAX: Final = 1 << 24
 _MESSAGE_CHARS_MAX: Final = 500
-_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+#: where a pod finds the account that it runs as
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONFLICT: Final = 409
 GONE: Final = 410
 NOT_FOUND: Final = 404
@@ -68,7 +69,7 @@ class Cluster:
                 next="pip install 'moorage[kubernetes]'",
             ) from None
         try:
-            read = KubeConfig.from_file(kubeconfig) if kubeconfig is not None else KubeConfig.from_env()
+            read = KubeConfig.from_file(kubeconfig) if kubeconfig is not None else KubeConfig.from_env(SERVICE_ACCOUNT)
             config = read.get(context or None)
             if config is None or config.user is None:
                 raise ValueError("it names no user")

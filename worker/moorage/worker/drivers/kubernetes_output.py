@@ -14,44 +14,33 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import LogPage, ReadLog
-from moorage.worker.drivers.base import Publish
-from moorage.worker.drivers.container_output import ContainerOutput, clear_marks
+from moorage.worker.drivers.container_output import ContainerOutput, LiveOutput, clear_marks, read_out
 from moorage.worker.drivers.kubernetes_api import Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes_pod import CONTAINER
-from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import key_of
 from moorage.worker.member_messages import MemberName
 from moorage.worker.output_keeper import OutputBounds, OutputKeeper
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
 RETRY_S: Final = 0.5
-#: how long the rest of an output is waited for once its container is over, as long as some comes within `QUIET_S`
-REST_S_MAX: Final = 600.0
+#: within which more of an output has to come once its container is over
 QUIET_S: Final = 10.0
-#: pieces of output that are kept before other work has its turn
-TURN_PIECES_MAX: Final = 64
-#: how long pieces wait for others, to be told in one frame
-FLUSH_S: Final = 0.02
 
 log = logging.getLogger("moorage.worker")
 
 
 class PodOutputs:
-    """The output of one driver's pods. `publish` is set once the driver is attached."""
+    """The output of one driver's pods."""
 
     def __init__(
         self, cluster: Cluster, folder: Path, owner: str, bounds: OutputBounds, cap_bytes: int, publishes: bool
     ) -> None:
         self.keeper = OutputKeeper(folder, bounds)
-        self.publish: Publish | None = None
+        self.live = LiveOutput(publishes)
         self._cluster = cluster
         self._folder = folder
         self._owner = owner
         self._cap_bytes = cap_bytes
-        self._publishes = publishes
-        self._frames = OutputFrames()
-        self._fresh: set[ContainerOutput] = set()
-        self._flush: asyncio.TimerHandle | None = None
         self._sweeps: asyncio.Task[None] | None = None
 
     async def open(self, names: Collection[MemberName]) -> None:
@@ -63,7 +52,7 @@ class PodOutputs:
         self._sweeps = asyncio.get_running_loop().create_task(self.keeper.run())
 
     async def close(self) -> None:
-        self._tell()
+        self.live.tell()
         if self._sweeps is not None:
             self._sweeps.cancel()
             await asyncio.wait((self._sweeps,))
@@ -80,25 +69,17 @@ class PodOutputs:
         reading = asyncio.get_running_loop().create_task(self._read(name, pod, output, over))
         try:
             await over.wait()
-            await _read_out(reading, output)
+            await read_out(reading, output, QUIET_S)
             is_whole = reading.done() and reading.exception() is None and reading.result()
         except asyncio.CancelledError:
-            self._tell()
+            self.live.tell()
             output.close(is_over=False)
             raise
         finally:
             reading.cancel()
             await asyncio.wait((reading,))
-        self._tell()  # the rest first: both ends come last
-        out, err = output.sizes
-        self._frames.end(
-            name, ChildEnded(key=key, reason="exit", proof="never-ran", stdout_bytes=out, stderr_bytes=err)
-        )
-        self._tell()
-        if not is_whole:
-            log.warning("%s: its output is cut: the cluster did not bring the rest", name[1])
-            output.cut()
-        output.close(is_over=True)
+        ended = ChildEnded(key=key, reason="exit", proof="never-ran")
+        self.live.end(name, output, ended, is_whole=is_whole)
         self.keeper.over(key)
 
     async def _read(self, name: MemberName, pod: str, output: ContainerOutput, over: asyncio.Event) -> bool:
@@ -123,36 +104,6 @@ class PodOutputs:
                 await asyncio.sleep(RETRY_S if was_over else 0)
 
     async def _read_on(self, name: MemberName, pod: str, output: ContainerOutput, *, follow: bool) -> None:
-        pieces, since_s = 0, int(output.since)
+        since_s = int(output.since)
         since = datetime.fromtimestamp(since_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if since_s else ""
-        async for piece in self._cluster.output(pod, CONTAINER, since, follow):
-            event = output.add(piece)
-            if event is not None and self._publishes:
-                self._frames.add(name, event)
-            pieces += 1
-            if pieces % TURN_PIECES_MAX == 0:
-                await asyncio.sleep(0)
-            self._fresh.add(output)
-            if self._flush is None:
-                self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self._tell)
-
-    def _tell(self) -> None:
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
-        fresh, self._fresh = self._fresh, set()
-        for output in fresh:
-            output.mark()
-        assert self.publish is not None
-        for name, payload in self._frames.take():
-            self.publish(name, payload)
-
-
-async def _read_out(reading: asyncio.Task[bool], output: ContainerOutput) -> None:
-    """Wait for the rest of an output as long as the cluster brings some."""
-    seen = -1
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(REST_S_MAX):
-            while not reading.done() and output.pieces != seen:
-                seen = output.pieces
-                await asyncio.wait((reading,), timeout=QUIET_S)
+        await self.live.keep(name, output, self._cluster.output(pod, CONTAINER, since, follow))

@@ -25,7 +25,7 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import PodmanBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
-from moorage.schemas.job import Request, Secret
+from moorage.schemas.job import Request
 from moorage.system.proctree import MARK_NAMES, STATE_MARK
 from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND, Assignment, Living
@@ -57,10 +57,10 @@ from moorage.worker.drivers.podman_command import (
 )
 from moorage.worker.drivers.process import ENGINE, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
-from moorage.worker.environment import START_FAILED, HostAtFault, lay_over
+from moorage.worker.environment import HostAtFault, without_prefix
 from moorage.worker.inventory.cdi import CdiError, folders, read_registry
 from moorage.worker.member_messages import MemberName, Started
-from moorage.worker.secret_files import resolve_secrets
+from moorage.worker.secret_files import secret_variables
 from moorage.worker.supervisor.output import member_digest, output_path
 from moorage.worker.supervisor.protocol import MARK_NAME, Event, StartMember
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
@@ -180,7 +180,7 @@ class PodmanDriver(ProcessDriver):
         check_container_policy(name[0], request, self.own, self._policy)
         self._policy.check_secrets(name[0], run.env)
         check_network(name[0], request, self.own)
-        resolve_secrets(run.env, self._secrets_dir)  # what is missing is said now
+        secret_variables(run.env, self._secrets_dir)  # what is missing is said now
         marks = assignment.environment(interface=self._interface, simulated=self._simulated)
         if self._folders is not None and assignment.has_folder:
             self._folders.make(name, run.grace_s, run.keep)
@@ -353,8 +353,7 @@ class PodmanDriver(ProcessDriver):
     async def _words(self, assignment: Assignment) -> tuple[str, ...]:
         """The command line of `podman run`. Raises CannotStart."""
         name, run = assignment.name, assignment.run
-        resolved = resolve_secrets(run.env, self._secrets_dir)
-        secrets = lay_over({each: resolved[each] for each, value in run.env.items() if isinstance(value, Secret)}, {})
+        secrets = secret_variables(run.env, self._secrets_dir)
         limit = None if self._limits is None else self._limits.of_container(name, *assignment.part)
         image = await self._image(assignment.request.image) if secrets or limit else Image()
         wanted = ports_wanted(assignment.request)
@@ -371,7 +370,7 @@ class PodmanDriver(ProcessDriver):
             raise CannotStart(None, str(error)) from None
         except MoorageError as error:
             code = None if error.code == "failed-precondition" else CODE_CANNOT_START
-            raise CannotStart(code, error.problem.message.removeprefix(f"{START_FAILED}: ")) from None
+            raise CannotStart(code, without_prefix(error)) from None
         own = (f"--name={self._container(name)}", f"--pidfile={self._file(name, _MADE)}", f"--env={STATE_MARK}")
         return self.podman.words("run", *own, *words_of(config, limits_here()))
 

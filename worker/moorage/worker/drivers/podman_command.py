@@ -151,7 +151,7 @@ def words_of(config: Mapping[str, Any], limits: frozenset[str]) -> list[str]:
         *(f"--mount={_mount(each)}" for each in host["Mounts"]),
         *(f"--label={name}={value}" for name, value in config["Labels"].items()),
         *(f"--env={each}" for each in config["Env"]),
-        *(f"--ulimit={each}" for each in _ulimits()),
+        *(f"--ulimit={each}" for each in ulimits_here()),
         *(f"--ulimit={each['Name']}={each['Soft']}:{each['Hard']}" for each in host.get("Ulimits", ())),
         *(f"--publish={words}" for words in _published(host.get("PortBindings", {}))),
         *(f"--device={name}" for each in host.get("DeviceRequests", ()) for name in each["DeviceIDs"]),
@@ -201,8 +201,8 @@ def limits_here() -> frozenset[str]:
         return frozenset()
 
 
-def _ulimits() -> list[str]:
-    """The agent's own bounds: podman's default ones are refused to an agent without CAP_SYS_RESOURCE."""
+def ulimits_here() -> list[str]:
+    """Return the agent's own bounds: podman's default ones are refused to an agent without CAP_SYS_RESOURCE."""
     words = []
     for name, kind, most in _ULIMITS:
         soft, hard = (most if each == resource.RLIM_INFINITY else min(each, most) for each in resource.getrlimit(kind))

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.capabilities import COUNTED, LIVE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
 from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError
 from moorage.schemas.frames import LogPage, ReadLog
+from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.attempt_files import AttemptFiles
@@ -30,14 +31,17 @@ from moorage.worker.drivers.base import (
     Driver,
     Living,
 )
-from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import WORKER_STOPPED, SupervisorLink, key_of, name_of, owner_of
-from moorage.worker.environment import START_FAILED, HostAtFault, JobEnvironment, check_sharing, process_environment
+from moorage.worker.environment import HostAtFault, JobEnvironment, check_sharing, process_environment
+from moorage.worker.freezing.cuda import Outcome
+from moorage.worker.freezing.freezer import Freezer
 from moorage.worker.job_files import FilesUnavailable, JobFiles
 from moorage.worker.limiter.limits import Limits
 from moorage.worker.member_messages import (
     Ended,
+    FreezeAnswered,
     MemberName,
     NotStarted,
     Replaced,
@@ -109,6 +113,7 @@ class ProcessDriver(Driver):
             files=kit.files,
             limits=kit.limits(cls.name),
             mps=kit.mps,
+            freezer=kit.freezer,
         )
 
     def __init__(
@@ -126,10 +131,15 @@ class ProcessDriver(Driver):
         files: JobFiles | None = None,
         limits: Limits | None = None,
         mps: ManagedMps | None = None,
+        freezer: Freezer | None = None,
     ) -> None:
         """Without `folders` no member has one, and starts in /; without `limits` none is limited from within. `mps` is
-        there where the worker runs MPS daemons."""
+        there where the worker runs MPS daemons, `freezer` where its members can be frozen."""
         super().__init__()
+        self._freezer = freezer
+        self._freezing: dict[MemberName, asyncio.Task[None]] = {}
+        if freezer is not None:
+            self.capabilities = msgspec.structs.replace(self.capabilities, freezes=True)
         self._link = link
         self._worker = worker
         self._owner = owner_of(worker, self.name)
@@ -163,6 +173,11 @@ class ProcessDriver(Driver):
             self._folders.begin(name_of(key) for key, _, _ in listed)
         if self._limits is not None:
             self._limits.begin(name_of(key) for key, _, _ in listed)
+        frozen: set[MemberName] = set()
+        if self._freezer is not None:
+            running = [name_of(key) for key, state, _ in listed if state != "ended"]
+            frozen, broken = await self._freezer.open(running)
+            self.report(FreezeAnswered([(name, "broken", why) for name, why in broken.items()]))
         for key, state, event in listed:
             name = name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
@@ -176,7 +191,8 @@ class ProcessDriver(Driver):
                 self._known.add(name)
                 self._note_pid(name, event)
                 self._taken_over(name)
-                living.append(Living(name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
+                phase = {"waiting": "starting", "unproven": "stuck"}.get(state, "running")
+                living.append(Living(name, phase, frozen=name in frozen))
         if self._folders is not None:
             self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
         if self._limits is not None:
@@ -188,7 +204,7 @@ class ProcessDriver(Driver):
             task.cancel()
             await asyncio.wait((task,))
         # those that have not begun the next agent reports; of those that are over it stores the files
-        for task in [*self._bringing.values(), *self._storing.values()]:
+        for task in [*self._bringing.values(), *self._storing.values(), *self._freezing.values()]:
             task.cancel()
             await asyncio.wait((task,))
         if self._files is not None:
@@ -216,10 +232,10 @@ class ProcessDriver(Driver):
             except HostAtFault as error:  # what `check` saw has gone since
                 not_started.append((assignment.name, error.problem.message))
             except MoorageError as error:
-                failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
+                failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
             except Exception:  # what a request holds must end no agent: every worker that it comes to would go down
                 log.exception("%s of %s could not be made ready to start", assignment.name[1], assignment.name[0])
-                failed.append((assignment.name, CODE_CANNOT_START, "start-failed: moorage failed on this request"))
+                failed.append((assignment.name, CODE_CANNOT_START, "moorage failed on this request"))
         self._over([*(each[0] for each in failed), *(each[0] for each in not_started)])
         if failed:
             self.report(StartFailed(failed))
@@ -242,6 +258,30 @@ class ProcessDriver(Driver):
         if name in self._bringing or name in self._storing:
             return self.end(name, grace_s, why)
         return self._link.end(self._key(name), grace_s, why, notice_s)
+
+    def resizes(self, mode: str) -> str:
+        return COUNTED if self._limits is None else LIVE
+
+    def resize(self, name: MemberName, share: Share) -> None:
+        keep_to(self._limits, name, share)
+
+    def freeze(self, name: MemberName, slots: Sequence[int]) -> None:
+        assert self._freezer is not None, "its capabilities do not say that it freezes"
+        self._begin_freezing(name, self._freezer.freeze(name, slots, self.members_of))
+
+    def resume(self, name: MemberName) -> None:
+        assert self._freezer is not None, "its capabilities do not say that it freezes"
+        self._begin_freezing(name, self._freezer.resume(name))
+
+    def _begin_freezing(self, name: MemberName, work: Coroutine[Any, Any, tuple[Outcome, str]]) -> None:
+        self._freezing[name] = asyncio.get_running_loop().create_task(self._freeze(name, work))
+
+    async def _freeze(self, name: MemberName, work: Coroutine[Any, Any, tuple[Outcome, str]]) -> None:
+        try:
+            outcome, why = await work
+        finally:
+            del self._freezing[name]
+        self.report(FreezeAnswered([(name, outcome, why)]))
 
     def forget(self, names: list[MemberName]) -> None:
         self._link.forget([self._key(name) for name in names])
@@ -327,7 +367,7 @@ class ProcessDriver(Driver):
         names = [name_of(key) for key in keys]
         self._known.difference_update(names)
         self._over(names)
-        self.report(NotStarted([(name, f"start-failed: {why}") for name in names]))
+        self.report(NotStarted([(name, why) for name in names]))
 
     def uid_of(self, tenant: str, request: Request) -> int | None:
         ids = owner_ids(self._policy.user_of(tenant) or request.workload.user)
@@ -389,11 +429,11 @@ class ProcessDriver(Driver):
         except HostAtFault as error:
             self._not_brought(name, NotStarted([(name, error.problem.message)]))
         except MoorageError as error:
-            why = f"{START_FAILED}: {error.problem.message}"
+            why = error.problem.message
             self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
         except Exception:  # as in `start`
             log.exception("%s could not be made ready to start", name[1])
-            why = f"{START_FAILED}: moorage failed on this request"
+            why = "moorage failed on this request"
             self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
         else:
             del self._bringing[name]
@@ -435,6 +475,8 @@ class ProcessDriver(Driver):
                 self._folders.over(name)
             if self._limits is not None:
                 self._limits.over(name)
+            if self._freezer is not None:
+                self._freezer.over(name)
 
     def _note_pid(self, name: MemberName, event: Event | None) -> None:
         if isinstance(event, ChildStarted):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from moorage.schemas.frames import Device
 from moorage.schemas.printable import in_one_line
@@ -55,6 +55,13 @@ class DeviceProcess:
     user: str = field(default="", compare=False)
 
 
+class ProcessUse(NamedTuple):
+    """What one process uses of a device; `percent` of its time, None where the driver does not tell."""
+
+    memory_mib: int
+    percent: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class SlotReading:
     """One device at one moment. An unresponsive one has no other values than its health."""
@@ -70,6 +77,8 @@ class SlotReading:
     uncorrected_errors: int = 0
     #: a VM has it: the host cannot read it, and it is neither lost nor free
     handed_on: bool = False
+    #: what each process uses, by pid; None where the driver does not tell that of each that is there
+    used_by: Mapping[int, ProcessUse] | None = field(default=None, compare=False)
 
     def foreign(self, ours: Container[int]) -> str:
         """The first holder that is none of `ours` (pids), as "pid 8812 python (user bob)"; empty for none.

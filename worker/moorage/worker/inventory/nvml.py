@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import threading
+import time
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from moorage.worker.inventory.base import (
     MPS_COMM,
     DeviceProcess,
     HeldUnknown,
+    ProcessUse,
     ReportFault,
     SlotReading,
     bounded,
@@ -48,6 +50,9 @@ OPEN_TIMEOUT_S: Final = 30.0  # a first nvmlInit without persistence mode loads 
 SAMPLE_TIMEOUT_S: Final = 2.0
 SHUT_DOWN_TIMEOUT_S: Final = 10.0
 DEVICES_MAX: Final = 64
+#: how far back the driver is asked for samples of processes' work at least: it makes one in up to a second
+SAMPLES_OF_S: Final = 1.0
+SAMPLES_OF_S_MAX: Final = 60.0  # and at most
 #: The baseline of a device that was in use when first seen: what an idle one uses at most, reserved memory with it.
 BASELINE_ASSUMED_MIB: Final = 1024
 _MIB: Final = 1024 * 1024
@@ -75,6 +80,7 @@ class _Handle:
     whole: Any  # of a MIG slice: the GPU, which tells of its health; else the same as `raw`
     uuid: str  # of that
     minor: int | None = None  # N of /dev/nvidiaN, which need not be the index; of a MIG slice, its GPU's
+    asked_s: float = 0.0  # when it was last asked for samples, by CLOCK_MONOTONIC
 
 
 class NvmlInventory:
@@ -324,12 +330,14 @@ def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
         ),
         0,
     )
+    util_percent = _optional(api, lambda: int(api.nvmlDeviceGetUtilizationRates(raw).gpu), None)
     return SlotReading(
-        util_percent=_optional(api, lambda: int(api.nvmlDeviceGetUtilizationRates(raw).gpu), None),
+        util_percent=util_percent,
         memory_used_mib=int(memory.used) // _MIB,
         temperature_c=temperature,
         health=health_of(temperature, errors),
         processes=_processes(api, handle.raw, proc),
+        used_by=_used_by(api, handle, util_percent, proc),
         faults=_faults(api, raw),
         uncorrected_errors=errors,
     )
@@ -387,6 +395,37 @@ def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
             if not _name_of(pid, proc).startswith(MPS_COMM):
                 found[pid] = max(found.get(pid, 0), int(used) // _MIB)
     return found
+
+
+def _used_by(api: Any, handle: _Handle, util_percent: int | None, proc: Path) -> dict[int, ProcessUse] | None:
+    """What each process uses; of MIG slices nothing, as each has one job and the driver tells of whole GPUs alone."""
+    if handle.whole is not handle.raw:
+        return None
+    try:
+        held = _held(api, handle.raw, proc)
+    except (api.NVMLError, AttributeError, HeldUnknown):
+        return None
+    worked = _worked(api, handle, proc) if held else {}
+    if worked is not None and util_percent and not any(worked.values()):
+        worked = None  # the device works, and no process is named for it
+    return {pid: ProcessUse(mib, None if worked is None else worked.get(pid, 0)) for pid, mib in held.items()}
+
+
+def _worked(api: Any, handle: _Handle, proc: Path) -> dict[int, int] | None:
+    """The percent of the device's time by pid, since it was last asked; None where the driver does not tell.
+
+    A process without an entry has done nothing. What an MPS server does for its clients is told of the server alone.
+    """
+    now_s = time.monotonic()
+    window_s, handle.asked_s = max(SAMPLES_OF_S, min(now_s - handle.asked_s, SAMPLES_OF_S_MAX)), now_s
+    try:
+        samples = api.nvmlDeviceGetProcessUtilization(handle.raw, int((time.time() - window_s) * 1e6))
+    except (api.NVMLError, AttributeError) as error:
+        # the bindings raise NVML_SUCCESS where there are no samples
+        empty = (api.NVML_SUCCESS, api.NVML_ERROR_NOT_FOUND)
+        return {} if getattr(error, "value", None) in empty else None
+    worked = {int(each.pid): min(int(each.smUtil), 100) for each in sorted(samples, key=lambda each: each.timeStamp)}
+    return None if any(_name_of(pid, proc).startswith(MPS_COMM) for pid in worked) else worked
 
 
 def _call(api: Any, name: str, raw: Any) -> list[Any]:

@@ -17,6 +17,8 @@ def matches(spec: GpuSpec, device: Device) -> bool:
         return False
     if spec.models and not any(model_matches(pattern, device.name) for pattern in spec.models):
         return False
+    if device.modes and spec.effective_sharing not in device.modes:
+        return False
     if capability_of(device.compute) < capability_of(spec.min_compute_capability or ""):
         return False
     return takes_part(spec.slice_profile, mig_profile(device.name)) and device.memory_mib >= (spec.min_memory_mib or 0)

@@ -80,7 +80,7 @@ class LeaseServer:
         self._worker = worker
         self._pool = pool
         self._inventory = inventory
-        self._devices = inventory.devices()
+        self._devices = pool.devices
         self._modes = modes
         self._uids = frozenset({os.geteuid(), 0, *uids})
         self._gid = gid

@@ -7,11 +7,9 @@ how far the job is from its target, and a PID term corrects that by at most a ha
 
 from __future__ import annotations
 
-from typing import Annotated, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
-
-from moorage.schemas.settings import setting
 
 #: two measurements that are nearer to each other say nothing of a rate
 PASSED_S_MIN: Final = 0.05
@@ -24,20 +22,21 @@ _CORRECTION_MAX: Final = 0.5
 
 
 class ControllerSettings(msgspec.Struct, frozen=True):
-    """Settings of all controllers of a worker. Raises ValueError where the two bounds of a pair are the wrong way."""
+    """Settings of all controllers of a worker. Raises ValueError where the two bounds of a pair are the wrong way.
 
-    rate_min: Annotated[float, setting("The least refill.", unit="tokens/s", ge=0.001, le=1e9)] = 10.0
-    rate_max: Annotated[float, setting("The most refill.", unit="tokens/s", ge=0.001, le=1e9)] = 100_000.0
-    proportional: Annotated[float, setting("How much the distance from the target counts.", ge=0, le=100)] = 0.5
-    integral: Annotated[float, setting("How much past distances count, summed up over time.", ge=0, le=100)] = 0.1
-    derivative: Annotated[float, setting("How much the change of the distance counts.", ge=0, le=100)] = 0.05
-    smoothing: Annotated[float, setting("The weight of a new measurement against those before.", ge=0, le=1)] = 0.3
-    burst: Annotated[float, setting("How long a job may run ahead of its refill.", unit="s", ge=0, le=3600)] = 2.0
-    capacity_min: Annotated[float, setting("The least that a full bucket holds.", unit="tokens", ge=0, le=1e9)] = 100.0
-    capacity_max: Annotated[float, setting("The most that a full bucket holds.", unit="tokens", ge=0, le=1e9)] = (
-        200_000.0
-    )
-    integral_decay: Annotated[float, setting("What is left of past distances at each step.", ge=0, le=1)] = 0.95
+    The worker has them as `limiter_rate_min` and so on, and says there what each means.
+    """
+
+    rate_min: float = 10.0
+    rate_max: float = 100_000.0
+    proportional: float = 0.5
+    integral: float = 0.1
+    derivative: float = 0.05
+    smoothing: float = 0.3
+    burst: float = 2.0
+    capacity_min: float = 100.0
+    capacity_max: float = 200_000.0
+    integral_decay: float = 0.95
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_min < self.rate_max:
@@ -72,7 +71,7 @@ class Controller:
     def __init__(self, target: float, settings: ControllerSettings | None = None) -> None:
         if not 0 <= target <= 1:
             raise ValueError(f"target must be 0..1, found {target}")
-        self.target: Final = target
+        self.target = target
         self._settings = settings or ControllerSettings()
         self.rate = min(max(RATE_FIRST, self._settings.rate_min), self._settings.rate_max)
         self.capacity = self._capacity()

@@ -101,6 +101,7 @@ static struct wiped {
     _Atomic uint32_t slot;  /* our slot and 1 */
     _Atomic uint32_t begun; /* the tables of this process are its own */
     _Atomic uint32_t attaching, mapping;
+    _Atomic uint32_t launches; /* it has launched a kernel, and has tried to get a slot */
     _Atomic uint32_t shards[SHARDS];
     _Atomic uint8_t touched[LIMITER_DEVICES]; /* the context on this device is counted */
     _Atomic uint8_t index[ORDINALS];          /* by CUDA's ordinal: 0 not known yet, 1 not ours, else index and 2 */
@@ -915,7 +916,12 @@ static void spend(int device, uint64_t cost) {
 static inline int throttled(void) {
     if (!segment) return -1;
     int device = devices == 1 ? 0 : current();
-    return device >= 0 && atomic_load_explicit(&segment->rate[device], memory_order_relaxed) ? device : -1;
+    if (device < 0 || !atomic_load_explicit(&segment->rate[device], memory_order_relaxed)) return -1;
+    if (!atomic_load_explicit(&wiped->launches, memory_order_relaxed)) { /* what it uses counts by its slot */
+        atomic_store(&wiped->launches, 1);
+        own_slot();
+    }
+    return device;
 }
 
 static inline void pay(double threads) {

@@ -1,8 +1,7 @@
-"""The segments of one driver's attempts: made before an attempt starts, kept alive and refilled, removed after its end.
+"""The segments of one driver's attempts: made before an attempt starts, changed with its share, removed after its end.
 
 They lie in /dev/shm, since the pages of a file on a disk would have to be written back, and launches would wait for
-that. Tokens come at a constant rate, by the job's share of compute; a controller that measures what a job uses sets
-another rate (`Segment.set_rate`), and nothing else here changes.
+that. The controller's process (control.py) finds them there, and gives them tokens and heartbeats.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import platform
 import shutil
 import stat
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +20,11 @@ from typing import Any, Final
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device
-from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.gpu import SHARERS_MAX, Share
 from moorage.schemas.job import Request
-from moorage.system.proctree import all_processes, read_process, sees_all_pids
 from moorage.worker.attempt_folders import FolderUnavailable, let_pass, owner_ids
-from moorage.worker.limiter.segment import Part, Segment, SegmentError, Slot, owner_of
+from moorage.worker.limiter.control import RATE
+from moorage.worker.limiter.segment import Part, Segment, SegmentError
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.output import member_digest
@@ -40,15 +38,8 @@ SEGMENT_AT: Final = "/run/moorage/limiter"
 VARIABLE: Final = "MOORAGE_LIMITER"
 PRELOAD: Final = "LD_PRELOAD"
 MEMORY: Final = Path("/dev/shm")
-#: between two refills; the processes take a heartbeat of two seconds ago for a dead worker
-STEP_S: Final = 0.1
-#: between two looks for processes that are gone
+#: between two looks at what launches have counted
 LOOK_S: Final = 1.0
-#: tokens a second of a whole device, and for how many seconds of its rate a bucket has room, as those of the reference;
-#: it has room for the dearest launch in any case
-RATE: Final = 50_000
-CAPACITY_S: Final = 2.0
-CAPACITY_MIN: Final = 10.0
 _MIB: Final = 1 << 20
 _PASSAGE: Final = 0o711
 
@@ -99,13 +90,10 @@ class Limits:
         self._context = settings.limiter_context
         self._own = (settings.folder_dir or settings.state_dir) / "limiter"
         self._library = LIBRARY
-        mark = f"{settings.state_dir.resolve()}|{owner}"
-        self._folder = MEMORY / f"moorage-limits-{member_digest(mark)[:32]}"
+        self._folder = folder_of(settings.state_dir)
+        self._mark = f"{member_digest(owner)[:16]}."
         self._segments: dict[MemberName, Segment] = {}
         self._opened: dict[MemberName, int] = {}
-        self._unfilled: set[MemberName] = set()  # the log has told of these that they cannot be refilled
-        self._hosts: dict[int, int] = {}  # by owner of a slot: its pid here
-        self._sees_all_pids = sees_all_pids()
 
     # -- an attempt
 
@@ -123,15 +111,14 @@ class Limits:
         ):
             return None
         share = gpu.share
-        rate = RATE * share.compute_percent / 100 if share.compute_percent < 100 else 0
-        parts = [Part(one.uuid, share.memory_mib * _MIB, self._context, rate) for one in devices]
+        parts = [Part(one.uuid, share.memory_mib * _MIB, self._context, rate_of(share)) for one in devices]
         path = self._path(name)
         try:
             self._check_folder()
             path.unlink(missing_ok=True)  # of an agent that died before the start
             made = Segment.create(path, parts)
             self._segments[name] = made
-            made.beat()
+            made.beat()  # the first; launches wait for the controller to see the segment
         except (OSError, ValueError) as error:
             self.over(name)
             raise FolderUnavailable(f"the limiter's segment {path}: {error}") from None
@@ -188,11 +175,23 @@ class Limits:
             raise FolderUnavailable(f"the limiter's library {copy}: {error.strerror or error}") from None
         return copy
 
+    def change(self, name: MemberName, share: Share) -> bool:
+        """Change an attempt's share in place: its next allocation and launch see it. Returns whether it is limited.
+
+        What it holds beyond a smaller limit it keeps, and gets no more. Raises OSError.
+        """
+        segment = self._segments.get(name)
+        if segment is None:
+            return False
+        for device in range(segment.devices):
+            segment.set_limit(device, share.memory_mib * _MIB)
+            segment.set_rate(device, rate_of(share))
+        return True
+
     def over(self, name: MemberName) -> None:
         """Nothing of this attempt runs any more."""
         found = self._segments.pop(name, None)
         self._opened.pop(name, None)
-        self._unfilled.discard(name)
         if found is None:
             return
         if not found.counts().attached:
@@ -203,7 +202,7 @@ class Limits:
             self._folder.rmdir()  # unless there are others
 
     def _path(self, name: MemberName) -> Path:
-        return self._folder / member_digest("/".join(map(str, name)))
+        return self._folder / (self._mark + member_digest("/".join(map(str, name))))
 
     def _check_folder(self) -> None:
         """Raises OSError: every user may make files in /dev/shm, so what is there may be another one's."""
@@ -222,67 +221,29 @@ class Limits:
         try:
             self._check_folder()
             for path in self._folder.iterdir():
-                if path not in ours:
+                if path not in ours and path.name.startswith(self._mark):
                     path.unlink()
             for path, name in ours.items():
                 with contextlib.suppress(FileNotFoundError):
                     self._segments[name] = Segment.adopt(path)
-            if not self._segments:
+            if not any(self._folder.iterdir()):
                 self._folder.rmdir()
         except (OSError, SegmentError) as error:
             log.warning("the limiter: segments of before cannot be taken over: %s", error)
 
     async def run(self) -> None:
-        """Refill and look until cancelled. What cannot be written costs this attempt its throttle, and no other's."""
-        last_s = looked_s = time.monotonic()
+        """Log which attempts were not throttled, until cancelled."""
         while True:
-            await asyncio.sleep(STEP_S)
-            now_s = time.monotonic()
-            for name, one in self._segments.items():
-                try:
-                    refill(one, now_s - last_s)
-                except OSError as error:
-                    if name not in self._unfilled:
-                        log.warning("%s: the limiter cannot be refilled: %s", name[1], error)
-                    self._unfilled.add(name)
-            last_s = now_s
-            if now_s >= looked_s + LOOK_S and self._segments:
-                looked_s = now_s
-                await self._look()
+            await asyncio.sleep(LOOK_S)
+            self._look()
 
-    async def _look(self) -> None:
-        for name, one in list(self._segments.items()):
-            opened = one.counts().opened
-            if opened > self._opened.get(name, 0):
-                log.warning("%s: %d launches were not throttled, as this worker gave no sign", name[1], opened)
-                self._opened[name] = opened
-        slots = {name: found for name, one in self._segments.items() if (found := one.slots())}
-        try:
-            dead = await asyncio.to_thread(self._dead, [slot for each in slots.values() for slot in each])
-        except (OSError, RuntimeError):  # no thread or descriptor to be had: look again
-            return
-        for name, each in slots.items():
-            if (segment := self._segments.get(name)) is not None:
-                for slot in each:
-                    if slot.owner in dead:
-                        segment.bury(slot)
-
-    def _dead(self, slots: list[Slot]) -> set[int]:
-        """Return the owners that are gone. In a thread: it may have to walk /proc."""
-        own_ns = os.stat("/proc/self/ns/pid").st_ino
-        unknown: set[int] = set()
-        for slot in slots:
-            pid = slot.pid if slot.pid_ns == own_ns else self._hosts.get(slot.owner, 0)
-            found = read_process(pid) if pid else None
-            if found is None or owner_of(slot.pid, found.start_ticks) != slot.owner:
-                self._hosts.pop(slot.owner, None)
-                # a process of another namespace is found by its number there, if all of them are to be seen
-                if slot.pid_ns == own_ns or self._sees_all_pids:
-                    unknown.add(slot.owner)
-        inner = {slot.owner for slot in slots if slot.pid_ns != own_ns} & unknown
-        if inner:
-            self._hosts |= _found(inner)
-        return unknown - self._hosts.keys()
+    def _look(self) -> None:
+        for name, one in self._segments.items():
+            with contextlib.suppress(OSError):
+                opened = one.counts().opened
+                if opened > self._opened.get(name, 0):
+                    log.warning("%s: %d launches were not throttled, as no controller gave a sign", name[1], opened)
+                    self._opened[name] = opened
 
     def close(self) -> None:
         """Let go of the segments: their attempts run on, and the next agent takes them over."""
@@ -291,24 +252,14 @@ class Limits:
         self._segments.clear()
 
 
-def refill(one: Segment, seconds: float) -> None:
-    """Give the tokens of so many seconds on each device, and say that the worker lives. Raises OSError."""
-    one.beat()
-    for device in range(one.devices):
-        if rate := one.rate(device):
-            one.refill(device, rate * min(seconds, CAPACITY_S), max(CAPACITY_MIN, rate * CAPACITY_S))
+def folder_of(state: Path) -> Path:
+    """Return the folder of the segments of a worker's attempts, by its state folder."""
+    return MEMORY / f"moorage-limits-{member_digest(str(state.resolve()))[:32]}"
 
 
-def _found(owners: set[int]) -> dict[int, int]:
-    """Return the pids here of processes of other PID namespaces."""
-    found: dict[int, int] = {}
-    for process in all_processes():
-        with contextlib.suppress(OSError, ValueError, StopIteration), open(f"/proc/{process.pid}/status") as status:
-            line = next(each for each in status if each.startswith("NSpid:"))
-            owner = owner_of(int(line.split()[-1]), process.start_ticks)
-            if owner in owners:
-                found[owner] = process.pid
-    return found
+def rate_of(share: Share) -> float:
+    """Return the tokens a second of a share by its percentage of the compute; 0 for all of it: nothing to keep to."""
+    return RATE * share.compute_percent / 100 if share.compute_percent < 100 else 0
 
 
 def _is_reachable(path: Path) -> bool:

@@ -1,5 +1,8 @@
 """The worker's side of a segment: the file that it shares with the processes of one attempt; see limiter.h.
 
+The agent makes it, says what the attempt may have, and removes it. The controller's process alone writes the heartbeat
+and the tokens from then on.
+
 The file belongs to the job's user, who may write anything into it or cut it short. So it is read and written by
 pread(2) and pwrite(2), never mapped, and nothing that is read from it is trusted beyond the job itself: counts are
 bounded, and what is given is known from the worker's own memory.
@@ -48,7 +51,7 @@ class SegmentError(Exception):
 class Part(NamedTuple):
     """What an attempt may have of one device. `limit_bytes` 0 is no limit; `context_bytes` count for each process.
 
-    `rate` is in tokens a second; 0 throttles nothing.
+    `rate` is its part of the compute in tokens a second (see `control.RATE`); 0 throttles nothing.
     """
 
     uuid: str
@@ -87,12 +90,12 @@ def owner_of(pid: int, start_ticks: int) -> int:
 class Segment:
     """One attempt's. Made by `create`, or taken over by `adopt`; `close` it, and remove the file, when it is over."""
 
-    def __init__(self, path: Path, descriptor: int, devices: int) -> None:
+    def __init__(self, path: Path, descriptor: int, uuids: Sequence[str]) -> None:
         self.path = path
-        self.devices = devices
+        self.uuids = uuids
+        self.devices = len(uuids)
         self._file = descriptor
-        self._granted = [0] * devices
-        self._rates = [0.0] * devices
+        self._granted = [0] * len(uuids)
 
     @classmethod
     def create(cls, path: Path, parts: Sequence[Part]) -> Segment:
@@ -114,17 +117,18 @@ class Segment:
         except BaseException:
             os.close(descriptor)
             raise
-        made = cls(path, descriptor, len(parts))
-        made._rates = [part.rate for part in parts]
-        return made
+        return cls(path, descriptor, [part.uuid for part in parts])
 
     @classmethod
     def adopt(cls, path: Path) -> Segment:
-        """Take over a segment that an earlier agent made. Raises OSError, SegmentError."""
+        """Take over a segment that another process of the worker has made. Raises OSError, SegmentError.
+
+        Its `uuids` are those of whole GPUs, also for MIG slices.
+        """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            begin = os.pread(descriptor, _AT_LIMIT, 0)
-            if len(begin) < _AT_LIMIT or os.fstat(descriptor).st_size != SIZE:
+            begin = os.pread(descriptor, _AT_DEAD, 0)
+            if len(begin) < _AT_DEAD or os.fstat(descriptor).st_size != SIZE:
                 raise SegmentError(f"{path} is cut short")
             magic, version, size, devices = struct.unpack_from("@4Q", begin)
             if (magic, version, size) != (MAGIC, VERSION, SIZE) or devices > DEVICES_MAX:
@@ -132,9 +136,9 @@ class Segment:
         except BaseException:
             os.close(descriptor)
             raise
-        found = cls(path, descriptor, devices)
+        places = range(_AT_UUID, _AT_UUID + devices * 16, 16)
+        found = cls(path, descriptor, [f"GPU-{uuid.UUID(bytes=begin[at : at + 16])}" for at in places])
         found._granted = [min(each, _NUMBER_MAX) for each in struct.unpack_from(f"@{devices}Q", begin, _AT_GRANTED)]
-        found._rates = [min(each, _NUMBER_MAX) / TOKEN for each in struct.unpack_from(f"@{devices}Q", begin, _AT_RATE)]
         return found
 
     def give(self, uid: int, gid: int) -> None:
@@ -174,13 +178,12 @@ class Segment:
         self._write(_AT_LIMIT + device * _WORD, limit_bytes)
 
     def set_rate(self, device: int, rate: float) -> None:
-        """Say how many tokens a second `refill` is to give; 0: launches need none. Raises OSError."""
-        self._rates[device] = rate
+        """Change a device's part of the compute; 0: launches need no tokens. Raises OSError."""
         self._write(_AT_RATE + device * _WORD, round(rate * TOKEN))
 
     def rate(self, device: int) -> float:
-        """Return how many tokens a second `refill` is to give; 0: launches need none."""
-        return self._rates[device]
+        """Return a device's part of the compute in tokens a second; 0: launches need none. Raises OSError."""
+        return min(self._read(_AT_RATE + device * _WORD)[0], _NUMBER_MAX) / TOKEN
 
     def bury(self, slot: Slot) -> None:
         """Say that the process of a slot is gone: what it held is free. Raises OSError."""

@@ -25,10 +25,10 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import NOT_HERE, Device
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.system.proctree import boottime_s
+from moorage.worker.compute_modes import ComputeModes, ModeFault
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.environment import PATH_DEFAULT, SharingUnavailable
 from moorage.worker.member_messages import Member, MemberName
-from moorage.worker.mps.compute_mode import MpsComputeModes
 from moorage.worker.mps.control import PROGRAM, Limits, MpsControl, MpsFault
 from moorage.worker.supervisor.protocol import Ended, Event, StartMember
 
@@ -89,7 +89,7 @@ class ManagedMps:
         link: SupervisorLink,
         devices: Sequence[Device],
         folder: Path,
-        modes: MpsComputeModes,
+        modes: ComputeModes,
     ) -> None:
         self.owner: Final = owner_of(worker, MPS)
         self._link = link
@@ -225,7 +225,7 @@ class ManagedMps:
     # --------------------------------------------------------------------------------------------------- the daemons
 
     def _is_down(self, gpu: _Gpu) -> bool:
-        return not gpu.key and gpu.device.uuid not in self._modes.changed
+        return not gpu.key and gpu.device.uuid not in self._modes.of_mps
 
     async def _make_ready(self, gpu: _Gpu, sharer: _Sharer) -> None:
         async with gpu.lock:
@@ -258,8 +258,8 @@ class ManagedMps:
             raise MpsFault(f"{gpu.control.pipe} is too long for sockets: set mps_dir")
         _make_folders(self._folder, gpu, uid)
         try:
-            await self._modes.close(gpu.device.uuid)
-        except MpsFault as fault:
+            await self._modes.take(gpu.device.uuid)
+        except ModeFault as fault:
             log.warning("mps: GPU %d can be used beside its daemon: %s", gpu.device.index, fault)
         gpu.ended, gpu.why, gpu.failed = asyncio.Event(), "", 0
         gpu.key = f"{gpu.device.uuid}/{int(boottime_s() * 1000)}"
@@ -300,8 +300,8 @@ class ManagedMps:
             self._link.forget([key])
             gpu.key, gpu.ended, gpu.limits = "", asyncio.Event(), None
         try:
-            await self._modes.restore(gpu.device.uuid)
-        except MpsFault as fault:
+            await self._modes.give_back(gpu.device.uuid)
+        except ModeFault as fault:
             return _told(gpu, f"it is not back in its compute mode: {fault}")
         gpu.told = ""
         shutil.rmtree(gpu.folder, ignore_errors=True)

@@ -15,7 +15,7 @@ from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.records import Mode
 from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, Member, State, Worker
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Accepted, Event, Fact, Held, Idle, Join, Joined
+from moorage.schemas.frames import Accepted, Event, Fact, Held, Idle, Join, Joined, Resized
 from moorage.schemas.job import STATES, Request
 
 #: of a number that a worker reports
@@ -116,7 +116,7 @@ class OutputWriter:
         out.answers.append((event.reply, encode(joined, json=event.json)))
         worker = state.workers[event.worker]
         self._joined.append(worker)
-        self.want_differences(wanted, worker, frame.holding, 0)
+        self.want_differences(wanted, worker, frame.holding, 0, [])
 
     def _tell_levels(self, worker: Worker, out: Outputs) -> None:
         """Tell the jobs on shared devices of a worker that has joined anew, and keeps them to their parts otherwise."""
@@ -143,11 +143,14 @@ class OutputWriter:
             event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, idle=idle)
             out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
 
-    def want_differences(self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int) -> list[Held]:
+    def want_differences(
+        self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int, resized: list[Resized]
+    ) -> list[Held]:
         """Ask again for what the list does not show, and for the end of what the ledger does not know; returns that."""
-        again, unknown = self._sessions.differences(worker, held, no)
+        again, unknown = self._sessions.differences(worker, held, no, resized)
+        frozen = {(entry.tenant, entry.job, entry.replica, entry.fence) for entry in held if entry.phase == "frozen"}
         for member in again:
-            wanted.add(member)
+            wanted.add(member, is_frozen=member.key in frozen)
         for entry_ in unknown:
             if entry_.phase != "exited":
                 wanted.end_unknown(worker, entry_)

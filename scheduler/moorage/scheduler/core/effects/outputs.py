@@ -13,6 +13,7 @@ from moorage.scheduler.core.state import (
     CANCELLING,
     CLAIMED,
     ENDING,
+    FROZEN,
     PLACED,
     RUNNING,
     STORY_WORDS,
@@ -23,9 +24,9 @@ from moorage.scheduler.core.state import (
     State,
     Worker,
 )
-from moorage.schemas.capabilities import Enforced, level_number, mode_enforced
+from moorage.schemas.capabilities import Enforced, level_number, mode_enforced, mode_resizes
 from moorage.schemas.codec import decode_request, encode, is_json
-from moorage.schemas.frames import Change, End, Event, Held, Place, Start, Wanted
+from moorage.schemas.frames import Change, End, Event, Freeze, Held, Place, Start, Wanted
 from moorage.schemas.job import STATES, Request
 from moorage.schemas.request_cache import RequestCache
 from moorage.schemas.subjects import Subjects
@@ -89,32 +90,36 @@ class WantedFrames:
             if replica.state != PLACED or not worker.session:  # the same record went on with it
                 self.add(member)
                 continue
-            body = job.body if not worker.in_json else json_body(job.body)
+            body = _body_for(job, worker)
             size = bytes_of.get(num, WANTED_BYTES_MAX) + len(body) + 200
             if size <= WANTED_BYTES_MAX:
                 frame = frames_of[num][-1]
                 bytes_of[num] = size
             else:
                 frame = self._frame(worker, len(body) + 200)
-            frame.place.append(
-                Place(
-                    job.tenant,
-                    job.name,
-                    replica.index,
-                    member.attempt,
-                    member.fence,
-                    slots_of(member.mask),
-                    MODE_NAMES[member.mode],
-                    job.gang == GangPhase.HOLDING,
-                    body,
-                    job.traceparent,
-                    None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
-                    self._state.level >= FOLDER_LEVEL,
-                )
-            )
+            frame.place.append(self._place(member, body))
 
-    def add(self, member: Member) -> None:
-        """Add what the ledger wants of one member now, if anything."""
+    def _place(self, member: Member, body: bytes) -> Place:
+        replica = member.replica
+        job = replica.job
+        return Place(
+            job.tenant,
+            job.name,
+            replica.index,
+            member.attempt,
+            member.fence,
+            slots_of(member.mask),
+            MODE_NAMES[member.mode],
+            job.gang == GangPhase.HOLDING,
+            body,
+            job.traceparent,
+            None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
+            self._state.level >= FOLDER_LEVEL,
+            job.resizes[-1].seq if job.resizes else 0,
+        )
+
+    def add(self, member: Member, *, is_frozen: bool = False) -> None:
+        """Add what the ledger wants of one member now, if anything; `is_frozen` is what its worker last reported."""
         worker, replica, job = member.worker, member.replica, member.replica.job
         if not worker.session:
             return
@@ -130,8 +135,13 @@ class WantedFrames:
         elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:
             address, _, port = job.master.rpartition(":")
             self._frame(worker, 200).start.append(Start(*name, address, int(port or 0), len(job.replicas)))
-        elif state in (CLAIMED, RUNNING) and member.missed >= MISSED_MAX:
+        elif state in (CLAIMED, RUNNING, FROZEN) and member.missed >= MISSED_MAX:
             self._frame(worker, 200).end.append(End(*name, why="account for it: not in your renewals"))
+        elif state == FROZEN or (state == RUNNING and (member.freeze or is_frozen)):
+            self._frame(worker, 200).freeze.append(Freeze(*name, on=member.freeze))
+        elif job.resizes and state in (CLAIMED, RUNNING) and takes_parts(member):
+            body = _body_for(job, worker)
+            self._frame(worker, len(body) + 200).resize.append(self._place(member, body))
 
     def well(self, worker: Worker) -> None:
         """Add an operator's release of devices; repeated until the worker has taken it."""
@@ -160,6 +170,19 @@ class WantedFrames:
 def wanted_message(subjects: Subjects, worker: Worker, frame: Wanted) -> Message:
     """The message with this frame, in the form of the worker's join."""
     return subjects.worker(worker.id, "wanted"), encode(frame, json=worker.in_json), ""
+
+
+def takes_parts(member: Member) -> str:
+    """Return how a member takes another part of its devices while it runs, by its worker's word; "" if it cannot."""
+    driver = _read_request(member.replica.job.body)[1].request.workload.driver
+    return mode_resizes(member.worker.hello, driver, MODE_NAMES[member.mode])
+
+
+def _body_for(job: Job, worker: Worker) -> bytes:
+    """Return a job's request as its worker reads it, with the part of a device that the job has now."""
+    if job.resizes:
+        return encode(decode_request(job.body).with_part(job.part), json=worker.in_json)
+    return json_body(job.body) if worker.in_json else job.body
 
 
 def json_body(body: bytes) -> bytes:
@@ -203,7 +226,7 @@ def enforced_of(job: Job) -> Enforced | None:
     ]
     if not sharing:
         return None
-    request = _read_request(job.body)[1].request
+    request = _read_request(job.body)[1].request.with_part(job.part)
     found = [each for worker in sharing if (each := enforced_on(worker.hello, request)) is not None]
     return Enforced(
         min((each.memory for each in found), key=level_number), min((each.compute for each in found), key=level_number)

@@ -13,8 +13,10 @@ from moorage.scheduler.core.ledger.folding import Checking, FoldError
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.records import STATE_MASK, STEP_WIDTH, Op, packed, unpacked
 from moorage.scheduler.core.state import (
+    AFTER_RUNNING,
     AT_EXITED,
     CLAIMED,
+    FREEZES,
     LEGAL,
     LOST_KEPT,
     PLACED,
@@ -24,10 +26,9 @@ from moorage.scheduler.core.state import (
     State,
 )
 
-_AFTER_RUNNING: Final = LEGAL[RUNNING]
 _PLACE, _RUN, _CLAIM, _START, _BEGIN = map(int, (Op.PLACE, Op.RUN, Op.CLAIM, Op.START, Op.BEGIN))
 _EXIT, _DONE, _FREE, _QUARANTINE = map(int, (Op.EXIT, Op.DONE, Op.FREE, Op.QUARANTINE))
-_END, _MOVE, _BACKOFF, _GANG = map(int, (Op.END, Op.MOVE, Op.BACKOFF, Op.GANG))
+_END, _MOVE, _BACKOFF, _GANG, _FREEZE = map(int, (Op.END, Op.MOVE, Op.BACKOFF, Op.GANG, Op.FREEZE))
 _OVER: Final = frozenset(map(int, (Op.REFUSE, Op.WITHDRAW, Op.LOSE)))
 _EXITS: Final = frozenset({_EXIT, _DONE, _RUN})
 _NOTED: Final = frozenset({_CLAIM, _EXIT, _DONE, _END, _MOVE, _RUN, *_OVER})
@@ -85,7 +86,7 @@ def _check_steps(state: State, record: Record, new: list[int], workers: int) -> 
             if num - first < len(new) and 0 <= index < new[num - first] and 0 <= a < workers:
                 states[key], holds[key] = PLACED, a
                 continue
-        elif op == _RUN and a & STATE_MASK in _AFTER_RUNNING and not c and key not in states and num in jobs:
+        elif op == _RUN and a & STATE_MASK in AFTER_RUNNING and not c and key not in states and num in jobs:
             replicas = jobs[num].replicas
             if 0 <= index < len(replicas) and replicas[index].state == PLACED and replicas[index].member is not None:
                 states[key], holds[key] = a & STATE_MASK, _FREE_OF_DEVICES
@@ -123,8 +124,10 @@ def _check_steps(state: State, record: Record, new: list[int], workers: int) -> 
         if op != _MOVE and held == _FREE_OF_DEVICES:
             raise FoldError(f"step {op} of job {num}, replica {index}, which holds nothing")
         to = CLAIMED if op in (_CLAIM, _BEGIN) else RUNNING if op == _START else a
-        if op == _RUN:
-            legal = now == PLACED and a in _AFTER_RUNNING
+        if op == _FREEZE:
+            legal = {now, to} == FREEZES
+        elif op == _RUN:
+            legal = now == PLACED and a in AFTER_RUNNING
         elif op in (_CLAIM, _START, _BEGIN, _EXIT, _DONE, _END, _MOVE) or op in _OVER:
             legal = to in LEGAL[now]
         else:

@@ -15,6 +15,7 @@ from moorage.scheduler.core.state import (
     CLAIMED,
     ENDING,
     EXITED,
+    FROZEN,
     IS_TERMINAL,
     LOST_KEPT,
     PLACED,
@@ -28,7 +29,7 @@ from moorage.scheduler.core.state import (
 from moorage.schemas.job import STATES
 
 #: states in which a replica has a member
-_HOLDING: Final = frozenset((PLACED, CLAIMED, RUNNING, ENDING, CANCELLING, LOST_KEPT))
+_HOLDING: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
 
 
 class Broken(AssertionError):

@@ -13,6 +13,7 @@ import msgspec
 
 from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import ROW_BYTES, FinishedTable
+from moorage.scheduler.core.resizes import Resize
 from moorage.scheduler.core.state import (
     IS_TERMINAL,
     Ailment,
@@ -107,6 +108,8 @@ class _Snapshot(msgspec.Struct, array_like=True):
     preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # job number, workers, jobs that end for it
     usage: list[tuple[str, str, bytes, bytes]] = []  # tenant, model, hours, their sums
     used: list[tuple[int, tuple[int, int]]] = []  # job number, GPU milliseconds and MiB seconds
+    resizes: list[tuple[int, tuple[Resize, ...]]] = []  # job number, what operators have given it
+    freezes: list[tuple[int, int, int]] = []  # job number, replica, fence
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -160,6 +163,7 @@ def dump(state: State) -> bytes:
         for member in state.members()
         if member.notice_s
     ]
+    freezes = [(m.replica.job.num, m.replica.index, m.fence) for m in state.members() if m.freeze]
     return _encode(
         _Snapshot(
             SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
@@ -168,6 +172,8 @@ def dump(state: State) -> bytes:
             tenant_orders, (state.half_life_ms, state.counts_from_ms), shares, worker_health, job_avoids, notices,
             state.level, (state.former_id, state.restored_ms, state.restored_epoch), state.behind,
             preempts, state.usage.dump(), [(job.num, job.used) for job in state.jobs.values() if job.used is not None],
+            [(job.num, job.resizes) for job in state.jobs.values() if job.resizes],
+            freezes,
         )
     )  # fmt: skip
 
@@ -234,6 +240,8 @@ def _loaded(found: _Snapshot, *, rehash: bool) -> State:
         state.jobs[num].priority, state.jobs[num].hold = priority, hold
     for num, used in found.used:
         state.jobs[num].used = used
+    for num, resizes in found.resizes:
+        state.jobs[num].resizes = resizes
     for num, workers, jobs in found.preempts:
         job = state.preempting[num] = state.jobs[num]
         job.preempts = (workers, jobs)
@@ -313,6 +321,9 @@ def _load_health(state: State, found: _Snapshot) -> None:
     notices = {(num, index, fence): notice_s for num, index, fence, notice_s in found.notices}
     for member in state.members() if notices else ():
         member.notice_s = notices.get((member.replica.job.num, member.replica.index, member.fence), 0)
+    freezes = set(found.freezes)
+    for member in state.members() if freezes else ():
+        member.freeze = (member.replica.job.num, member.replica.index, member.fence) in freezes
 
 
 def _digest_rows(state: State) -> None:

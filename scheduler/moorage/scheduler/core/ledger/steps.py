@@ -24,10 +24,12 @@ from moorage.scheduler.core.records import (
     unpacked,
 )
 from moorage.scheduler.core.state import (
+    AFTER_RUNNING,
     AT_CLAIMED,
     AT_EXITED,
     AT_RUNNING,
     CLAIMED,
+    FREEZES,
     IS_TERMINAL,
     LEGAL,
     LOST_KEPT,
@@ -42,7 +44,6 @@ from moorage.scheduler.core.state import (
 )
 from moorage.schemas.job import STATES
 
-_AFTER_RUNNING: Final = LEGAL[RUNNING]
 _MODE_MASK: Final = (1 << MODE_BITS) - 1
 _NOTICE_MASK: Final = (1 << NOTICE_BITS) - 1
 
@@ -119,7 +120,7 @@ class FoldingSteps(Folding):
         if member is None or replica.state != PLACED:
             raise self._illegal(replica, CLAIMED)
         to = a & STATE_MASK
-        if to not in _AFTER_RUNNING:
+        if to not in AFTER_RUNNING:
             raise self._illegal(replica, to)
         why = self._note(c) if c else ""
         rev, time, index, attempt, state = job.rev, self.time, replica.index, replica.attempt, self.state
@@ -163,6 +164,11 @@ class FoldingSteps(Folding):
         self.members[member] = None
         job.started = True
         self._move(job, replica, RUNNING, 0, "", member, by)
+
+    def _freeze(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        if {replica.state, a} != FREEZES:
+            raise self._illegal(replica, a)
+        self._move(job, replica, a, 0, "", self._held(replica, op), by)
 
     def _begin(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         """CLAIM and START."""
@@ -291,9 +297,7 @@ class FoldingSteps(Folding):
         member.row = 0
 
     def _use(self, tenant: Tenant, rate_milli: int) -> None:
-        """From this record on a tenant uses so much more, or less; what it has used until now stays."""
-        tenant.rate_milli += rate_milli
-        tenant.usage_base -= rate_milli * self.state.inflation
+        fairshare.use(self.state, tenant, rate_milli)
         self.rows[tenant] = None
 
 
@@ -320,6 +324,7 @@ _FOLD: Final[dict[Op, _FoldStep]] = {
     Op.BEGIN: FoldingSteps._begin,
     Op.DONE: FoldingSteps._done,
     Op.RUN: FoldingSteps._run,
+    Op.FREEZE: FoldingSteps._freeze,
 }
 #: and who did it, where no actor is named: the worker that reported it, or the scheduler
 _BY_OP: Final = {int(op): (fold_step, BY_WORKER if op in REPORTED else "") for op, fold_step in _FOLD.items()}

@@ -82,8 +82,7 @@ class Health:
                 self.lifecycle.leave(
                     draft, member, f"GPU {slot} of {worker.id}: {shown[slot][1] or shown[slot][0]}", Count.LOSS
                 )
-            draft.add(acts.Avoid(job.num, worker.num, mask))
-            draft.avoided[job] = None
+            draft.avoid(job, worker, mask)
 
     def release(self, draft: Draft, worker: Worker, slots: int, by: str) -> int:
         """An operator's word that devices are well: they are open again, also to jobs that they failed under.
@@ -105,10 +104,9 @@ class Health:
         for num, kept in self._avoiding(draft, worker).items():
             if kept & named:
                 lifted |= kept & named
-                draft.add(acts.Avoid(num, worker.num, 0))
+                draft.avoid(self.state.jobs[num], worker, 0)
                 if kept & ~named:
-                    draft.add(acts.Avoid(num, worker.num, kept & ~named))
-                draft.avoided[self.state.jobs[num]] = None
+                    draft.avoid(self.state.jobs[num], worker, kept & ~named)
         return mask | lifted
 
     def _avoiding(self, draft: Draft, worker: Worker) -> dict[int, int]:
@@ -138,8 +136,7 @@ class Health:
             elif dict(job.avoid).get(worker.num) == every and any(
                 row[WHY].startswith(ABOUT_THE_JOB) for row in job.story
             ):
-                draft.add(acts.Avoid(job.num, worker.num, 0))
-                draft.avoided[job] = None
+                draft.avoid(job, worker, 0)
                 lifted += 1
                 if lifted >= LIFTED_MAX:
                     return

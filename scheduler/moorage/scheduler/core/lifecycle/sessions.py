@@ -23,9 +23,20 @@ from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devic
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.records import GOODBYE, WORKERS_MAX, GangPhase
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, LOST_KEPT, Member, MemberKey, State, Worker
+from moorage.scheduler.core.state import (
+    AT_EXITED,
+    CANCELLING,
+    ENDING,
+    FROZEN,
+    LOST_KEPT,
+    RUNNING,
+    Member,
+    MemberKey,
+    State,
+    Worker,
+)
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew
+from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew, Resized
 from moorage.schemas.release import RELEASE, release_problem
 
 #: after so many renewals in a row that do not list a member, its worker is asked about it
@@ -361,8 +372,11 @@ class Sessions:
         """When the host last reported how it is: by a load frame, or by a renewal if it never sent a load frame."""
         return host.load_ms if host.load_ms >= 0 else host.last_ms
 
-    def differences(self, worker: Worker, held: list[Held], no: int) -> tuple[list[Member], list[Held]]:
+    def differences(
+        self, worker: Worker, held: list[Held], no: int, resized: list[Resized]
+    ) -> tuple[list[Member], list[Held]]:
         """Where a worker's list of members differs from the ledger: members to send it again, and unknown ones."""
+        has = {(each.tenant, each.job, each.replica, each.fence): each.n for each in resized}
         shown = {(h.tenant, h.job, h.replica, h.fence): h for h in held}
         unknown = [entry for key, entry in shown.items() if key not in worker.members]
         again = []
@@ -370,7 +384,7 @@ class Sessions:
             entry = shown.get(key)
             if entry is not None:
                 member.missed = 0
-                if wants_more(member, entry.phase):
+                if wants_more(member, entry.phase) or _is_behind(member, has.get(key, 0)):
                     again.append(member)
             elif member.phase == AT_EXITED:
                 continue
@@ -398,10 +412,18 @@ def _as_recorded(hello: Hello) -> dict[str, Any]:
     return recorded
 
 
+def _is_behind(member: Member, has: int) -> bool:
+    """Whether its job has got another part of its devices since the order that the member's worker shows for it."""
+    resizes = member.replica.job.resizes
+    return bool(resizes) and has < resizes[-1].seq
+
+
 def wants_more(member: Member, phase: str) -> bool:
     """Whether the ledger wants a member in another phase than the one its worker reports."""
     if member.replica.state in (CANCELLING, ENDING):
-        return phase in ("claimed", "running")
+        return phase in ("claimed", "running", "frozen")
+    if phase in ("running", "frozen") and member.replica.state in (RUNNING, FROZEN):
+        return member.freeze != (phase == "frozen") or member.freeze != (member.replica.state == FROZEN)
     return phase == "claimed" and member.replica.job.gang == GangPhase.STARTED
 
 

@@ -10,11 +10,19 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.ledger.acts import Avoid, Used
+from moorage.scheduler.core.ledger.acts import Avoid, Freeze, Used
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
-from moorage.scheduler.core.records import KEPT_WHILE_ENDING_LEVEL, NOTICE_LEVEL, NOTICE_S_MAX, Count, GangPhase, Op
+from moorage.scheduler.core.records import (
+    BY_WORKER,
+    KEPT_WHILE_ENDING_LEVEL,
+    NOTICE_LEVEL,
+    NOTICE_S_MAX,
+    Count,
+    GangPhase,
+    Op,
+)
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
     AT_EXITED,
@@ -28,7 +36,9 @@ from moorage.scheduler.core.state import (
     EXITED,
     EXPIRED,
     FAILED,
+    FROZEN,
     LOST_KEPT,
+    NOT_FROZEN,
     PLACED,
     QUEUED,
     REPLICA,
@@ -44,8 +54,10 @@ from moorage.scheduler.core.state import (
     Worker,
     every_slot,
 )
+from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, Fact, result_of, used_of
 from moorage.schemas.job import Request
+from moorage.schemas.printable import shown
 
 RETRY_BACKOFF_MS: Final = 1_000
 RETRY_BACKOFF_MS_MAX: Final = 60_000
@@ -58,7 +70,7 @@ EXIT_CODE_MAX: Final = 2**31 - 1
 
 _WHOLE_RUN: Final = ("claimed", "started", "exited", "freed")
 _LOST_REASONS: Final = frozenset({"lost", "fence"})
-_ON_WORKER: Final = (PLACED, CLAIMED, RUNNING)
+_ON_WORKER: Final = (PLACED, CLAIMED, RUNNING, FROZEN)
 
 
 def backoff_ms(base: int, used: int, at_most: int) -> int:
@@ -186,6 +198,14 @@ class Lifecycle:
         elif kind == "idle":
             if state == RUNNING:
                 draft.idle.append((member, fact))
+        elif kind in ("frozen", "resumed"):
+            before, to = (RUNNING, FROZEN) if kind == "frozen" else (FROZEN, RUNNING)
+            if state == before and draft.level_allows(Freeze.LEVEL):
+                draft.freeze(replica, member, to)
+        elif kind == "not-frozen":
+            if state == RUNNING and member.freeze:
+                why = shown(fact.detail)[:NOTE_CHARS_MAX]
+                draft.add(Freeze(replica.job.num, replica.index, NOT_FROZEN, BY_WORKER, why))
         elif kind == "exited":
             code = min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
             self._exited(draft, replica, member, state, code, fact.detail)
@@ -209,9 +229,7 @@ class Lifecycle:
         """Keep the job from this worker, whose rules or driver refuse it: another try there would end the same way."""
         if not draft.level_allows(Avoid.LEVEL):
             return  # an older ledger has no way to say it: the job may be tried there again, after a backoff
-        worker = member.worker
-        draft.add(Avoid(job.num, worker.num, every_slot(worker)))
-        draft.avoided[job] = None
+        draft.avoid(job, member.worker, every_slot(member.worker))
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
         job = replica.job
@@ -248,7 +266,7 @@ class Lifecycle:
                 self._settle_gang(draft, job)
             else:
                 self._fail_gang(draft, replica, member, Op.EXIT, code, why or f"exit code {code}", cause)
-        elif state == ENDING:
+        elif state == ENDING or (state == LOST_KEPT and detail == ENDED_AS_ASKED):  # asked before its worker was lost
             to = SUCCEEDED if well else self._after_ending(draft, replica)
             draft.exit(replica, member, to, code, why, result)
             self._back_to_queue(draft, replica, to, Count.NONE)

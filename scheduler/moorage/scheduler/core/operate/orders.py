@@ -1,4 +1,4 @@
-"""Operators' acts on jobs and tenants: hold, release, requeue, priority, limit, share.
+"""Operators' acts on jobs and tenants: hold, release, requeue, priority, resize, freeze, resume, limit, share.
 
 What an act changes is in the record; the queue follows at once, so that the very record that answers a hold places
 nothing of what is held. Acts are taken once the pauses that are due have put their replicas back into the queue:
@@ -17,11 +17,23 @@ from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.levels import level_problem
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, actor
+from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, Mode, actor
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED, Job, StandingOrder, State, Tenant
+from moorage.scheduler.core.state import (
+    FREEZE,
+    FROZEN,
+    QUEUED,
+    RESUME,
+    RUNNING,
+    Job,
+    Member,
+    StandingOrder,
+    State,
+    Tenant,
+)
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
 from moorage.schemas.operate import (
@@ -29,6 +41,7 @@ from moorage.schemas.operate import (
     Done,
     DrainAct,
     FeatureLevelAct,
+    FreezeAct,
     Hold,
     HoldAct,
     Limit,
@@ -36,6 +49,8 @@ from moorage.schemas.operate import (
     PriorityAct,
     ReleaseAct,
     RequeueAct,
+    ResizeAct,
+    ResumeAct,
     Share,
     ShareAct,
     UncordonAct,
@@ -59,9 +74,11 @@ class Orders:
         request_of: Callable[[Job], Request],
         shape_of: Callable[[Job], Shape],
         half_life_ms: int,
+        resizing: Resizing,
     ) -> None:
         self.state = state
         self.half_life_ms = half_life_ms
+        self.resizing = resizing
         self.queue = queue
         self.planner = planner
         self.lifecycle = lifecycle
@@ -91,8 +108,12 @@ class Orders:
             return self._no_job(event.verb, asked.tenant, asked.job, job)
         if isinstance(asked, RequeueAct):
             return self._requeue(draft, job, asked, by)
+        if isinstance(asked, FreezeAct | ResumeAct):
+            return self._freeze(draft, job, asked, by)
         if isinstance(asked, PriorityAct):
             return self._prioritize(draft, job, asked, by)
+        if isinstance(asked, ResizeAct):
+            return self._resize(draft, job, asked, by)
         return self._hold_job(draft, job, asked, by)
 
     def _no_job(self, verb: str, tenant: str, name: str, job: Job | None) -> Problem:
@@ -143,6 +164,50 @@ class Orders:
             did = self.lifecycle.start_over(draft, job, f"requeued: {asked.why}" if asked.why else "requeued")
         return Done("requeue", did > 0, tenant=job.tenant, job=job.name, state=state, members=did)
 
+    def _freeze(self, draft: Draft, job: Job, asked: FreezeAct | ResumeAct, by: str) -> Done | Problem:
+        """Its workers are asked behind this record, and report: what is answered is that they are asked."""
+        on, verb = isinstance(asked, FreezeAct), "freeze" if isinstance(asked, FreezeAct) else "resume"
+        running = [
+            replica.member
+            for replica in job.replicas
+            if replica.member is not None and draft.replica(replica).state in (RUNNING, FROZEN)
+        ]
+        changed = any(member.freeze != on for member in running)
+        if on and (why := self._why_not_frozen(draft, job, running)) is not None:
+            return why
+        if changed:
+            draft.add(acts.Freeze(job.num, -1, FREEZE if on else RESUME, by, asked.why))
+        return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=len(running))
+
+    def _why_not_frozen(self, draft: Draft, job: Job, running: list[Member]) -> Problem | None:
+        if not draft.level_allows(acts.Freeze.LEVEL):
+            return level_problem("frozen jobs", acts.Freeze.LEVEL, self.state.level)
+        shape, driver = self.shape_of(job), self.request_of(job).workload.driver
+        found, allowed = "", "a job that runs on GPUs, each replica by itself"
+        if shape.together > 1 or job.gang:
+            found = "it is a gang, whose ranks share memory and wait for each other"
+        elif not running:
+            found, allowed = f"it is {job.state}", "a job of which something runs"
+        elif any(not member.mask for member in running):
+            found = "it has no GPUs"
+        elif any(member.mode == Mode.MPS for member in running):
+            found = "it is a client of MPS, and the driver freezes no such process"
+        else:
+            for worker in (member.worker for member in running):
+                if not (worker.hello.get("capabilities") or {}).get(driver, {}).get("freezes"):
+                    found = f"the driver {driver} of worker {worker.id} freezes no jobs"
+                    allowed = "the driver process with NVIDIA's driver 570 or newer"
+        if not found:
+            return None
+        return problem(
+            "failed-precondition",
+            f"job {job.name} cannot be frozen: {found}",
+            found=found,
+            allowed=allowed,
+            job=job.name,
+            next="to take it off its GPUs, hold it and requeue it: it begins anew",
+        )
+
     def _prioritize(self, draft: Draft, job: Job, asked: PriorityAct, by: str) -> Done:
         before = self._priority(draft, job)
         changed = before != asked.priority
@@ -156,6 +221,20 @@ class Orders:
             draft.reprioritized = True
             self.planner.reserving.forget(job.num)
         return self._done("priority", draft, job, changed, priority=asked.priority)
+
+    def _resize(self, draft: Draft, job: Job, asked: ResizeAct, by: str) -> Done | Problem:
+        old, before = self.shape_of(job), draft.job(job).part
+        resized = self.resizing.resize(draft, job, asked, by)
+        if isinstance(resized, Problem):
+            return resized
+        changed = draft.job(job).part != before
+        if changed and draft.job(job).hold is None:
+            priority, items = self._priority(draft, job), self._queued_entries(draft, job)
+            self.queue.add_all(
+                priority, self.shape_of(job), self.queue.remove(priority, old, items, job.tenant), job.tenant
+            )
+        self.planner.reserving.forget(job.num)
+        return self._done("resize", draft, job, changed, resized=resized)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
         name, tenant = asked.tenant, draft.change_tenant(asked.tenant)

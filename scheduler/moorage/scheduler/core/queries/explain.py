@@ -174,12 +174,21 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
     missing = shape.count - max(_free(host, shape) for host in hosts)
     unleased = [host for host in hosts if _but_for_health(host, shape) >= shape.count]
     if not unleased:
-        return Explanation(reasons.BUSY, counts, hosts, missing)
+        because = "a GPU that would do is shared by jobs of another user" if _is_anothers(hosts, shape) else ""
+        return Explanation(reasons.BUSY, counts, hosts, missing, because=because)
     foreign = [host for host in unleased if _but_for_foreign(host, shape) >= shape.count]
     reason, troubled = (reasons.FOREIGN, foreign) if foreign else (reasons.SICK, unleased)
     # beside what is wrong, ours that hold the others: each of them would do as well
     leased = [host for host in hosts if host.cls.fit(shape).mask & host.lent & ~host.free & ~host.worker.quarantined]
     return Explanation(reason, counts, leased, missing, troubles=_troubles(troubled, shape))
+
+
+def _is_anothers(hosts: list[Host], shape: Shape) -> bool:
+    """Whether jobs of another user share a device of these hosts in its mode, so that it takes none of its own."""
+    devices = ((host, device) for host in hosts for device in host.shared.values())
+    return any(
+        device.user and device.mode == shape.mode and device.user != host.cls.user_of(shape) for host, device in devices
+    )
 
 
 def _closed(host: Host) -> str:

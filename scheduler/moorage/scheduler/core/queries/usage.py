@@ -8,11 +8,11 @@ from typing import Any, Final
 from moorage.scheduler.core.effects.told_story import Found
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fairshare import GPU_MILLI
-from moorage.scheduler.core.state import UNENDED
+from moorage.scheduler.core.state import RESIZED, STORY_WORDS, UNENDED
 from moorage.scheduler.core.usage import HOUR_MS, Tally, part_of
 from moorage.scheduler.core.usage_table import SUMS, Key
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import Change
+from moorage.schemas.frames import UNKNOWN_MS, Change
 from moorage.schemas.job import STATES, Request
 
 #: rows of one answer; more come in pages
@@ -21,6 +21,7 @@ SINCE_S_DEFAULT: Final = 7 * 86_400
 SINCE_S_MAX: Final = 366 * 86_400
 BY: Final = ("tenant", "model", "hour")
 _NEXT: Final = "moorage usage --help"
+_RESIZED: Final = STORY_WORDS[RESIZED]
 _HELD: Final = frozenset(STATES[state] for state in UNENDED)
 
 
@@ -57,6 +58,8 @@ def usage(engine: Engine, tenant: str | None, arguments: dict[str, Any]) -> dict
 
 def usage_of_story(found: Found, changes: Sequence[Change], request: Request) -> dict[str, Any]:
     """Return what a job had of GPUs by its whole history, which does not say how much memory its GPUs have."""
+    if any(change.state == _RESIZED for change in changes):
+        return {}  # how much of a device it had, and when, is not in its story
     held: dict[int, tuple[int, int]] = {}  # by replica: since when, how many devices
     gpu_ms = 0
     for change in changes:
@@ -66,9 +69,13 @@ def usage_of_story(found: Found, changes: Sequence[Change], request: Request) ->
             held[change.replica] = change.time_ms, len(change.gpus) or gpus
     if not gpu_ms:
         return {}
-    used_gpu_ms, used_mib_s = found.used or (0, 0)
-    gpu_s = gpu_ms * part_of(request).milli / GPU_MILLI / 1000
-    return {"usage": {"gpu_s": gpu_s, "used_gpu_s": used_gpu_ms / 1000, "used_memory_mib_s": used_mib_s}}
+    return {"usage": {"gpu_s": gpu_ms * part_of(request).milli / GPU_MILLI / 1000, **used_of_job(found.used)}}
+
+
+def used_of_job(used: tuple[int, int] | None) -> dict[str, float | None]:
+    """Return what one job used as answers have it; None for what no worker has measured, or not yet."""
+    gpu_ms, memory_mib_s = used or (UNKNOWN_MS, None)
+    return {"used_gpu_s": None if gpu_ms == UNKNOWN_MS else gpu_ms / 1000, "used_memory_mib_s": memory_mib_s}
 
 
 def _is_key(after: Any) -> bool:

@@ -21,10 +21,11 @@ from moorage.scheduler.core.effects.told_story import Found
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fairshare import usage_milli
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
-from moorage.scheduler.core.queries.usage import as_row, usage_of_story
+from moorage.scheduler.core.operate.resizing import resized_of
+from moorage.scheduler.core.queries.usage import as_row, usage_of_story, used_of_job
 from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
 from moorage.scheduler.core.state import (
@@ -178,7 +179,8 @@ def _usage(engine: Engine, job: Job) -> dict[str, Any]:
     tally = Tally(engine.state, engine.state.time_ms, engine.request_of)
     tally.add(job)
     sums = [sums for _, sums in tally.sums()]
-    return {"usage": as_row([sum(column) for column in zip(*sums, strict=True)])} if sums else {}
+    total = [sum(column) for column in zip(*sums, strict=True)]
+    return {"usage": {**as_row(total), **used_of_job(job.used)}} if sums else {}
 
 
 def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
@@ -223,6 +225,7 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         else _code(job.state, [(STATES[row[STATE]], row[ATTEMPT], row[CODE]) for row in job.story if row[WORKER] >= 0]),
         "why": held_by(job.hold) if job.hold else _why(job),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
+        **({"resized": msgspec.to_builtins(resized_of(job))} if job.resizes else {}),
     }
 
 
@@ -406,10 +409,10 @@ def fits_now(engine: Engine) -> list[dict[str, Any]]:
         for name, mask in by_name.items():
             row = best.setdefault(name, [0, 0, 0])
             for host in cls.hosts.values():
-                free = (host.open & mask).bit_count() if host.usable else 0
+                free = host.open & mask if host.usable else 0
                 row[0] += mask.bit_count()
-                row[1] += free
-                row[2] = max(row[2], free)
+                row[1] += free.bit_count()
+                row[2] = max(row[2], (free & cls.takes[EXCLUSIVE]).bit_count())
     return [
         {"model": name, "gpus": total, "free": free, "largest": largest}
         for name, (total, free, largest) in sorted(best.items())

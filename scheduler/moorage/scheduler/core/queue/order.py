@@ -170,9 +170,14 @@ class QueueOrder:
             queue.pop(group)
         return bool(entries)
 
-    def left_too_soon(self, draft: Draft, item: int) -> frozenset[int]:
-        """Return the workers that an entry's own time limit keeps it from: the one behind it may have another limit."""
-        return self.left_too_soon_of(item >> REPLICA_BITS, draft.time_ms) if draft.state.windows else _NOBODY
+    def kept_from(self, draft: Draft, item: int) -> frozenset[int]:
+        """Return the workers that an entry is kept from by itself: jobs behind it in its group may start there.
+
+        By its time limit, where they are drained before it is over; and those that its job avoids from this record on.
+        """
+        num = item >> REPLICA_BITS
+        found = self.left_too_soon_of(num, draft.time_ms) if draft.state.windows else _NOBODY
+        return found.union(draft.avoided.get(num, ())) if draft.avoided else found
 
     # ------------------------------------------------------------------------------- what comes before arrival
 

@@ -278,7 +278,7 @@ class Planner:
         So where a drain keeps it from hosts, as it could not end before: a job behind it may have another time limit.
         Else the group has its verdict.
         """
-        strict, limited = self.order.is_strict, bool(self.order.left_too_soon(draft, group.entries[0]))
+        strict, limited = self.order.is_strict, bool(self.order.kept_from(draft, group.entries[0]))
         if limited and not strict and len(aside) < ASIDE_MAX:
             aside.append(self.queue.pop(group))
             return True
@@ -294,13 +294,13 @@ class Planner:
             (order.key(group), group.entries[0], group)
             for group in self.queue.groups.values()
             if order.prune(draft, group)
-            and (self.verdicts.is_new(group) or order.left_too_soon(draft, group.entries[0]))
+            and (self.verdicts.is_new(group) or order.kept_from(draft, group.entries[0]))
             and order.may(draft, group)
         ]
 
     def _closed_to(self, draft: Draft, group: Group) -> frozenset[int]:
         """Return the hosts on which the first job of a group may not start, also if all jobs leave them."""
-        return self.reserving.excluded(group.priority, group.shape, group.tenant) | self.order.left_too_soon(
+        return self.reserving.excluded(group.priority, group.shape, group.tenant) | self.order.kept_from(
             draft, group.entries[0]
         )
 

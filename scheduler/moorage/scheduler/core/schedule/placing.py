@@ -54,7 +54,7 @@ class Placing:
     def place(self, draft: Draft, shape: Shape, item: int, excluded: frozenset[int]) -> Choice | None:
         """Place one entry, a gang with all its replicas, on no host of `excluded`; None where there is no room."""
         self.item = item
-        excluded |= self._order.left_too_soon(draft, item) | shape.refusing
+        excluded |= self._order.kept_from(draft, item) | shape.refusing
         choice: Choice | None = None
         if (shape.index, excluded) not in self._no_room:
             if not shape.avoid:
@@ -105,8 +105,8 @@ class Placing:
         """
         shape, entries, host, order = group.shape, group.entries, choice.host, self._order
         taken, mode = 0, order.mode(shape)
-        if shape.avoid or host.worker.window is not None:
-            return 0, choice  # jobs that ask alike may have other time limits; on these devices it may not be
+        if shape.avoid or host.worker.window is not None or draft.avoided:
+            return 0, choice  # jobs that ask alike may be kept from the host; on these devices it may not be
         masks = self._ranker_of(shape).again(choice, shape, min(most, len(entries)))
         self.choices += bool(masks)
         for mask in masks[: draft.steps_left]:

@@ -316,7 +316,7 @@ class Reserving:
         """Look after the reservation that stands; else reserve hosts for the first job that is overdue."""
         order = self._order
         if held is not None:
-            excluded = order.left_too_soon(draft, held.item) | held.shape.refusing
+            excluded = order.kept_from(draft, held.item) | held.shape.refusing
             before = held.hosts
             with self._fleet.avoiding(held.shape.avoid):
                 stands = self._keep(held, excluded, draft.time_ms)
@@ -389,7 +389,7 @@ class Reserving:
         kinds: dict[_Sought, Claim] = {}
         for claim in claims:
             if self._could_ever(claim.group.shape):
-                kinds.setdefault((claim.group.shape.index, self._order.left_too_soon(draft, claim.item)), claim)
+                kinds.setdefault((claim.group.shape.index, self._order.kept_from(draft, claim.item)), claim)
         vain = self._in_vain = {kind: found for kind, found in self._in_vain.items() if kind in kinds}
         turn = [kind for kind in kinds if kind not in vain or vain[kind].change != change]
         if len(turn) > WALKS_MAX:
@@ -544,7 +544,7 @@ class Backfilling:
             if not self._surely_ends(draft, shape, item, held.start_ms - draft.time_ms):
                 continue
             if self._placing.place(draft, shape, item, taken) is None:
-                if self._order.left_too_soon(draft, item):
+                if self._order.kept_from(draft, item):
                     continue  # a drain excludes hosts for this job; the next one may have another time limit
                 break
             self._queue.take(group, [item])

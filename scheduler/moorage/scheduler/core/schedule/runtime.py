@@ -35,6 +35,7 @@ from moorage.scheduler.core.state import (
     EXITED,
     FAILED,
     FENCE,
+    FROZEN,
     PLACED,
     REPLICA,
     RUNNING,
@@ -291,6 +292,8 @@ class Durations:
             key, state = (row[REPLICA], row[ATTEMPT]), row[STATE]
             if state in _RAN and row[WORKER] >= 0:
                 ends[key] = row[AT_MS]
+            elif state == FROZEN:
+                ends.pop(key, None)  # it stood still for some of its time
             elif state == RUNNING and key in ends:
                 self.observe(job.tenant, workload, shape, ends.pop(key) - row[AT_MS], job.accepted_ms)
 

@@ -23,7 +23,7 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import End, Fact, LogPage, Place, ReadLog, Start
 from moorage.schemas.frames.output import StreamName
-from moorage.worker.drivers.conformance.leader import ScriptedLeader, Seat
+from moorage.worker.drivers.conformance.leader import NeverHappened, ScriptedLeader, Seat, until
 from moorage.worker.member_messages import MemberName
 from moorage.worker.run import SUPERVISOR_FOLDER
 from moorage.worker.settings import WorkerSettings, settings_from
@@ -86,8 +86,22 @@ class Bench:
         await self.leader.want(WORKER, End(*name, "cancelled", grace_s))
 
     async def heard(self, kind: str, name: MemberName) -> Fact:
-        """Return the worker's report of this kind on a member, once it is there."""
-        return await self.leader.heard(WORKER, kind, name, self.slack_s)
+        """Return the worker's report of this kind on a member, once it is there.
+
+        Raises AssertionError after `slack_s` seconds, and at once where the member was refused, or ended before it
+        started.
+        """
+        last = {"started": ("refused", "exited")}.get(kind, ("refused",))
+
+        def found() -> Fact | None:
+            facts = (self.seat.fact(each, name) for each in (kind, *last))
+            return next((fact for fact in facts if fact is not None), None)
+
+        with contextlib.suppress(NeverHappened):
+            fact: Fact = await until(found, self.slack_s)
+            assert fact.kind == kind, f"{kind} of {name} cannot come: {fact.kind} {fact.code}, {fact.detail!r}"
+            return fact
+        return await self.leader.heard(WORKER, kind, name, 0.0)  # which says what came instead
 
     async def ended(self, name: MemberName) -> Fact:
         """Return the report `exited` of a member, once its devices are free, too."""

@@ -225,6 +225,7 @@ class DriverChecks:
         async def check(bench: Bench) -> None:
             name, path = bench.name(), bench.folder / "child"
             await self._place(bench, name, "has_children", path)
+            await bench.heard("started", name)
             pid = await until(lambda: self.child(path), self.slack_s, "the process that a job leaves behind")
             assert is_alive(pid)
             await bench.end(name, GRACE_S)

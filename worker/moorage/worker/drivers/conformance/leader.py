@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from moorage.schemas.frames import (
     Fact,
     FactAck,
     FactFrame,
+    Freeze,
     Goodbye,
     Hello,
     Join,
@@ -126,7 +127,13 @@ class ScriptedLeader:
         await until(lambda: seat.session and len(seat.joins) >= joins and seat.renewals, deadline_s, f"{worker} joined")
         return seat
 
-    async def want(self, worker: str, *items: Place | Start | End, session: str | None = None) -> None:
+    async def want(
+        self,
+        worker: str,
+        *items: Place | Start | End | Freeze,
+        session: str | None = None,
+        resize: Sequence[Place] = (),
+    ) -> None:
         frame = Wanted(
             worker,
             self.seat(worker).session if session is None else session,
@@ -134,6 +141,8 @@ class ScriptedLeader:
             place=[item for item in items if isinstance(item, Place)],
             start=[item for item in items if isinstance(item, Start)],
             end=[item for item in items if isinstance(item, End)],
+            resize=list(resize),
+            freeze=[item for item in items if isinstance(item, Freeze)],
         )
         await self.nc.publish(self.subjects.worker(worker, "wanted"), encode(frame, json=False))
 

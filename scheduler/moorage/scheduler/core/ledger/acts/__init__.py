@@ -14,7 +14,19 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.ledger.acts.base import Act, Unknown
-from moorage.scheduler.core.ledger.acts.job import Avoid, Compact, Expire, JobAct, Part, Preempt, Priority, Usage, Used
+from moorage.scheduler.core.ledger.acts.job import (
+    Avoid,
+    Compact,
+    Expire,
+    Freeze,
+    JobAct,
+    Part,
+    Preempt,
+    Priority,
+    Resize,
+    Usage,
+    Used,
+)
 from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot
 from moorage.scheduler.core.ledger.acts.tenant import (
     Cursor,
@@ -49,6 +61,7 @@ __all__ = [
     "Epoch",
     "Expire",
     "Flag",
+    "Freeze",
     "Gone",
     "HalfLife",
     "Health",
@@ -63,6 +76,7 @@ __all__ = [
     "Preempt",
     "Priority",
     "Resign",
+    "Resize",
     "Restored",
     "Share",
     "Snapshot",

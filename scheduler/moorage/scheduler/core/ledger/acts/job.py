@@ -6,14 +6,30 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, ClassVar, Final
 
+from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
-from moorage.scheduler.core.state import AT_MS, AVOID_MAX, PARTS_MAX, PRIORITY
+from moorage.scheduler.core.resizes import Resize as ResizeRow
+from moorage.scheduler.core.state import (
+    AT_MS,
+    AT_RUNNING,
+    AVOID_MAX,
+    FREEZE,
+    NOT_FROZEN,
+    PARTS_MAX,
+    PRIORITY,
+    RESIZED,
+    RESUME,
+)
 from moorage.scheduler.core.usage import rows_that_leave
 from moorage.scheduler.core.usage_table import SUMS
+from moorage.schemas.frames import FREEZE_LEVEL, UNKNOWN_MS, sum_known
+from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import STATES
 
+#: changes of one job's part of its devices that are remembered, for what it used before each
+RESIZES_MAX: Final = 64
 _HOUR_MAX: Final = 1 << 32
 _SUM_MAX: Final = 1 << 62
 
@@ -75,6 +91,69 @@ class Priority(OfJob, tag="priority"):
         said = f"{self.priority}: {self.why}" if self.why else str(self.priority)
         folding.ordered(self.job, PRIORITY, self.by, said).priority = self.priority
         folding.state.reprioritized += 1
+
+
+class Resize(OfJob, tag="resize"):
+    """An operator gives a job another part of each device that it has, and of those that it gets later.
+
+    `rate_milli` is what each of its attempts counts in its tenant's fair share from now on.
+    """
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    memory_mib: int
+    compute_percent: int
+    rate_milli: int
+    by: str
+    why: str
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        if not (0 <= self.memory_mib <= MEMORY_MIB_MAX and 1 <= self.compute_percent <= 100 and self.rate_milli >= 0):
+            raise FoldError(f"act {self.tag} of job {self.job} gives {self.memory_mib} MiB, {self.compute_percent} %")
+
+    def fold(self, folding: Folding) -> None:
+        said = f"{self.compute_percent} % of compute, {self.memory_mib} MiB"
+        job = folding.ordered(self.job, RESIZED, self.by, f"{said}: {self.why}" if self.why else said)
+        row = ResizeRow(folding.time, folding.seq, self.memory_mib, self.compute_percent)
+        job.resizes = (*job.resizes, row)[-RESIZES_MAX:]
+        state = folding.state
+        for member in state.members() if job.held else ():
+            if member.replica.job is job:
+                before, member.rate_milli = fairshare.rate_of(member), self.rate_milli
+                if state.half_life_ms:
+                    fairshare.use(state, folding.tenant(job.tenant), fairshare.rate_of(member) - before)
+                folding.members[member] = None
+                folding.out.touched.append(member)
+
+
+class Freeze(OfJob, tag="freeze"):
+    """What runs of a job is to be frozen, by an operator's word: `word` FREEZE; or to run on: RESUME.
+
+    NOT_FROZEN: one replica runs on, as its worker reports why it cannot be frozen. `replica` is -1 for all of them.
+    """
+
+    LEVEL: ClassVar[int] = FREEZE_LEVEL
+    IS_DECISION: ClassVar[bool] = True
+    replica: int
+    word: int
+    by: str
+    why: str
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        replicas = len(checking.state.jobs[self.job].replicas)
+        if self.word not in (FREEZE, RESUME, NOT_FROZEN) or not -1 <= self.replica < replicas:
+            raise FoldError(f"act {self.tag} of job {self.job} says {self.word} of replica {self.replica}")
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.ordered(self.job, self.word, self.by, self.why)
+        for replica in job.replicas:
+            member = replica.member
+            if member is not None and member.phase == AT_RUNNING and self.replica in (-1, replica.index):
+                member.freeze = self.word == FREEZE
+                folding.members[member] = None
+                folding.out.touched.append(member)
 
 
 class Part(OfJob, tag="part"):
@@ -152,7 +231,10 @@ class Expire(Act, tag="expire"):
 
 
 class Used(OfJob, tag="used"):
-    """An attempt of a job is over, and its worker has measured what it used of its GPUs."""
+    """An attempt of a job is over, and its worker has measured what it used of its GPUs.
+
+    `gpu_ms` is -1 where the worker could measure memory alone.
+    """
 
     LEVEL: ClassVar[int] = 2
     gpu_ms: int
@@ -160,13 +242,14 @@ class Used(OfJob, tag="used"):
 
     def check(self, checking: Checking) -> None:
         super().check(checking)
-        if not (0 <= self.gpu_ms < _SUM_MAX and 0 <= self.memory_mib_s < _SUM_MAX):
+        if not (UNKNOWN_MS <= self.gpu_ms < _SUM_MAX and 0 <= self.memory_mib_s < _SUM_MAX):
             raise FoldError(f"act {self.tag} of job {self.job} says {self.gpu_ms} and {self.memory_mib_s}")
 
     def fold(self, folding: Folding) -> None:
         job = folding.job(self.job, "says what was used by")
-        gpu_ms, memory_mib_s = job.used or (0, 0)
-        job.used = min(gpu_ms + self.gpu_ms, _SUM_MAX - 1), min(memory_mib_s + self.memory_mib_s, _SUM_MAX - 1)
+        gpu_ms, memory_mib_s = job.used or (UNKNOWN_MS, 0)
+        total_ms, total_mib_s = sum_known(gpu_ms, self.gpu_ms), memory_mib_s + self.memory_mib_s
+        job.used = min(total_ms, _SUM_MAX - 1), min(total_mib_s, _SUM_MAX - 1)
         folding.out.jobs[job.num] = job
 
 
@@ -196,4 +279,4 @@ class Usage(Act, tag="usage"):
         state.digest = (state.digest + usage.row - before) & 0xFFFFFFFFFFFFFFFF
 
 
-JobAct = Avoid | Preempt | Priority | Part | Compact | Expire | Used | Usage
+JobAct = Avoid | Preempt | Priority | Resize | Freeze | Part | Compact | Expire | Used | Usage

@@ -1,0 +1,156 @@
+"""An operator's `resize`: another part of each shared device that a job has, and of those that it gets later.
+
+The fleet counts the new part from the record's making on, so that the very record that grants it places no sharer into
+the room that it takes. The worker is sent it with the record (`effects.outputs`), and again until it has it.
+"""
+
+from __future__ import annotations
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.effects.outputs import slots_of, takes_parts
+from moorage.scheduler.core.fairshare import GPU_MILLI, Rates, rate_of
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.levels import level_problem
+from moorage.scheduler.core.records import MODE_NAMES
+from moorage.scheduler.core.request_reader import RequestReader
+from moorage.scheduler.core.resizes import Resize
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import AT_EXITED, Job, Member, State
+from moorage.schemas.capabilities import COUNTED, LIVE, NEXT_ATTEMPT, level_number, mode_enforced
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.gpu import Share
+from moorage.schemas.operate import ResizeAct, Resized
+
+
+class Resizing:
+    """Decides whether a job may have another part, and counts it."""
+
+    def __init__(self, state: State, reader: RequestReader, fleet: Fleet) -> None:
+        self._state = state
+        self._reader = reader
+        self._fleet = fleet
+        self._rates = Rates(fleet)
+
+    def resize(self, draft: Draft, job: Job, asked: ResizeAct, by: str) -> Resized | Problem:
+        """Write the act, unless the job has this part already; from then on its shape is the new one."""
+        request = self._reader.request_of(job)
+        gpu = request.effective_gpu
+        if gpu is None or gpu.effective_sharing == "exclusive":
+            return _refused(
+                job, "it shares no GPU: there is no part to change", gpu and "exclusive", "mps or time-slice"
+            )
+        if not draft.level_allows(acts.Resize.LEVEL):
+            return level_problem("parts of GPUs that operators change", acts.Resize.LEVEL, self._state.level)
+        share = gpu.share or Share()
+        before = draft.job(job).part or (share.memory_mib, share.compute_percent)
+        part = (
+            before[0] if asked.memory_mib is None else asked.memory_mib,
+            before[1] if asked.compute_percent is None else asked.compute_percent,
+        )
+        members = [
+            member
+            for member in self._state.members()
+            if job.held and member.replica.job is job and member not in draft.gone
+        ]
+        attempts = self._attempts(draft, job, members)
+        if part == before:
+            return Resized(*part, job.resizes[-1].since_ms if job.resizes else 0, attempts)
+        old = self._reader.shape_of(job)
+        new = self._reader.shape_with(job, request.with_part(part))
+        refused = self._fixed(draft, job, members, before, part) or self._too_large(job, members, old, new)
+        if refused is not None:
+            return refused
+        for member in members:
+            host = self._fleet.hosts.get(member.worker.num)
+            if host is not None:
+                self._fleet.give(host, old, member.mask)
+                self._fleet.take(host, new, member.mask)
+        rate_milli = self._rates.of(new)
+        if self._state.half_life_ms:
+            draft.change_tenant(job.tenant).rate_milli += sum(rate_milli - rate_of(member) for member in members)
+        written = 0 if rate_milli == GPU_MILLI * new.count else rate_milli
+        draft.add(acts.Resize(job.num, *part, written, by, asked.why))
+        draft.change_job(job).part = part
+        job.shape = new
+        return Resized(*part, draft.time_ms, attempts)
+
+    def _fixed(
+        self, draft: Draft, job: Job, members: list[Member], before: tuple[int, int], part: tuple[int, int]
+    ) -> Problem | None:
+        """Refuse what a worker could not give to an attempt that it has."""
+        for member in members:
+            if draft.phase_of(member) == AT_EXITED:
+                continue
+            name, hello = member.worker.id, member.worker.hello
+            if member.worker.num not in self._fleet.hosts:
+                return _refused(
+                    job, f"worker {name} is not connected: its room is not known", name, "connected workers"
+                )
+            if not takes_parts(member):
+                return _refused(job, f"worker {name} cannot change what an attempt has", name, "workers of release 0.3")
+            driver = self._reader.request_of(job).workload.driver
+            memory = mode_enforced(hello, driver, MODE_NAMES[member.mode]).memory
+            fixed = takes_parts(member) == NEXT_ATTEMPT or level_number(memory) == level_number("hard")
+            if fixed and part[0] != before[0]:
+                message = f"the memory of an attempt on {name} is fixed by MPS when it starts"
+                return _refused(job, message, f"{part[0]} MiB", f"{before[0]} MiB while it runs")
+        return None
+
+    def _too_large(self, job: Job, members: list[Member], old: Shape, new: Shape) -> Problem | None:
+        """Refuse what does not fit beside the other sharers. What takes less is never refused."""
+        count: dict[tuple[int, int], int] = {}
+        for member in members:
+            for slot in slots_of(member.mask):
+                count[member.worker.num, slot] = count.get((member.worker.num, slot), 0) + 1
+        for (num, slot), times in count.items():
+            host = self._fleet.hosts.get(num)
+            device = host.shared.get(slot) if host is not None else None
+            if host is None or device is None:
+                continue  # its worker is gone, and what it held is only still to be seen free
+            memory_mib = host.cls.devices[slot][3]
+            where = f"GPU {host.cls.devices[slot][0]} of {host.worker.id}"
+            percent = (100 - device.percent) // times + old.compute_percent
+            if new.compute_percent > max(old.compute_percent, percent):
+                found, room = f"{new.compute_percent} %", f"at most {max(0, percent)} %"
+                return _refused(job, f"{where} has no more compute free for it", found, room)
+            mib = (memory_mib - device.memory_mib) // times + old.share_mib
+            if new.share_mib > max(old.share_mib, mib):
+                return _refused(
+                    job, f"{where} has no more memory free for it", f"{new.share_mib} MiB", f"at most {max(0, mib)} MiB"
+                )
+        return None
+
+    def _attempts(self, draft: Draft, job: Job, members: list[Member]) -> dict[str, int]:
+        """Return how many of these take another part, by how; one that began with no part has no limiter."""
+        asked = self._reader.requests.read(job.body)[1].request.effective_gpu
+        first = 0 if asked and asked.share else job.resizes[0].seq if job.resizes else self._state.seq + 1
+        found: dict[str, int] = {}
+        for member in members:
+            if draft.phase_of(member) == AT_EXITED:
+                continue
+            pool = member.worker.hello.get("gpu_pool", ())
+            how = takes_parts(member)
+            if how == LIVE and (
+                member.fence <= first or any(pool[slot]["vendor"] != "nvidia" for slot in slots_of(member.mask))
+            ):
+                how = COUNTED
+            found[how] = found.get(how, 0) + 1
+        return found
+
+
+def resized_of(job: Job) -> Resized:
+    """Return the part that an operator gave a job; its attempts are in the answer to the operator alone."""
+    row: Resize = job.resizes[-1]
+    return Resized(row.memory_mib, row.compute_percent, row.since_ms)
+
+
+def _refused(job: Job, why: str, found: object, allowed: str) -> Problem:
+    return problem(
+        "failed-precondition",
+        f"job {job.name} cannot be resized: {why}",
+        found=found,
+        allowed=allowed,
+        job=job.name,
+        next=f"give it another part, or requeue it: moorage admin requeue {job.name}",
+    )

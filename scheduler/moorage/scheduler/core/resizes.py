@@ -1,0 +1,14 @@
+"""What operators have given a job of its devices, one row a change."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Resize(NamedTuple):
+    """The part of each device that a job has from a ledger millisecond on, and the record that gave it."""
+
+    since_ms: int
+    seq: int
+    memory_mib: int
+    compute_percent: int

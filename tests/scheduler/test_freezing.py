@@ -1,0 +1,213 @@
+"""Frozen jobs: the order in the ledger, what their workers are asked and report, and what else happens to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.scheduler.core.effects.outputs import changes_since
+from moorage.scheduler.core.queries import views
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.operate import act_of
+from tests.scheduler.driving import Driving
+from tests.scheduler.honest_worker import Worker
+
+CAN = {"noop": Capabilities(freezes=True)}
+
+
+@pytest.fixture
+def drive() -> Driving:
+    return Driving()
+
+
+def running(drive: Driving, name: str = "w0", gpus: int = 2, **job: Any) -> Worker:
+    """Have a worker that freezes, and a job `j` that runs there."""
+    worker = drive.worker(name, gpus, capabilities=CAN)
+    drive.submit("j", **{"gpu": {}, **job})
+    drive.settle()
+    assert set(drive.states("j")) == {"RUNNING"}
+    return worker
+
+
+def story(drive: Driving) -> list[tuple[str, str, str]]:
+    changes = changes_since(drive.state, drive.job("j"), 0)
+    return [(change.state, change.by, change.why) for change in changes if change.state not in ("PLACED", "CLAIMED")]
+
+
+def ordered(drive: Driving, verb: str, **more: Any) -> dict[str, Any]:
+    answer = drive.order(verb, job="j", **more)
+    drive.settle()
+    return answer
+
+
+def test_a_job_is_frozen_once_its_worker_reports_it_and_runs_on_when_it_is_resumed(drive: Driving) -> None:
+    worker = running(drive)
+    answer = drive.order("freeze", job="j", why="room")
+    assert answer == {
+        "kind": "done", "verb": "freeze", "changed": True, "tenant": "t", "job": "j", "state": "RUNNING", "members": 1,
+    }  # fmt: skip
+    assert drive.states("j") == ["RUNNING"], "its worker has not reported yet"
+    drive.settle()
+    assert drive.states("j") == ["FROZEN"]
+    assert (drive.job("j").held, drive.free_gpus()) == (1, 1), "it keeps its GPU"
+    assert worker.told["frozen"] == 1
+    assert ordered(drive, "freeze")["changed"] is False
+    assert ordered(drive, "resume")["state"] == "FROZEN"
+    assert drive.states("j") == ["RUNNING"]
+    assert story(drive) == [
+        ("ACCEPTED", "tenant:t", ""), ("RUNNING", "worker", ""), ("FREEZE", "operator", "room"),
+        ("FROZEN", "worker", ""), ("RESUME", "operator", ""), ("RUNNING", "worker", ""),
+    ]  # fmt: skip
+    assert ordered(drive, "resume")["changed"] is False
+
+
+def test_each_replica_that_runs_is_frozen_and_a_new_attempt_is_not(drive: Driving) -> None:
+    running(drive, gpus=3, replicas=2, retries=1)
+    assert ordered(drive, "freeze")["members"] == 2
+    assert drive.states("j") == ["FROZEN", "FROZEN"]
+    drive.workers["w0"].finish(drive.member("j").key, 1, "exit")
+    drive.settle()
+    drive.pass_time(2_000)
+    drive.settle()
+    assert sorted(drive.states("j")) == ["FROZEN", "RUNNING"]
+    assert drive.job("j").state == "RUNNING", "some of it runs"
+
+
+def test_what_is_frozen_outlives_takeover_and_snapshot(drive: Driving) -> None:
+    running(drive)
+    drive.order("freeze", job="j")
+    drive.take_snapshot()
+    drive.lead()
+    drive.renew()
+    drive.settle()
+    assert drive.states("j") == ["FROZEN"], "the new leader asks again"
+    drive.take_snapshot()
+    drive.lead()
+    drive.renew()
+    assert drive.member("j").freeze
+    ordered(drive, "resume")
+    assert drive.states("j") == ["RUNNING"]
+
+
+@pytest.mark.parametrize("verb", ["freeze", "resume"])
+def test_a_worker_that_missed_the_frame_is_asked_again_with_its_renewal(drive: Driving, verb: str) -> None:
+    worker = running(drive)
+    if verb == "resume":
+        ordered(drive, "freeze")
+    worker.auto = False  # the frame is lost
+    drive.order(verb, job="j")
+    worker.auto = True
+    drive.renew()
+    drive.settle()
+    assert drive.states("j") == ["FROZEN" if verb == "freeze" else "RUNNING"]
+
+
+def test_a_job_that_cannot_be_frozen_runs_on_and_is_not_asked_again(drive: Driving) -> None:
+    worker = running(drive)
+    worker.freezes = False
+    ordered(drive, "freeze")
+    assert story(drive)[-1] == ("NOT_FROZEN", "worker", "CUDA error 801")
+    drive.renew()
+    drive.settle()
+    assert (drive.states("j"), worker.told["not-frozen"]) == (["RUNNING"], 1)
+
+
+def test_a_frozen_job_that_is_cancelled_ends(drive: Driving) -> None:
+    running(drive)
+    ordered(drive, "freeze")
+    drive.cancel("j")
+    drive.settle()
+    assert (drive.states("j"), drive.free_gpus()) == (["CANCELLED"], 2)
+
+
+def test_the_deadline_of_a_frozen_job_goes_on(drive: Driving) -> None:
+    running(drive, deadline_s=30)
+    ordered(drive, "freeze")
+    drive.pass_time(31_000)
+    drive.settle()
+    assert drive.states("j") == ["TIMED_OUT"]
+
+
+def test_a_frozen_job_whose_worker_is_lost_is_tried_again_elsewhere(drive: Driving) -> None:
+    worker = running(drive, gpus=1)
+    ordered(drive, "freeze")
+    worker.fence()
+    drive.pass_time(40_000, renew=False)
+    drive.worker("w1", 1, capabilities=CAN)
+    drive.settle()
+    assert (drive.states("j"), drive.placed_on("j")) == (["RUNNING"], ["w1"])
+    assert not drive.member("j").freeze
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_frozen_job_that_is_kept_is_as_was_ordered_once_its_worker_is_back(drive: Driving, resumed: bool) -> None:
+    worker = running(drive, gpus=1, on_partition="keep")
+    ordered(drive, "freeze")
+    if resumed:
+        worker.auto = False  # it does not hear of it
+        drive.order("resume", job="j")
+        worker.auto = True
+    drive.pass_time(40_000, renew=False)
+    assert drive.states("j") == ["LOST_KEPT"]
+    drive.join(worker)
+    drive.settle()
+    drive.renew()
+    drive.settle()
+    assert drive.states("j") == ["RUNNING" if resumed else "FROZEN"]
+    assert worker.holding()[0].phase == ("running" if resumed else "frozen")
+
+
+def test_a_requeued_frozen_job_begins_anew(drive: Driving) -> None:
+    running(drive)
+    ordered(drive, "freeze")
+    ordered(drive, "requeue")
+    assert drive.states("j") == ["RUNNING"]
+    assert drive.replica("j").attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "hello", "says"),
+    [
+        ({"gpu": {"scheduling": "gang"}, "replicas": 2}, {}, "gang"),
+        ({"gpu": None}, {}, "no GPUs"),
+        ({"gpu": {"sharing": "mps"}}, {"modes": ["exclusive", "mps"]}, "MPS"),
+        ({}, {"capabilities": {"noop": Capabilities()}}, "freezes no jobs"),
+    ],
+)
+def test_what_cannot_be_frozen_is_refused_with_the_reason(
+    drive: Driving, job: dict[str, Any], hello: dict[str, Any], says: str
+) -> None:
+    drive.worker("w0", 2, **{"capabilities": CAN, **hello})
+    drive.submit("j", **{"gpu": {}, **job})
+    drive.settle()
+    assert set(drive.states("j")) == {"RUNNING"}
+    answer = ordered(drive, "freeze")
+    assert (answer["code"], says in answer["message"]) == ("failed-precondition", True), answer
+    assert ordered(drive, "resume")["changed"] is False
+
+
+def test_a_job_that_waits_or_is_over_is_not_frozen(drive: Driving) -> None:
+    drive.submit("j", gpu={})
+    assert "QUEUED" in ordered(drive, "freeze")["message"]
+    drive.cancel("j")
+    assert ordered(drive, "freeze")["code"] == ordered(drive, "resume")["code"] == "failed-precondition"
+
+
+def test_a_ledger_of_the_release_before_freezes_nothing() -> None:
+    drive = Driving(level=1)
+    running(drive)
+    answer = ordered(drive, "freeze")
+    assert (answer["code"], "feature level 2" in answer["message"]) == ("failed-precondition", True)
+
+
+def test_a_frozen_job_is_listed_and_shown_so(drive: Driving) -> None:
+    running(drive)
+    ordered(drive, "freeze")
+    listed = views.ls(drive.engine, "t", {"states": ["FROZEN"]})
+    assert isinstance(listed, dict)
+    assert [row["state"] for row in listed["jobs"]] == ["FROZEN"]
+
+
+def test_the_acts_say_of_which_job() -> None:
+    assert act_of("freeze", {"tenant": "t", "job": "j"}) != act_of("resume", {"tenant": "t", "job": "j"})

@@ -1,0 +1,159 @@
+"""A helper process that freezes or resumes processes by the CUDA driver: `python -m moorage.worker.freezing.cuda`.
+
+It is a process of its own since each call waits for a GPU, and may wait for ever. It reads one JSON object: `do`
+(freeze or resume), `processes` as pairs of pid and start, `lock_ms`, the `library`, and a `lock_file`, since the helper
+of an agent that was killed goes on. It writes one back: `state` as below, and `why`. What it does depends on the state
+in which it finds each process, so it can be run again after it was killed.
+
+All processes are locked, then all are checkpointed: from the lock on none starts work on the GPU. What fails is undone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from moorage.system.proctree import read_process
+
+LIBRARY: Final = "libcuda.so.1"
+#: of the driver's API, there from driver 570 on; each takes a pid and its arguments
+CALLS: Final = tuple(f"cuCheckpointProcess{word}" for word in ("Lock", "Checkpoint", "Restore", "Unlock", "GetState"))
+#: states of a process as the driver numbers them
+RUNNING: Final = 0
+LOCKED: Final = 1
+CHECKPOINTED: Final = 2
+BROKEN: Final = 3
+#: the arguments of every call have so many bytes, all 0 but the first word of Lock: how many milliseconds it may wait
+ARGUMENT_BYTES: Final = 64
+
+#: what becomes of the processes: all are frozen, all run, or at least one can neither run on nor be frozen
+Outcome = Literal["frozen", "running", "broken"]
+
+
+class CallFailed(Exception):
+    """A call of the driver has failed."""
+
+
+def library_fault(name: str) -> str:
+    """Return why this host's driver cannot freeze a process; "" where it can."""
+    try:
+        library = ctypes.CDLL(name)
+    except OSError:
+        return f"there is no {name} here"
+    if not all(hasattr(library, call) for call in CALLS):
+        return f"the driver's {name} cannot freeze a process: that needs driver 570 or newer"
+    return ""
+
+
+class Cuda:
+    """The driver of this host."""
+
+    def __init__(self, library: str, lock_ms: int) -> None:
+        """Raises CallFailed where there is none that can freeze."""
+        if fault := library_fault(library):
+            raise CallFailed(fault)
+        self._library = ctypes.CDLL(library)
+        self._lock_ms = lock_ms
+        if code := self._library.cuInit(0):
+            raise CallFailed(f"cuInit failed with CUDA error {code}")
+
+    def state(self, pid: int) -> int:
+        found = ctypes.c_int(-1)
+        self._call("GetState", pid, found)
+        return found.value
+
+    def lock(self, pid: int) -> None:
+        arguments = (ctypes.c_uint * (ARGUMENT_BYTES // 4))(self._lock_ms)
+        self._call("Lock", pid, arguments)
+
+    def checkpoint(self, pid: int) -> None:
+        self._call("Checkpoint", pid, (ctypes.c_ubyte * ARGUMENT_BYTES)())
+
+    def restore(self, pid: int) -> None:
+        self._call("Restore", pid, (ctypes.c_ubyte * ARGUMENT_BYTES)())
+
+    def unlock(self, pid: int) -> None:
+        self._call("Unlock", pid, (ctypes.c_ubyte * ARGUMENT_BYTES)())
+
+    def _call(self, word: str, pid: int, argument: ctypes._CDataType) -> None:
+        code = getattr(self._library, f"cuCheckpointProcess{word}")(ctypes.c_int(pid), ctypes.byref(argument))
+        if code:
+            raise CallFailed(f"{word.lower()} of pid {pid} failed with CUDA error {code}")
+
+
+def freeze(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
+    """Freeze all of these processes, or none. Returns what became of them, and why where they are not frozen."""
+    try:
+        for pid in _living(processes):
+            if cuda.state(pid) == RUNNING:
+                cuda.lock(pid)
+        for pid in _living(processes):
+            if cuda.state(pid) == LOCKED:
+                cuda.checkpoint(pid)
+        states = [cuda.state(pid) for pid in _living(processes)]
+    except CallFailed as failed:
+        outcome, worse = resume(cuda, processes)
+        return outcome, f"{failed}; {worse}" if worse else str(failed)
+    if not states:
+        return "running", "its processes have ended"
+    if any(state != CHECKPOINTED for state in states):
+        return resume(cuda, processes)[0], "the driver says that a process was not checkpointed"
+    return "frozen", ""
+
+
+def resume(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
+    """Have all of these processes run on. Returns what became of them, and why where one cannot."""
+    whys = []
+    for undo in (_restore, _unlock):  # a process must not meet another one that is still away
+        for pid in _living(processes):
+            try:
+                undo(cuda, pid)
+            except CallFailed as failed:
+                if read_process(pid) is not None:  # else it has ended meanwhile
+                    whys.append(str(failed))
+    return ("broken", "; ".join(whys)) if whys else ("running", "")
+
+
+def _restore(cuda: Cuda, pid: int) -> None:
+    state = cuda.state(pid)
+    if state == CHECKPOINTED:
+        cuda.restore(pid)
+    elif state == BROKEN:
+        raise CallFailed(f"the driver says that pid {pid} has failed")
+
+
+def _unlock(cuda: Cuda, pid: int) -> None:
+    if cuda.state(pid) == LOCKED:
+        cuda.unlock(pid)
+
+
+def _living(processes: Sequence[tuple[int, int]]) -> list[int]:
+    """The pids of those that are still the processes that they were."""
+    living = []
+    for pid, ticks in processes:
+        process = read_process(pid)
+        if process is not None and process.start_ticks == ticks and not process.dead:
+            living.append(pid)
+    return living
+
+
+def carry_out(asked: Mapping[str, Any]) -> tuple[Outcome, str]:
+    """Do what was asked. Where there is no driver, nothing of the processes has changed."""
+    processes = [(int(pid), int(ticks)) for pid, ticks in asked["processes"]]
+    try:
+        cuda = Cuda(asked["library"], int(asked["lock_ms"]))
+    except CallFailed as failed:
+        return "running" if asked["do"] == "freeze" else "broken", str(failed)
+    return (freeze if asked["do"] == "freeze" else resume)(cuda, processes)
+
+
+if __name__ == "__main__":
+    wanted = json.loads(sys.stdin.read())
+    with open(wanted["lock_file"], "w") as alone:
+        fcntl.flock(alone, fcntl.LOCK_EX)
+        outcome, reason = carry_out(wanted)
+    print(json.dumps({"state": outcome, "why": reason}))

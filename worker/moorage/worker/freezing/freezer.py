@@ -1,0 +1,170 @@
+"""Freezes the processes of attempts, and remembers across restarts of the agent which ones are frozen.
+
+Before the first call a file says which processes are about to be frozen. An agent that finds them there after a crash
+resumes them, and the leader asks again. What is frozen stays so: only the driver knows where its memory is, and NVML
+does not list such a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final, cast
+
+import msgspec
+
+from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.proctree import read_process
+from moorage.worker.freezing import cuda
+from moorage.worker.freezing.cuda import Outcome
+from moorage.worker.inventory.base import HeldUnknown
+from moorage.worker.member_messages import MemberName
+
+#: how long work on the GPU may go on before a lock fails, and all runs on
+LOCK_S: Final = 30.0
+#: a helper that takes longer is killed: 80 GiB of memory take about a minute where the host is slow
+HELPER_S: Final = 600.0
+#: the same for what an earlier agent has begun: the worker does not join before
+OPEN_S: Final = 60.0
+
+log = logging.getLogger("moorage.worker")
+
+MembersOf = Callable[[Collection[int]], Mapping[int, MemberName | None]]
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    """An attempt's processes, by pid and start; `done` once all of them are frozen."""
+
+    name: MemberName
+    processes: list[tuple[int, int]]
+    done: bool = False
+
+
+_decode: Final = msgspec.json.Decoder(list[_Entry]).decode
+
+
+class Freezer:
+    """One worker's. `held` reads what each process holds of the device in a slot, as `Inventory.held` does."""
+
+    def __init__(self, file: Path, held: Callable[[int], Awaitable[Mapping[int, int]]]) -> None:
+        self._file = file
+        self._held = held
+        self._entries: dict[MemberName, _Entry] = {}
+        self._library = cuda.LIBRARY
+
+    async def open(self, living: Collection[MemberName]) -> tuple[set[MemberName], dict[MemberName, str]]:
+        """Take over from an earlier agent. Returns the attempts that are frozen, and why others can neither run on nor
+        be frozen."""
+        self._entries = {entry.name: entry for entry in self._read() if entry.name in living}
+        broken: dict[MemberName, str] = {}
+        for entry in [entry for entry in self._entries.values() if not entry.done]:
+            outcome, why = await self._help("resume", entry.processes, OPEN_S)
+            if outcome == "broken":
+                broken[entry.name] = why
+            del self._entries[entry.name]
+        self._write()
+        return set(self._entries), broken
+
+    async def freeze(self, name: MemberName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
+        """Freeze all processes of an attempt that use these devices. Returns what became of them, and why."""
+        try:
+            pids = [pid for slot in slots for pid in await self._held(slot)]
+        except HeldUnknown as unknown:
+            return "running", f"which processes hold its GPUs is not known: {unknown.reason}"
+        members = members_of(set(pids))
+        found = [read_process(pid) for pid in sorted(members) if members[pid] == name]
+        processes = [(process.pid, process.start_ticks) for process in found if process is not None]
+        if not processes:
+            return "running", "none of its processes holds a GPU"
+        entry = self._entries[name] = _Entry(name, processes)
+        try:
+            self._write()
+        except OSError as error:
+            del self._entries[name]
+            return "running", f"{self._file} cannot be written: {error.strerror or error}"
+        outcome, why = await self._help("freeze", processes, HELPER_S)
+        if outcome == "frozen":
+            entry.done = True
+            self._note()
+        else:
+            self.over(name)
+        return outcome, why
+
+    async def resume(self, name: MemberName) -> tuple[Outcome, str]:
+        """Have the processes of an attempt run on. Returns what became of them, and why where they cannot."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return "running", ""
+        outcome, why = await self._help("resume", entry.processes, HELPER_S)
+        self.over(name)
+        return outcome, why
+
+    def over(self, name: MemberName) -> None:
+        """Forget an attempt: it runs, or it has ended."""
+        if self._entries.pop(name, None) is not None:
+            self._note()
+
+    async def _help(self, act: str, processes: Sequence[tuple[int, int]], seconds: float) -> tuple[Outcome, str]:
+        """Have a helper process do it. One that gives no answer is ended, and another one resumes what it left."""
+        answer = await self._run(act, processes, seconds)
+        if answer is None and act == "freeze":
+            outcome, why = await self._run("resume", processes, seconds) or ("broken", "nor can it be resumed")
+            return outcome, f"the driver did not freeze it; {why}" if why else "the driver did not freeze it"
+        return answer or ("broken", "the driver did not resume it")
+
+    async def _run(self, act: str, processes: Sequence[tuple[int, int]], seconds: float) -> tuple[Outcome, str] | None:
+        """Run one helper; None where it gives no answer."""
+        asked = {
+            "do": act,
+            "processes": processes,
+            "lock_ms": int(LOCK_S * 1000),
+            "library": self._library,
+            "lock_file": f"{self._file}.lock",
+        }
+        try:
+            helper = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", cuda.__name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+        except OSError as error:
+            return ("running" if act == "freeze" else "broken"), f"no helper can start: {error.strerror or error}"
+        try:
+            said, _ = await asyncio.wait_for(helper.communicate(json.dumps(asked).encode()), seconds)
+            found = json.loads(said)
+            return cast(Outcome, found["state"]), str(found["why"])
+        except (TimeoutError, ValueError, KeyError, TypeError) as error:
+            log.error("the helper that is to %s %s gave no answer: %r", act, processes, error)
+            return None
+        finally:
+            if helper.returncode is None:
+                helper.kill()
+                await helper.wait()
+
+    def _read(self) -> list[_Entry]:
+        try:
+            return _decode(self._file.read_bytes())
+        except FileNotFoundError:
+            return []
+        except (OSError, *UNREADABLE) as error:
+            log.error("%s tells nothing of frozen jobs: %s", self._file, error)
+            return []
+
+    def _note(self) -> None:
+        """Write what is remembered; where that fails the file says less than is so, and the leader asks again."""
+        try:
+            self._write()
+        except OSError as error:
+            log.error("%s cannot be written: %s", self._file, error)
+
+    def _write(self) -> None:
+        """Raises OSError."""
+        if not self._entries:
+            self._file.unlink(missing_ok=True)
+            return
+        fresh = self._file.with_name(self._file.name + ".new")
+        fresh.write_bytes(msgspec.json.encode(list(self._entries.values())))
+        os.replace(fresh, self._file)

@@ -1,0 +1,145 @@
+"""The agent's side of the controller's process: it is started, watched, and started again when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moorage.worker.limiter.limits import folder_of
+from moorage.worker.settings import WorkerSettings
+
+#: without a line for so long it hangs, as in a driver that does not answer
+SILENT_S: Final = 30.0
+#: before it is started again; it doubles with each end, up to the longest, after which an end is the first one again
+PAUSE_S: Final = 0.5
+PAUSE_S_MAX: Final = 60.0
+_POLL_S: Final = 0.02
+_TOKEN: Final = "limiter.controller"
+
+log = logging.getLogger("moorage.worker")
+
+
+class ControllerProcess:
+    """One worker's. It outlives the agent for as long as limited attempts do, and the next agent's takes its place."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._folder = folder_of(settings.state_dir)
+        self._command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "moorage.worker.limiter",
+            str(self._folder),
+            str(settings.state_dir.absolute() / _TOKEN),
+            msgspec.json.encode(settings.controller).decode(),
+        ]
+        self._task: asyncio.Task[None] | None = None
+        #: its pid; 0 while it does not run
+        self.pid = 0
+
+    def open(self) -> None:
+        """Start it, and see to it that it runs."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Let go of it; end it where it has nothing left to do."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self.pid and not _has_files(self._folder):
+            await self._end()
+
+    async def _run(self) -> None:
+        pause_s = PAUSE_S
+        while True:
+            began_s = time.monotonic()
+            try:
+                why = await self._watch()
+            except OSError as error:  # no process or descriptor to be had
+                why = str(error)
+            if time.monotonic() > began_s + PAUSE_S_MAX:
+                pause_s = PAUSE_S
+            log.warning(
+                "the limiter's controller ended (%s): limited jobs are not throttled; it is started again in %g s",
+                why,
+                pause_s,
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _watch(self) -> str:
+        """Start it, and log what it says. Returns how it ended. Raises OSError."""
+        reader = asyncio.StreamReader()
+        with contextlib.ExitStack() as opened:
+            self.pid, holds, said = _spawned(self._command)
+            opened.callback(os.close, holds)  # then it knows that the agent is gone
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(said, "rb", 0)
+            )
+            opened.callback(transport.close)
+            try:
+                while True:
+                    async with asyncio.timeout(SILENT_S):
+                        line = await reader.readline()
+                    if not line:
+                        return await self._end()
+                    if text := line.decode(errors="replace").strip():
+                        log.warning("the limiter: %s", text)
+            except TimeoutError:
+                await self._end()
+                return f"it gave no sign for {SILENT_S:g} s"
+
+    async def _end(self) -> str:
+        """End it if it still runs, and wait for it. Returns how it ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)  # it is our child, and nothing else has its number before it is reaped
+        while True:
+            if (how := _reaped(self.pid)) is not None:
+                self.pid = 0
+                return how
+            await asyncio.sleep(_POLL_S)
+
+
+def _spawned(command: list[str]) -> tuple[int, int, int]:
+    """Start it. Returns its pid, what its input ends with, and its output. Raises OSError."""
+    theirs, holds = os.pipe()
+    said, says = os.pipe()
+    try:
+        # no subprocess.Popen: it is not to be ended or waited for when the agent goes
+        actions = [(os.POSIX_SPAWN_DUP2, one, other) for one, other in ((theirs, 0), (says, 1), (says, 2))]
+        return os.posix_spawn(command[0], command, os.environ, file_actions=actions), holds, said
+    except BaseException:
+        os.close(holds)
+        os.close(said)
+        raise
+    finally:
+        os.close(theirs)
+        os.close(says)
+
+
+def _reaped(pid: int) -> str | None:
+    """Return how a child has ended; None while it runs."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return "it is gone"
+    if not found:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def _has_files(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False

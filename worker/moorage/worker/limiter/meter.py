@@ -1,0 +1,77 @@
+"""How much of a GPU each process uses, as NVML tells it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Final
+
+#: a GPU without a new sample for so long is idle; drivers take one every sixth of a second to every second
+HELD_S: Final = 1.0
+#: between two questions to a GPU that does not tell
+RETRY_S: Final = 10.0
+_PERCENT: Final = 100
+
+
+class Unmeasured(Exception):
+    """NVML tells nothing of the processes on this GPU now. Its text says why."""
+
+
+class Meter:
+    """NVML, asked in this thread. It is opened with the first question."""
+
+    def __init__(self, api: Any, sees_all_pids: bool) -> None:
+        """`api` is the module pynvml."""
+        self._api = api
+        self._sees_all_pids = sees_all_pids
+        self._is_open = False
+        self._handles: dict[str, Any] = {}
+        self._seen_us: dict[str, int] = {}  # by GPU: when its newest sample was taken, in its driver's time
+        self._held: dict[str, tuple[float, dict[int, float]]] = {}
+        self._why_not: dict[str, tuple[float, str]] = {}
+
+    def used(self, uuid: str, now_s: float) -> dict[int, float]:
+        """Return the part of a GPU that each process has used of late, 0..1 by pid. Raises Unmeasured.
+
+        A process that is not there has used nothing.
+        """
+        failed_s, why = self._why_not.get(uuid, (0.0, ""))
+        if why and now_s < failed_s + RETRY_S:
+            raise Unmeasured(why)
+        try:
+            found = self._fresh(uuid)
+        except (self._api.NVMLError, AttributeError) as error:  # AttributeError: a library older than the call
+            self._handles.pop(uuid, None)
+            self._why_not[uuid] = (now_s, str(error))
+            raise Unmeasured(str(error)) from None
+        self._why_not.pop(uuid, None)
+        if found is not None:
+            self._held[uuid] = (now_s, found)
+        held_s, held = self._held.get(uuid, (now_s, {}))
+        if now_s > held_s + HELD_S:
+            return {}
+        if not self._sees_all_pids and (absent := [pid for pid in held if not os.path.exists(f"/proc/{pid}")]):
+            raise Unmeasured(f"NVML names pid {absent[0]}, which is not in the worker's PID namespace")
+        return held
+
+    def _fresh(self, uuid: str) -> dict[int, float] | None:
+        """Return what samples say that were taken since the ones before; None without any. Raises NVMLError."""
+        if not self._is_open:
+            self._api.nvmlInit()
+            self._is_open = True
+        if uuid not in self._handles:
+            self._handles[uuid] = self._api.nvmlDeviceGetHandleByUUID(uuid)
+        seen_us = self._seen_us.get(uuid) or time.time_ns() // 1000 - round(HELD_S * 1e6)
+        try:
+            samples = self._api.nvmlDeviceGetProcessUtilization(self._handles[uuid], seen_us)
+        except self._api.NVMLError_NotFound:
+            return None
+        found: dict[int, float] = {}
+        newest: dict[int, int] = {}
+        for sample in samples:
+            pid, taken_us = int(sample.pid), int(sample.timeStamp)
+            if taken_us > max(seen_us, newest.get(pid, 0)):
+                percent = sum(min(int(each), _PERCENT) for each in (sample.smUtil, sample.encUtil, sample.decUtil))
+                newest[pid], found[pid] = taken_us, min(percent, _PERCENT) / _PERCENT
+        self._seen_us[uuid] = max([seen_us, *newest.values()])
+        return found or None

@@ -1,0 +1,55 @@
+"""Which process of this host each slot of a segment is of, and which slots are of processes that are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+
+from moorage.system.proctree import all_processes, read_process, sees_all_pids
+from moorage.worker.limiter.segment import Slot, owner_of
+
+
+class Owners:
+    """Those of all segments of a worker. Call `look` about every second, and `pid_of` at any time."""
+
+    def __init__(self) -> None:
+        self.sees_all_pids = sees_all_pids()
+        self._own_ns = os.stat("/proc/self/ns/pid").st_ino
+        self._hosts: dict[int, int] = {}  # by owner, in another PID namespace: its pid here
+
+    def pid_of(self, slot: Slot) -> int:
+        """Return the pid here of the process of a slot; 0 where it is not known."""
+        return slot.pid if slot.pid_ns == self._own_ns else self._hosts.get(slot.owner, 0)
+
+    def look(self, slots: Collection[Slot]) -> set[int]:
+        """Look at the processes of all slots; returns the owners that are gone. It may have to walk /proc.
+
+        Raises OSError.
+        """
+        unknown: set[int] = set()
+        inner = {slot.owner for slot in slots if slot.pid_ns != self._own_ns}
+        self._hosts = {owner: pid for owner, pid in self._hosts.items() if owner in inner}
+        for slot in slots:
+            pid = self.pid_of(slot)
+            found = read_process(pid) if pid else None
+            if found is None or owner_of(slot.pid, found.start_ticks) != slot.owner:
+                self._hosts.pop(slot.owner, None)
+                # a process of another namespace is found by its number there, if all of them are to be seen
+                if slot.pid_ns == self._own_ns or self.sees_all_pids:
+                    unknown.add(slot.owner)
+        if sought := inner & unknown:
+            self._hosts |= _found(sought)
+        return unknown - self._hosts.keys()
+
+
+def _found(owners: set[int]) -> dict[int, int]:
+    """Return the pids here of processes of other PID namespaces."""
+    found: dict[int, int] = {}
+    for process in all_processes():
+        with contextlib.suppress(OSError, ValueError, StopIteration), open(f"/proc/{process.pid}/status") as status:
+            line = next(each for each in status if each.startswith("NSpid:"))
+            owner = owner_of(int(line.split()[-1]), process.start_ticks)
+            if owner in owners:
+                found[owner] = process.pid
+    return found
