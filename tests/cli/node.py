@@ -237,6 +237,22 @@ async def on_a_terminal(*words: str, env: dict[str, str]) -> AsyncIterator[tuple
             await process.wait()
 
 
+async def until_shown(terminal: int, wanted: str) -> str:
+    """Read a terminal's other end until `wanted` came: all that was read."""
+    loop = asyncio.get_running_loop()
+    text = ""
+    async with asyncio.timeout(COMMAND_S_MAX):
+        while wanted not in text:
+            ready = asyncio.Event()
+            loop.add_reader(terminal, ready.set)
+            try:
+                await ready.wait()
+            finally:
+                loop.remove_reader(terminal)
+            text += os.read(terminal, 65536).decode()
+    return text
+
+
 def read_all(terminal: int) -> str:
     """What is left in a terminal whose other end is closed; a read gives a part of it (EIO is its end)."""
     parts = []

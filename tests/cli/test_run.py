@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 
 import pytest
 
 from moorage.client import AsyncClient
-from tests.cli.node import COMMAND, Lines, Node, environment, on_a_terminal, read_all, start
+from tests.cli.node import COMMAND, Lines, Node, environment, on_a_terminal, read_all, start, until_shown
 
 
 @pytest.mark.parametrize(
@@ -77,20 +76,13 @@ async def test_at_a_terminal_a_second_ctrl_c_cancels_what_the_first_has_let_go(
 ) -> None:
     words = ("run", "--job", "long", "--", "sh", "-c", "echo begun; exec sleep 600")
     async with on_a_terminal(*words, env=node.env(unique)) as (process, terminal):
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(terminal), "rb")
-        )
-        lines = Lines(reader)
-        await lines.until("begun")
+        await until_shown(terminal, "begun")
         process.send_signal(signal.SIGINT)
-        await lines.until("Ctrl-C again within 2 s")
+        await until_shown(terminal, "Ctrl-C again within 2 s")
         if again:
             process.send_signal(signal.SIGINT)
-            await lines.until("cancelling long, was RUNNING")
+            await until_shown(terminal, "cancelling long, was RUNNING")
         assert await process.wait() == 130
-        transport.close()
     async with AsyncClient(node.url, tenant=unique) as client:
         if again:
             [result] = await client.wait([client.job("long")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 
@@ -11,7 +10,7 @@ import msgspec
 import pytest
 
 from moorage.client import AsyncClient
-from tests.cli.node import Lines, Node, on_a_terminal, start
+from tests.cli.node import Lines, Node, on_a_terminal, start, until_shown
 from tests.leftover import end_processes
 from tests.waiting import until_state
 
@@ -132,9 +131,9 @@ async def test_a_watched_list_tells_each_change_once(node: Node, unique: str) ->
 async def test_a_watched_list_is_redrawn_on_a_terminal(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "seen", "--driver", "noop", "--", "hang", tenant=unique)
     async with on_a_terminal("ls", "--watch", env=node.env(unique)) as (process, terminal):
-        await _until(terminal, "1 RUNNING")
+        await until_shown(terminal, "1 RUNNING")
         await node.run("cancel", "seen", tenant=unique)
-        assert "\x1b[3F\x1b[J" in await _until(terminal, "1 CANCELLED")
+        assert "\x1b[3F\x1b[J" in await until_shown(terminal, "1 CANCELLED")
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
 
@@ -142,7 +141,7 @@ async def test_a_watched_list_is_redrawn_on_a_terminal(node: Node, unique: str) 
 async def _told(node: Node, unique: str, *words: str, until: str) -> str:
     """What the command draws on a terminal up to `until`; then it is interrupted."""
     async with on_a_terminal(*words, env=node.env(unique) | {"COLUMNS": "120"}) as (process, terminal):
-        text = await _until(terminal, until)
+        text = await until_shown(terminal, until)
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
         await process.wait()
@@ -185,19 +184,3 @@ async def test_several_jobs_are_shown_by_one_command(node: Node, unique: str) ->
     assert (await node.run("explain", "on", tenant=unique)).rows[0] == ["job", "one"]
     assert sum(row == [""] for row in (await node.run("show", "all", tenant=unique)).rows) >= 3
     await node.run("cancel", "one,two", tenant=unique)
-
-
-async def _until(terminal: int, wanted: str) -> str:
-    """Read a terminal's other end until `wanted` came."""
-    loop = asyncio.get_running_loop()
-    text = ""
-    async with asyncio.timeout(120):
-        while wanted not in text:
-            ready: asyncio.Future[None] = loop.create_future()
-            loop.add_reader(terminal, ready.set_result, None)
-            try:
-                await ready
-            finally:
-                loop.remove_reader(terminal)
-            text += os.read(terminal, 65536).decode()
-    return text
