@@ -81,7 +81,7 @@ class UsageMeter:
 
     def _whose(self, driver: Driver, pids: Sequence[int]) -> dict[int, MemberName | None] | None:
         """Return the members of processes; None where the driver or this PID namespace cannot tell."""
-        if not driver.tells_processes:
+        if not driver.can_measure():
             return None
         if not self._sees_all_pids and not all(os.path.exists(f"/proc/{pid}") for pid in pids):
             return None  # then a number may be another process here

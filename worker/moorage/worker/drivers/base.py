@@ -283,6 +283,10 @@ class Driver:
         """
         return {}
 
+    def can_measure(self) -> bool:
+        """Return whether `members_of` tells now what each of its members uses of a shared device."""
+        return self.tells_processes
+
     def uid_of(self, tenant: str, request: Request) -> int | None:
         """Return the user of this host that a tenant's job would run as.
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -42,6 +42,7 @@ from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.environment import START_FAILED
 from moorage.worker.member_messages import Ended, MemberName, NotStarted, Replaced, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.containers import containers_of
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 from moorage.worker.supervisor.protocol import Event, Unproven
 
@@ -189,6 +190,19 @@ class DockerDriver(Driver):
 
     def forget(self, names: list[MemberName]) -> None:
         self._host.link.forget([self._host.key(name) for name in names])
+
+    def can_measure(self) -> bool:
+        # an agent before this one may have started a container whose id the engine has not told yet
+        return all(member.container for member in self._host.members.values() if member.is_told)
+
+    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+        members = {member.container: name for name, member in self._host.members.items() if member.container}
+        found: dict[int, MemberName | None] = {}
+        for pid in pids if members else ():
+            for container in containers_of(pid):
+                if container in members:
+                    found[pid] = members[container]
+        return found
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._host.link.set_fence(self._host.owner, deadline_s, grace_s)

@@ -33,16 +33,25 @@ def processes_of(ids: Collection[str]) -> dict[str, list[Process]]:
     for name in os.listdir("/proc") if wanted else ():
         if not name.isdecimal():
             continue
-        try:
-            with open(f"/proc/{name}/cgroup", "rb", buffering=0) as file:
-                here = wanted.intersection(_ID.findall(file.read(1 << 16)))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+        here = wanted.intersection(_ids_of(int(name)))
         process = read_process(int(name)) if here else None
         if process is not None and not process.dead:
             for each in here:
                 found.setdefault(each.decode(), []).append(process)
     return found
+
+
+def containers_of(pid: int) -> list[str]:
+    """Return the ids of the containers that a process is in, from the outermost one; none if it is gone."""
+    return [each.decode() for each in _ids_of(pid)]
+
+
+def _ids_of(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb", buffering=0) as file:
+            return _ID.findall(file.read(1 << 16))
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def init_of(processes: Collection[Process]) -> Process | None:
