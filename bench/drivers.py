@@ -4,7 +4,7 @@
 
 `overhead`: a container by the engine itself (docker's API: create, start, wait, remove; `podman run --rm`), beside one
 by the driver from `start` to its reported end, in turns; wall time, and the processor time of all that runs on this
-machine. `left`: many containers through docker's driver, and what is left of them, of descriptors and memory. `kills`:
+machine. `left`: many containers through each driver, and what is left of them, of descriptors and memory. `kills`:
 agents that are killed in the middle of a run; each container is adopted or ended. A part whose number is 0 is left out.
 """
 
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from moorage.worker.drivers.container_engine import Engine
 from moorage.worker.drivers.podman_command import ulimits_here
@@ -42,10 +42,16 @@ AGENT = """
 import asyncio, sys
 from pathlib import Path
 from moorage.worker.drivers.docker import DockerSettings
-from tests.worker.test_docker_driver import Rig
+from tests.podmans import PodmanHome
+from tests.worker import test_docker_driver as docker, test_podman_driver as podman
 
-async def main(state, socket, first):
-    async with Rig(Path(state), DockerSettings(socket=Path(socket), pull="never")) as rig:
+def made(name, where, state):
+    if name == "podman":
+        return podman.Rig(PodmanHome(where), state)
+    return docker.Rig(state, DockerSettings(socket=where, pull="never"))
+
+async def main(name, where, state, first):
+    async with made(name, Path(where), Path(state)) as rig:
         for number in range(int(first), int(first) + 4):
             rig.start(f"j{number}", "sleep", "2")
             await asyncio.sleep(0.3)
@@ -53,6 +59,15 @@ async def main(state, socket, first):
 
 asyncio.run(main(*sys.argv[1:]))
 """
+
+
+class Kind(NamedTuple):
+    """A driver on an engine that has no containers but ours. `where` says to another process which engine that is."""
+
+    name: str
+    where: Path
+    rig: Callable[[Path], Rig | podman.Rig]
+    containers: Callable[[], list[str]]
 
 
 def busy_s() -> float:
@@ -134,21 +149,22 @@ async def overhead(docker: DockerEngine, folder: Path, rounds: int) -> None:
         print(f"overhead of the driver {name}: {cpu:+.0%} of processor time")
 
 
-async def left(docker: DockerEngine, folder: Path, count: int) -> None:
-    async with Rig(folder / "left", settings(docker)) as rig:
+async def left(kind: Kind, folder: Path, count: int) -> None:
+    state = folder / f"{kind.name}-left"
+    async with kind.rig(state) as rig:
         await by_driver(rig, "warm")
         before = len(os.listdir("/proc/self/fd")), memory_kib()
         names = [rig.start(f"l{number}", *PROGRAM) for number in range(count)]
         for name in names:
-            assert (await ended(rig, name))[1:] == (0, "exit")
+            assert await ended(rig, name) == (name, 0, "exit")
         rig.driver.forget(names)
-        await until(lambda: docker.containers() == [], deadline_s=120)
+        await until(lambda: kind.containers() == [], deadline_s=120)
         with contextlib.suppress(NeverHappened):  # idle connections to the engine are closed after a while
             await until(lambda: len(os.listdir("/proc/self/fd")) <= before[0], deadline_s=60)
         after = len(os.listdir("/proc/self/fd")), memory_kib()
-    folders = list((folder / "left" / "folders").rglob("*"))
+    folders = list((state / "folders").rglob("*"))
     print(
-        f"{count} containers: {len(docker.containers())} are left, folders {len(folders) - 1}, descriptors "
+        f"{kind.name}, {count} containers: {len(kind.containers())} are left, folders {len(folders) - 1}, descriptors "
         f"{before[0]} -> {after[0]}, memory {before[1] / 1024:.0f} -> {after[1] / 1024:.0f} MiB"
     )
 
@@ -158,39 +174,48 @@ def memory_kib() -> int:
     return int(line.split()[1])
 
 
-async def kills(docker: DockerEngine, folder: Path, count: int) -> None:
-    state = folder / "kills"
+async def kills(kind: Kind, folder: Path, count: int) -> None:
+    state = folder / f"{kind.name}-kills"
     for number in range(count):
-        words = [sys.executable, "-c", AGENT, str(state), str(docker.socket), str(4 * number)]
-        seen = set(docker.containers())
+        words = [sys.executable, "-c", AGENT, kind.name, str(kind.where), str(state), str(4 * number)]
+        seen = set(kind.containers())
         agent = await asyncio.create_subprocess_exec(*words)
         try:
-            await until(lambda: not seen.issuperset(docker.containers()), deadline_s=120)  # noqa: B023
+            await until(lambda: not seen.issuperset(kind.containers()), deadline_s=120)  # noqa: B023
             await asyncio.sleep(0.1 * (number % 8))
         finally:
             agent.send_signal(signal.SIGKILL)
             await agent.wait()
-    async with Rig(state, settings(docker)) as rig:
+    async with kind.rig(state) as rig:
         adopted = len(rig.living)
         for living in rig.living:
             await ended(rig, living.name)
-        await until(lambda: docker.containers() == [], deadline_s=120)
-    print(f"{count} agents killed: {adopted} members were left to the last one, {len(docker.containers())} orphans")
+        with contextlib.suppress(NeverHappened):
+            await until(lambda: kind.containers() == [], deadline_s=120)
+    orphans = len(kind.containers())
+    print(f"{kind.name}, {count} agents killed: {adopted} members were left to the last one, {orphans} orphans")
 
 
 async def main(rounds: int, containers: int, count: int) -> None:
     if why := why_no_dockerd():
         raise SystemExit(why)
-    with tempfile.TemporaryDirectory(prefix="moorage-bench-") as named, engine() as docker:
-        folder = Path(named)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moorage-bench-")))
+        docker = stack.enter_context(engine())
         docker.make_image(IMAGE)
-        parts = ((overhead, rounds), (left, containers), (kills, count))
-        for part, number in parts:
-            if number:
-                await part(docker, folder, number)
-        for state in ("overhead", "podman", "left", "kills"):
+        kinds = [Kind("docker", docker.socket, lambda state: Rig(state, settings(docker)), docker.containers)]
+        if not why_no_podman():
+            home = stack.enter_context(podman_home())
+            home.make_image(podman.IMAGE)
+            kinds.append(Kind("podman", home.folder, lambda state: podman.Rig(home, state), home.containers))
+        if rounds:
+            await overhead(docker, folder, rounds)
+        for part, number in ((left, containers), (kills, count)):
+            for kind in kinds if number else ():
+                await part(kind, folder, number)
+        for path in folder.iterdir():
             try:
-                supervised = await Supervised.connect(folder / state, spawn_if_absent=False)
+                supervised = await Supervised.connect(path, spawn_if_absent=False)
                 await supervised.shutdown(0.0)
             except SupervisorError:
                 pass
