@@ -375,6 +375,8 @@ class PodmanDriver(ProcessDriver):
         return self.podman.words("run", *own, *words_of(config, limits_here()))
 
     def _look_for(self, name: MemberName) -> None:
+        if name in self._starting:  # begun here and found again behind a supervisor that came back
+            return
         self._starting[name] = asyncio.get_running_loop().create_task(self._look(name))
 
     async def _look(self, name: MemberName) -> None:
