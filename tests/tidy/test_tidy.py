@@ -277,7 +277,6 @@ def test_the_pythons_that_are_named_are_those_that_are_tested() -> None:
     assert "make test-pythons" in (ROOT / ".ci/run").read_text()
 
 
-@pytest.mark.slow
 def test_generated_pages_are_fresh() -> None:
     done = subprocess.run([sys.executable, "-m", "tools.generate", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
