@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.whatif.fixes import FIXES_MAX
+from moorage.scheduler.whatif.fixes import APART_MS, FIXES_MAX
 from tests.scheduler.driving import H100, PATIENCE_MS, Driving
 
 L40S, A100 = "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"
@@ -340,32 +340,22 @@ def test_nothing_but_time_ends_a_pause() -> None:
     assert [fix for fix in drive.fixes("j") if "command" in fix] == []
 
 
-def test_no_fix_counts_on_a_host_that_the_next_one_in_line_would_get() -> None:
-    """Nothing is reserved, as the first is not due yet; once it is cancelled the next one is."""
+@pytest.mark.parametrize("next_in_line", [False, True])
+def test_no_fix_counts_on_a_host_that_the_next_one_in_line_would_get(next_in_line: bool) -> None:
+    """The host is reserved for the first one. Once that is cancelled it is open, but for a second at most."""
     drive = Driving()
-    for index in range(3):
-        drive.worker(f"w{index}", 4)
-    for name, count, timeout_s in (("r0", 4, 20_000), ("r2", 4, 20_000), ("a", 3, 20_000), ("b", 1, 4_500)):
-        drive.submit(name, gpu={"count": count}, run=limited(timeout_s))
+    drive.worker("w0", 4)
+    drive.submit("runs", gpu={"count": 2}, run=limited(20_000))
     drive.settle()
-    gang: dict[str, Any] = {"gpu": {"count": 4, "scheduling": "gang"}, "replicas": 2, "run": limited(20_000)}
-    drive.submit("first", gpu={"count": 4}, run=limited(20_000))
-    drive.submit("gang", **gang)
-    drive.submit("next", gpu={"count": 4}, resources={"cpu_milli": 1}, run=limited(20_000))
-    drive.pass_time(3_600_000, step=10_000)
-    for name in ("r0", "a"):
-        worker, key = next((w, key) for w in drive.workers.values() for key in w.held if key[1] == name)
-        worker.finish(key)
-        drive.settle()
-        drive.pass_time(3_000)
-        drive.settle()
-    assert drive.engine.planner.reserving.reservation is None
-    fixes = [fix for fix in drive.fixes("gang") if "request" in fix]
-    drive.cancel("gang")
-    drive.tick(1_000)
-    for number, fix in enumerate(fixes):
-        body = {key: value for key, value in {**gang, **fix["request"]}.items() if value is not None}
-        drive.submit(f"fixed{number}", **body)
-        assert drive.states(f"fixed{number}")[0] != "QUEUED", fix
-        drive.cancel(f"fixed{number}")
-        drive.settle()
+    drive.submit("first", gpu={"count": 4})
+    if next_in_line:
+        drive.submit("next", tenant="u", gpu={"count": 3})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.submit("late", tenant="u", gpu={"count": 4})  # who has a reservation has just been looked at
+    assert drive.engine.planner.reserving.reservation is not None
+    fixes = [fix["request"] for fix in drive.fixes("first")]
+    assert fixes == ([] if next_in_line else [{"gpu": {"count": 2}}])
+    drive.cancel("first")
+    drive.tick(APART_MS)
+    drive.submit("fixed", gpu={"count": 2})
+    assert drive.states("fixed") == (["QUEUED"] if next_in_line else ["PLACED"])

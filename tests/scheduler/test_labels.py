@@ -12,6 +12,7 @@ import pytest
 from moorage.scheduler.core import fleet, shape
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries.waiting import explain_job
+from moorage.scheduler.core.rank.mix import LOOK_FIRST
 from moorage.scheduler.core.rank.table import HostTable, nearly
 from moorage.scheduler.core.state import QUEUED
 from tests.scheduler.driving import Driving
@@ -51,6 +52,17 @@ def test_hosts_are_one_class_but_for_labels_that_were_required() -> None:
     drive.submit("zone", gpu={}, requires={"zone": ["c"]}, replicas=4)
     assert {int(worker[1:]) % 3 for worker in where(drive, "zone")} == {2}
     assert sizes(drive) == [1, 4, HOSTS - 5]
+
+
+def test_a_host_is_told_apart_once_a_mix_is_known_too() -> None:
+    """The ranker looks at its table of hosts by then, and no longer at the classes themselves."""
+    drive = named(gpus=8)
+    drive.submit("mix", gpu={"count": 2}, replicas=LOOK_FIRST)
+    drive.submit("any", gpu={"count": 2})
+    free = {host.worker.num: host for host in drive.engine.fleet.hosts.values() if host.open.bit_count() >= 2}
+    last = free[max(free)].worker.id
+    drive.submit("one", gpu={"count": 2}, requires={"host": [last.replace("w", "n")]})
+    assert where(drive, "one") == [last]
 
 
 def test_hosts_that_tell_a_little_more_memory_or_less_are_of_one_type() -> None:

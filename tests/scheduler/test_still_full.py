@@ -215,10 +215,45 @@ def test_a_job_that_found_no_room_and_is_over_its_tenants_limit_by_now_keeps_its
     assert drive.states("two") == ["RUNNING"]
 
 
+def test_a_tenant_to_which_more_is_owed_by_an_end_of_its_own_goes_before_the_job_that_hosts_are_held_for() -> None:
+    """Within a second of the last scan, and though the hosts that have opened since are no help to it."""
+    drive = Driving(Config(ranker="pack", reserve_after=30))
+    for name, model in (("w0", H100), ("w1", A100), ("w2", "NVIDIA L40S"), ("w3", "NVIDIA A10")):
+        drive.worker(name, models=[model] * 4)
+    drive.order("share", tenant="t", weight=1)
+    for tenant, name, count, model, timeout_s in (
+        ("v", "other", 2, "H100", 36_000), ("v", "ends", 2, "A100", 3_600), ("v", "stays", 2, "A100", 36_000),
+        ("big", "small", 1, "A10", 36_000),
+    ):  # fmt: skip
+        run = {"driver": "noop", "timeout_s": timeout_s}
+        drive.submit(name, tenant=tenant, gpu={"count": count, "model": model}, run=run)
+    gang = {"count": 2, "model": ["H100", "A100"], "scheduling": "gang"}
+    drive.submit("gang", tenant="big", gpu=gang, replicas=2)
+    drive.settle()
+    drive.pass_time(40_000, step=5_000)
+    drive.submit("mine", gpu={"count": 4, "model": "L40S"})
+    drive.settle()
+    drive.submit("first", gpu={"count": 2, "model": "H100"})
+    held = drive.engine.planner.reserving.reservation
+    assert held is not None
+    assert held.hosts == {0, 1}
+    assert drive.states("first") == ["QUEUED"]
+    _end(drive, "w1", "ends")  # both are told in one record: the gang has room, and comes second
+    _end(drive, "w2", "mine")
+    drive.settle()
+    assert drive.states("first") == ["RUNNING"]
+    assert set(drive.states("gang", tenant="big")) == {"QUEUED"}
+
+
+def _end(drive: Driving, name: str, job: str) -> None:
+    """The one replica of a job on a host ends; the scheduler has yet to hear of it."""
+    worker = drive.workers[name]
+    worker.finish(next(key for key in worker.held if key[1] == job), 0)
+
+
 def _finish(drive: Driving, name: str) -> None:
     """The one replica of a job on the one host ends."""
-    worker = drive.workers["w0"]
-    worker.finish(next(key for key in worker.held if key[1] == name), 0)
+    _end(drive, "w0", name)
     drive.settle()
 
 

@@ -91,9 +91,9 @@ class Verdicts:
         return self._opened[at]
 
     def _is_let_in(self, group: Group) -> bool:
-        """Whether time alone has opened the reserved hosts to this queue group: its tenant is owed more by now.
+        """Whether the reserved hosts are open to this queue group by now: its tenant is owed more.
 
-        `Reserving` scans for such groups once a second. A group that is served before must not wait for that.
+        `Reserving` scans for such groups once a second; in a pass before that, whoever comes later could take them.
         """
         held = self._reserving.reservation
         if held is None or group.verdict.waits is not Waits.RESERVED:
