@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 DURATION_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
+_DURATION: Final = re.compile(r"\d+(?:\.\d+)?(?:ms|[smhd])(?: ?\d+(?:\.\d+)?(?:ms|[smhd]))*")
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kKMGT]i?)?B?)", re.ASCII)
 _NUMBER: Final = re.compile(r"-?\d*\.?\d+(?:e[+-]?\d{1,3})?", re.ASCII)
@@ -14,12 +14,12 @@ _POWERS: Final = "KMGT"
 
 
 def duration_s(text: str) -> float:
-    """`90s`, `1h30m`, `500ms`, or a bare number of seconds. Raises ValueError."""
+    """`90s`, `1h30m`, `1h 30m`, `500ms`, or a bare number of seconds. Raises ValueError."""
     text = text.strip()
     if _DURATION.fullmatch(text):
         return sum(float(number) * DURATION_S[unit] for number, unit in _PART.findall(text))
     if not _NUMBER.fullmatch(text):
-        raise ValueError("write it with ms, s, m, h or d")
+        raise ValueError("write it with ms, s, m, h or d, as 90s, 1h30m or 1h 30m")
     return float(text)
 
 
