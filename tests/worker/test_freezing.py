@@ -78,6 +78,15 @@ class Scene:
         rows = [line.split() for line in (self.stub.folder / "calls").read_text().splitlines()]
         return [f"{row[0]} {pids.index(row[1])}" for row in rows if row[0] != "GetState" and row[1:2]]
 
+    def put(self, pid: int, state: int) -> None:
+        """Have the driver say that a process is in this state."""
+        fresh = self.stub.folder / f"fresh.{pid}"
+        fresh.write_text(str(state))
+        fresh.rename(self.stub.folder / f"frozen.{pid}")
+
+    def asked(self, pid: int) -> int:
+        return (self.stub.folder / "calls").read_text().splitlines().count(f"GetState {pid}")
+
     def fail(self, *lines: str) -> None:
         self.stub.extra = lines
         self.stub.write()
@@ -236,3 +245,57 @@ def test_an_older_driver_is_refused_with_its_reason(scene: Scene) -> None:
     asked = {"processes": [], "lock_ms": 1, "library": "libnothing.so"}
     assert cuda.carry_out(asked | {"do": "freeze"})[0] == "running"
     assert cuda.carry_out(asked | {"do": "resume"})[0] == "broken"
+
+
+@pytest.mark.parametrize(("passing", "then"), [(cuda.CHECKPOINTING, cuda.CHECKPOINTED), (cuda.RESTORING, cuda.LOCKED)])
+async def test_a_process_on_its_way_is_waited_for_and_resumed(scene: Scene, passing: int, then: int) -> None:
+    """A newer driver goes on with the call of a helper that was killed, and says so."""
+    (pid,) = scene.hold()
+    assert (await scene.freeze())[0] == "frozen"
+    scene.put(pid, passing)
+    before = scene.asked(pid)
+    resuming = asyncio.create_task(scene.freezer.resume(NAME))
+    await until(lambda: scene.asked(pid) > before + 1, what="it is asked again")
+    scene.put(pid, then)
+    assert await resuming == ("running", "")
+    assert scene.states() == [cuda.RUNNING]
+
+
+@pytest.mark.parametrize("state", [cuda.CHECKPOINTING, cuda.RESTORING, 6])
+async def test_a_process_that_does_not_run_in_the_end_is_broken(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, state: int
+) -> None:
+    (pid,) = scene.hold()
+    process = read_process(pid)
+    assert process is not None
+    monkeypatch.setattr(cuda, "PASSING_S", 0.0)
+    scene.put(pid, state)
+    asked = {"do": "resume", "processes": [[pid, process.start_ticks]], "lock_ms": 1, "library": cuda.LIBRARY}
+    assert cuda.carry_out(asked) == (
+        "broken", f"the driver says that pid {pid} does not run, but is in its state {state}"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("available_mib", "outcome"), [(1623, "running"), (1624, "frozen")])
+async def test_memory_that_does_not_fit_into_the_hosts_ram_is_not_frozen(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, available_mib: int, outcome: str
+) -> None:
+    """Two processes hold 300 MiB each, and 1024 MiB are left to all else."""
+    scene.hold(2)
+    meminfo = scene.file.with_name("meminfo")
+    meminfo.write_text(f"MemTotal: 99999999 kB\nMemAvailable: {available_mib * 1024} kB\n")
+    monkeypatch.setattr(freezer, "MEMINFO", meminfo)
+    found, why = await scene.freeze()
+    assert found == outcome
+    if outcome == "running":
+        assert all(word in why for word in ("600 MiB", "1623 MiB", "1024 MiB"))
+        assert scene.calls() == []
+        assert not scene.file.exists()
+
+
+async def test_where_the_free_ram_is_not_known_the_driver_is_asked(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.hold()
+    monkeypatch.setattr(freezer, "MEMINFO", scene.file.with_name("nothing"))
+    assert (await scene.freeze())[0] == "frozen"

@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -27,6 +28,13 @@ RUNNING: Final = 0
 LOCKED: Final = 1
 CHECKPOINTED: Final = 2
 BROKEN: Final = 3
+#: of newer drivers: on its way to CHECKPOINTED, and on its way back to LOCKED
+CHECKPOINTING: Final = 4
+RESTORING: Final = 5
+#: from a helper's start: how long processes may be on their way, since a call goes on in the driver where the helper
+#: that made it was killed. Less than the least time that a helper is given
+PASSING_S: Final = 45.0
+_PASSING_STEP_S: Final = 0.05
 #: the arguments of every call have so many bytes, all 0 but the first word of Lock: how many milliseconds it may wait
 ARGUMENT_BYTES: Final = 64
 
@@ -58,6 +66,7 @@ class Cuda:
             raise CallFailed(fault)
         self._library = ctypes.CDLL(library)
         self._lock_ms = lock_ms
+        self._passing_until = time.monotonic() + PASSING_S
         if code := self._library.cuInit(0):
             raise CallFailed(f"cuInit failed with CUDA error {code}")
 
@@ -65,6 +74,12 @@ class Cuda:
         found = ctypes.c_int(-1)
         self._call("GetState", pid, found)
         return found.value
+
+    def settled(self, pid: int) -> int:
+        """Return the state of a process once it is not on its way to another one, or PASSING_S are over."""
+        while (state := self.state(pid)) in (CHECKPOINTING, RESTORING) and time.monotonic() < self._passing_until:
+            time.sleep(_PASSING_STEP_S)
+        return state
 
     def lock(self, pid: int) -> None:
         arguments = (ctypes.c_uint * (ARGUMENT_BYTES // 4))(self._lock_ms)
@@ -89,7 +104,7 @@ def freeze(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, s
     """Freeze all of these processes, or none. Returns what became of them, and why where they are not frozen."""
     try:
         for pid in _living(processes):
-            if cuda.state(pid) == RUNNING:
+            if cuda.settled(pid) == RUNNING:
                 cuda.lock(pid)
         for pid in _living(processes):
             if cuda.state(pid) == LOCKED:
@@ -108,7 +123,7 @@ def freeze(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, s
 def resume(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
     """Have all of these processes run on. Returns what became of them, and why where one cannot."""
     whys = []
-    for undo in (_restore, _unlock):  # a process must not meet another one that is still away
+    for undo in (_restore, _unlock, _check):  # a process must not meet another one that is still away
         for pid in _living(processes):
             try:
                 undo(cuda, pid)
@@ -119,16 +134,21 @@ def resume(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, s
 
 
 def _restore(cuda: Cuda, pid: int) -> None:
-    state = cuda.state(pid)
-    if state == CHECKPOINTED:
+    if cuda.settled(pid) == CHECKPOINTED:
         cuda.restore(pid)
-    elif state == BROKEN:
-        raise CallFailed(f"the driver says that pid {pid} has failed")
 
 
 def _unlock(cuda: Cuda, pid: int) -> None:
-    if cuda.state(pid) == LOCKED:
+    if cuda.settled(pid) == LOCKED:
         cuda.unlock(pid)
+
+
+def _check(cuda: Cuda, pid: int) -> None:
+    state = cuda.state(pid)
+    if state == BROKEN:
+        raise CallFailed(f"the driver says that pid {pid} has failed")
+    if state != RUNNING:
+        raise CallFailed(f"the driver says that pid {pid} does not run, but is in its state {state}")
 
 
 def _living(processes: Sequence[tuple[int, int]]) -> list[int]:

@@ -31,6 +31,9 @@ LOCK_S: Final = 30.0
 HELPER_S: Final = 600.0
 #: the same for what an earlier agent has begun: the worker does not join before
 OPEN_S: Final = 60.0
+MEMINFO: Final = Path("/proc/meminfo")
+#: of the host's RAM, in MiB, is left to all else
+MARGIN_MIB: Final = 1024
 
 log = logging.getLogger("moorage.worker")
 
@@ -73,14 +76,16 @@ class Freezer:
     async def freeze(self, name: MemberName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
         """Freeze all processes of an attempt that use these devices. Returns what became of them, and why."""
         try:
-            pids = [pid for slot in slots for pid in await self._held(slot)]
+            held = [pair for slot in slots for pair in (await self._held(slot)).items()]
         except HeldUnknown as unknown:
             return "running", f"which processes hold its GPUs is not known: {unknown.reason}"
-        members = members_of(set(pids))
+        members = members_of({pid for pid, _ in held})
         found = [read_process(pid) for pid in sorted(members) if members[pid] == name]
         processes = [(process.pid, process.start_ticks) for process in found if process is not None]
         if not processes:
             return "running", "none of its processes holds a GPU"
+        if fault := _room_fault(sum(mib for pid, mib in held if members.get(pid) == name)):
+            return "running", fault
         entry = self._entries[name] = _Entry(name, processes)
         try:
             self._write()
@@ -168,3 +173,19 @@ class Freezer:
         fresh = self._file.with_name(self._file.name + ".new")
         fresh.write_bytes(msgspec.json.encode(list(self._entries.values())))
         os.replace(fresh, self._file)
+
+
+def _room_fault(wanted_mib: int) -> str:
+    """Return why the host's RAM cannot take so much of GPU memory; "" where it can, or where that is not known."""
+    try:
+        lines = MEMINFO.read_text().splitlines()
+        available_mib = int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) // 1024
+    except (OSError, StopIteration, ValueError, IndexError) as error:
+        log.warning("how much RAM is available is not known: %r", error)
+        return ""
+    if wanted_mib <= available_mib - MARGIN_MIB:
+        return ""
+    return (
+        f"its {wanted_mib} MiB of GPU memory do not fit into the RAM of its host: {available_mib} MiB are available, "
+        f"and {MARGIN_MIB} MiB of them are left to all else; free RAM there, and freeze it again"
+    )
