@@ -24,7 +24,17 @@ from tests.schemas.impossible import IMPOSSIBLE
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("90", 90), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("1h 30m", 5400), ("500ms", 0.5), ("2d", 172800), ("1.5h", 5400), (3, 3)],
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("10m", 600),
+        ("1h30m", 5400),
+        ("1h 30m", 5400),
+        ("500ms", 0.5),
+        ("2d", 172800),
+        ("1.5h", 5400),
+        (3, 3),
+    ],
 )
 def test_durations(text: float | str, value: float) -> None:
     assert seconds(text) == value
