@@ -296,6 +296,30 @@ async def test_whose_fault_it_is_that_nothing_started(home: PodmanHome, tmp_path
 
 
 @pytest.mark.slow
+async def test_podman_is_asked_for_an_image_again_only_once_its_images_have_changed(
+    home: PodmanHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        asked: list[tuple[str, ...]] = []
+        ask = rig.driver.podman.ask
+
+        async def counted(*words: str, **fields: Any) -> Any:
+            asked.append(words)
+            return await ask(*words, **fields)
+
+        monkeypatch.setattr(rig.driver.podman, "ask", counted)
+        home.podman("tag", IMAGE, "localhost/other:1")
+        for job in ("j1", "j2"):
+            name = rig.start(job, "sh", "-c", "exit 3", image="localhost/other:1")
+            assert await rig.reported(Ended, name) == (name, 3, "exit")
+        assert [words[:2] for words in asked] == [("image", "exists")]
+        home.podman("rmi", "localhost/other:1")
+        name = rig.start("j3", "true", image="localhost/other:1")
+        assert "there is no image" in (await rig.reported(StartFailed, name))[2]
+        await nothing_left(home, state)
+
+
+@pytest.mark.slow
 async def test_a_host_that_cannot_sends_the_job_elsewhere(home: PodmanHome, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state:
         async with Rig(home, state, pull="missing") as rig:  # no registry is reached here

@@ -82,6 +82,8 @@ LOOK_S_MAX: Final = 0.25
 #: images that are pulled at once, each within a time
 PULLS_MAX: Final = 4
 PULL_S_MAX: Final = 1800.0
+#: images that are known to be here: to ask podman is a process for each container
+IMAGES_MAX: Final = 256
 #: how long after a forced end what podman knows of containers is removed: with that of others that end then
 CLEAN_S: Final = 0.2
 #: where podman could not
@@ -90,6 +92,10 @@ RETRY_S: Final = 10.0
 AT_ONCE: Final = 100
 #: podman tells a signal as a shell does
 _SIGNALS: Final = (137, 143)
+
+
+#: of a file: when it was written, which one it is, and its size
+_Stamp = tuple[int, int, int]
 
 
 class PodmanDriver(ProcessDriver):
@@ -141,6 +147,8 @@ class PodmanDriver(ProcessDriver):
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[MemberName, asyncio.Task[None]] = {}
         self._to_remove: set[MemberName] = set()
+        self._images_file: Path | None = None  # podman writes it anew whenever an image comes, goes or is renamed
+        self._found: dict[str, _Stamp] = {}  # images, and which file had them; none once a start has failed
         self._cleans: asyncio.Task[None] | None = None
 
     async def open(self) -> list[Living]:
@@ -157,6 +165,10 @@ class PodmanDriver(ProcessDriver):
             await self._sweep([each.name for each in living if each.phase != "stuck"])
         except (OSError, TimeoutError, ValueError) as error:
             log.warning("podman: what an agent before left is not removed: %s", error or "no answer")
+        with contextlib.suppress(OSError, TimeoutError, ValueError):  # else podman is asked for each container
+            where = await self.podman.ask("info", "--format={{.Store.GraphDriverName}} {{.Store.GraphRoot}}")
+            kind, root = where.out.strip().split(" ", 1)
+            self._images_file = Path(root) / f"{kind}-images" / "images.json"
         return living
 
     async def close(self) -> None:
@@ -254,6 +266,7 @@ class PodmanDriver(ProcessDriver):
         if event.reason == "end" and event.why.startswith(NO_DEVICE):
             return change(event, reason="start-failed", stage=ENGINE, message=event.why)
         if event.reason == "exit" and event.exit_code in CODES and not self._file(name, _MADE).exists():
+            self._found.clear()  # the image may be gone
             fault = run_fault(self._said(name))
             number = errno.ENOENT if fault.code == CODE_NOT_FOUND else errno.EACCES
             stage = ENGINE if fault.code is None else "exec"
@@ -302,8 +315,15 @@ class PodmanDriver(ProcessDriver):
         """Have the image here, as the settings say. Raises CannotStart."""
         pull, words, head = self.own.pull, ["pull"], f"pulling the image {image}"
         if pull != "always":
+            stamp = self._stamp()
+            if stamp is not None and self._found.get(image) == stamp:
+                return
             found = await self.podman.ask("image", "exists", "--", image)
             if found.code == 0:
+                if len(self._found) >= IMAGES_MAX:
+                    self._found.clear()
+                if stamp is not None:
+                    self._found[image] = stamp
                 return
             if found.code != 1:
                 raise CannotStart(None, found.error)
@@ -330,6 +350,14 @@ class PodmanDriver(ProcessDriver):
                     raise CannotStart(None, why) from None
             if done.code != 0:
                 raise pull_fault(image, EngineError(500, done.error))
+
+    def _stamp(self) -> _Stamp | None:
+        """Which list of images podman has now; None where that is not known."""
+        with contextlib.suppress(OSError):
+            if self._images_file is not None:
+                found = self._images_file.stat()
+                return found.st_mtime_ns, found.st_ino, found.st_size
+        return None
 
     async def _image(self, name: str) -> Image:
         """What an image says of its own program. Raises CannotStart."""
