@@ -609,6 +609,12 @@ def launchers(rig: Rig) -> list[int]:
     return found
 
 
+async def launcher(rig: Rig) -> int:
+    """The compiled launcher, as soon as it has its name: before its exec it has the supervisor's."""
+    await poll(lambda: len(launchers(rig)) == 1)
+    return launchers(rig)[0]
+
+
 def test_a_killed_supervisor_takes_its_jobs_along_and_the_next_tells(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
@@ -738,7 +744,7 @@ def test_a_launcher_that_dies_is_replaced_and_its_jobs_run_on(tmp_path: Path) ->
     async def scenario(rig: Rig) -> None:
         await rig.client.start([sh("long", "exec sleep 1000")])
         long = await rig.started("long")
-        [first] = launchers(rig)
+        first = await launcher(rig)
         os.kill(first, signal.SIGKILL)
         await poll(lambda: not lives(first))
         assert (await rig.run(sh("j", "exit 0"))).exit_code == 0
@@ -752,7 +758,7 @@ def test_a_launcher_that_dies_is_replaced_and_its_jobs_run_on(tmp_path: Path) ->
 @pytest.mark.parametrize("proof", ["cgroup", "walk"])
 def test_a_start_whose_launcher_dies_is_told_as_one_that_may_have_run(tmp_path: Path, proof: str) -> None:
     async def scenario(rig: Rig) -> None:
-        [first] = launchers(rig)
+        first = await launcher(rig)
         os.kill(first, signal.SIGSTOP)
         [starting] = rig.client.begin_start([sh("j", "echo ran")])
         with pytest.raises(TimeoutError):  # it waits for the launcher's answer
