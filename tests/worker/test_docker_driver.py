@@ -32,7 +32,6 @@ from moorage.worker.drivers.container_config import (
     network_of,
 )
 from moorage.worker.drivers.container_engine import Engine, EngineDown, Piece, with_tag
-from moorage.worker.drivers.container_entry import MEMORY
 from moorage.worker.drivers.container_output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.container_start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.docker import DockerDriver, DockerSettings
@@ -44,7 +43,7 @@ from moorage.worker.policy import Policy
 from moorage.worker.rendezvous import own_address
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
-from moorage.worker.supervisor.output import member_digest, output_path
+from moorage.worker.supervisor.output import output_path
 from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
 from tests.registries import Registry
 from tests.waiting import until
@@ -322,7 +321,7 @@ async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngin
         shown = docker.docker("inspect", container).stdout
         assert "PLAIN=p" in shown
         assert "s3cret-of-this-test" not in shown
-        folder = MEMORY / f"moorage-{member_digest(rig.driver._host.mark)[:32]}"
+        folder = rig.driver._starter.entries.folder.path
         await until(lambda: not folder.exists(), what="its file is gone: the mount holds what it needs")
         rig.driver.end(own, 0.0, "test")
         await rig.reported(Ended, own)

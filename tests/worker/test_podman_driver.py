@@ -20,7 +20,7 @@ from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.system.proctree import boottime_s, descendants
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
-from moorage.worker.drivers.container_entry import MEMORY
+from moorage.worker.drivers.container_entry import Entries
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.podman import FOLDER, PodmanDriver
 from moorage.worker.drivers.podman_command import PodmanSettings, last_error, run_fault, words_of
@@ -30,7 +30,6 @@ from moorage.worker.member_messages import Ended, MemberName, NotStarted, Starte
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
-from moorage.worker.supervisor.output import member_digest
 from tests.nvidia.limited import built, put_for_containers, uuid_of
 from tests.podmans import PodmanHome, podman_home, why_no_podman
 from tests.registries import Registry, large_layer
@@ -137,7 +136,7 @@ async def state_of(tmp_path: Path) -> AsyncIterator[Path]:
 
 def secret_files(state: Path) -> list[Path]:
     """Return the files with secrets of the drivers of this state folder."""
-    folder = MEMORY / f"moorage-{member_digest((state / 'mark').read_text())[:32]}"
+    folder = Entries("w1@podman", (state / "mark").read_text()).folder.path
     return list(folder.iterdir()) if folder.exists() else []
 
 

@@ -1,18 +1,19 @@
 """Secrets of containers: in a file that is never on a disk, read by a small program that becomes the image's own.
 
-The file lies in a folder of /dev/shm that only the agent's user enters, and is mounted into one container. It goes as
-soon as the container has started, since the mount holds what it needs; what an agent left there the next one removes.
+The file lies in a folder that only the agent's user enters (memory_folder.py), and is mounted into one container. It
+goes as soon as the container has started, since the mount holds what it needs; what an agent left there the next one
+removes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.worker.memory_folder import MemoryFolder, NoMemory
 from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.output import member_digest
 
@@ -21,8 +22,6 @@ PROGRAM: Final = Path(__file__).with_name("entry.bin")
 #: in the container
 PROGRAM_AT: Final = "/run/moorage/entry"
 VARIABLES_AT: Final = "/run/moorage/variables"
-#: in memory on every Linux
-MEMORY: Final = Path("/dev/shm")
 
 
 class NoEntry(Exception):
@@ -33,8 +32,7 @@ class Entries:
     """The files of secrets of one driver, `owner`. `mark` is of the state folder."""
 
     def __init__(self, owner: str, mark: str) -> None:
-        self._folder = MEMORY / f"moorage-{member_digest(mark)[:32]}"
-        self._prefix = f"{member_digest(owner)[:16]}-"
+        self.folder: Final = MemoryFolder(f"moorage-secrets-{member_digest(f'{mark}|{owner}')}")
 
     def write(self, key: str, variables: Mapping[str, str]) -> Path:
         """Write the variables of a member and return their file, which every user of its container may read.
@@ -46,45 +44,31 @@ class Entries:
             raise NoEntry(f"{why}; a job with secrets needs it")
         os.close(descriptor)
         try:
-            self._check_folder()
-            path = self._path(key)
+            path = self.folder.open() / member_digest(key)
             path.unlink(missing_ok=True)
             text = b"".join(f"{name}={value}".encode() + b"\0" for name, value in variables.items())
             number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(number, "wb") as file:
                 file.write(text)
                 os.fchmod(number, 0o444)
+        except NoMemory as error:
+            raise NoEntry(f"a job with secrets needs a folder in memory: {error}") from None
         except OSError as error:
-            raise NoEntry(f"secrets cannot be written to {self._folder}: {error.strerror or error}") from None
+            raise NoEntry(f"secrets cannot be written to {self.folder.path}: {error.strerror or error}") from None
         return path
-
-    def _check_folder(self) -> None:
-        """Raises NoEntry, OSError: every user may make files in /dev/shm, so what is there may be another one's."""
-        mounts = (line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines())
-        if [str(MEMORY), "tmpfs"] not in mounts:
-            raise NoEntry(f"{MEMORY} is no tmpfs, and secrets are on no disk")
-        with contextlib.suppress(FileExistsError):
-            self._folder.mkdir(mode=0o700)
-        about = self._folder.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) != 0o700:
-            raise NoEntry(f"{self._folder} is not the agent's own folder")
 
     def remove(self, key: str) -> None:
         """Remove the file of a member, if there is one: its container has it, or never will."""
         with contextlib.suppress(OSError):
-            self._path(key).unlink(missing_ok=True)
-            self._folder.rmdir()  # unless there are others
+            (self.folder.path / member_digest(key)).unlink(missing_ok=True)
+        self.folder.close()
 
     def clear(self) -> None:
-        """Remove what an agent before this one left, and the folder once no driver has anything in it."""
+        """Remove what an agent before this one left."""
         with contextlib.suppress(OSError):
-            for path in self._folder.iterdir():
-                if path.name.startswith(self._prefix):
-                    path.unlink()
-            self._folder.rmdir()
-
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{self._prefix}{member_digest(key)}"
+            for path in self.folder.path.iterdir():
+                path.unlink()
+        self.folder.close()
 
 
 def mounts_of(variables: Path) -> list[dict[str, Any]]:

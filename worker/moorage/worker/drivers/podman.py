@@ -15,7 +15,7 @@ import errno
 import logging
 import os
 import tempfile
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ from moorage.worker.drivers.container_config import (
     registry_of,
 )
 from moorage.worker.drivers.container_engine import EngineError
-from moorage.worker.drivers.container_entry import MEMORY, Entries, NoEntry
+from moorage.worker.drivers.container_entry import Entries, NoEntry
 from moorage.worker.drivers.container_faults import CannotStart, pull_fault
 from moorage.worker.drivers.container_ports import Ports, ports_wanted
 from moorage.worker.drivers.container_start import login_for
@@ -60,6 +60,7 @@ from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.environment import HostAtFault, without_prefix
 from moorage.worker.inventory.cdi import CdiError, folders, read_registry
 from moorage.worker.member_messages import MemberName, Started
+from moorage.worker.memory_folder import NoMemory
 from moorage.worker.secret_files import secret_variables
 from moorage.worker.supervisor.output import member_digest, output_path
 from moorage.worker.supervisor.protocol import MARK_NAME, Event, StartMember
@@ -334,15 +335,10 @@ class PodmanDriver(ProcessDriver):
         async with self._pulls:
             log.info("%s", head)
             self._notes.say(name, head)
-            with tempfile.NamedTemporaryFile(dir=MEMORY, prefix="moorage-login-") as file:  # of mode 0600
-                if (login := login_for(image, self.own, self._secrets_dir)) is not None:
-                    auth = base64.b64encode(":".join(login).encode()).decode()
-                    file.write(msgspec.json.encode({"auths": {registry_of(image): {"auth": auth}}}))
-                    file.flush()
-                    words.append(f"--authfile={file.name}")
+            with self._login_words(image) as login:
                 try:
                     done = await self.podman.ask(
-                        *words, "--", image,
+                        *words, *login, "--", image,
                         limit_s=PULL_S_MAX, heard=lambda line: self._notes.say(name, f"{head}: {line}"),
                     )  # fmt: skip
                 except TimeoutError:
@@ -358,6 +354,24 @@ class PodmanDriver(ProcessDriver):
                 found = self._images_file.stat()
                 return found.st_mtime_ns, found.st_ino, found.st_size
         return None
+
+    @contextlib.contextmanager
+    def _login_words(self, image: str) -> Iterator[list[str]]:
+        """Give podman's words for the login at a registry, which is in a file meanwhile. Raises CannotStart."""
+        login = login_for(image, self.own, self._secrets_dir)
+        if login is None:
+            yield []
+            return
+        auth = base64.b64encode(":".join(login).encode()).decode()
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._entries.folder.open(), prefix="login-") as file:  # of mode 0600
+                file.write(msgspec.json.encode({"auths": {registry_of(image): {"auth": auth}}}))
+                file.flush()
+                yield [f"--authfile={file.name}"]
+        except NoMemory as error:
+            raise CannotStart(None, f"a login for a registry needs a folder in memory: {error}") from None
+        finally:
+            self._entries.folder.close()
 
     async def _image(self, name: str) -> Image:
         """What an image says of its own program. Raises CannotStart."""
