@@ -19,13 +19,14 @@ from moorage.schemas.job import Request, Run
 from moorage.schemas.settings import NO_FILE
 from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.base import Driver
-from moorage.worker.drivers.docker import DockerDriver
+from moorage.worker.drivers.docker import DockerDriver, DockerSettings
 from moorage.worker.drivers.handler import HandlerDriver
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes import KubernetesDriver
 from moorage.worker.drivers.loading import find
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.podman import PodmanDriver
+from moorage.worker.drivers.podman_command import PodmanSettings
 from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.drivers.vm import VmDriver
@@ -43,6 +44,7 @@ from tests.nvidia.stub import Board, Stub
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/explanation/sharing-modes.md"
 IMAGES = ("docker", "podman", "kubernetes")
+HOST_IPC = "mps_host_ipc"
 MODES: tuple[Sharing, ...] = ("exclusive", "time-slice", "mps")
 DRIVERS: tuple[type[Driver], ...] = (
     ProcessDriver, DockerDriver, PodmanDriver, VmDriver, KubernetesDriver, HandlerDriver, NoopDriver,
@@ -69,9 +71,9 @@ class Clock:
 
 
 def documented() -> dict[str, list[str]]:
-    """The cells by driver."""
-    rows = re.findall(r"^\| `(\w+)` \| ((?:memory|refused).*) \|$", PAGE.read_text(), re.MULTILINE)
-    return {driver: cells.split(" | ") for driver, cells in rows}
+    """The cells by driver, and by driver and setting."""
+    rows = re.findall(r"^\| (`\w+`[^|]*) \| ((?:memory|refused).*) \|$", PAGE.read_text(), re.MULTILINE)
+    return {row.replace("`", ""): cells.split(" | ") for row, cells in rows}
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +95,8 @@ def made(folder: Path, *, simulated: bool) -> dict[str, Driver]:
     kit = Kit("w1", settings, Policy.of(settings), link, 1, simulated=True)  # it looks for no directory of MPS
     found = find([kind.name for kind in DRIVERS if kind is not HandlerDriver], NO_FILE, simulated=True)
     drivers = {each.kind.name: each.make(kit) for each in found}
+    drivers[f"docker, {HOST_IPC}"] = DockerDriver.from_kit(kit._replace(own=DockerSettings(mps_host_ipc=True)))
+    drivers[f"podman, {HOST_IPC}"] = PodmanDriver.from_kit(kit._replace(own=PodmanSettings(mps_host_ipc=True)))
     drivers["handler"] = handler = HandlerDriver.__new__(HandlerDriver)
     handler._handlers = {"x": cast(Any, print)}
     if not simulated:
@@ -118,13 +122,15 @@ async def reported(inventory: Inventory, folder: Path) -> dict[str, list[str]]:
     found = {}
     for name, driver in drivers.items():
         levels = guard.levels(driver)
+        refused = {mode for mode in MODES if refuses(driver, mode, simulated=inventory.simulated)}
+        assert {*driver.modes_refused} <= refused
         found[name] = [
-            "refused"
-            if refuses(driver, mode, simulated=inventory.simulated)
-            else f"memory {levels[mode].memory}, compute {levels[mode].compute}"
+            "refused" if mode in refused else f"memory {levels[mode].memory}, compute {levels[mode].compute}"
             for mode in MODES
         ]
-    await drivers["docker"].close()
+    for name, driver in drivers.items():
+        if name.startswith("docker"):
+            await driver.close()
     return found
 
 

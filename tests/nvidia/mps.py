@@ -17,7 +17,7 @@ import os, signal, socket, sys
 daemon = socket.socket(socket.AF_UNIX)
 try:
     daemon.connect(os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/control")
-    daemon.sendall(b"CLIENT %d\\n" % os.getpid())
+    daemon.sendall(b"CLIENT\\n")
     assert daemon.recv(10) == b"ok\\0"
 except OSError:
     sys.exit(3)

@@ -2,7 +2,7 @@
 
 `tests/worker/test_mps_control.py` asks it and the real one the same. With `-f` it is the daemon of its pipe directory:
 it has the same sockets, and a server, which is a process, once the first client is there. A client is a process that
-connects and says `CLIENT PID`; that is the played part. Without `-f` it sends its standard input to the daemon.
+connects and says `CLIENT`; that is the played part. Without `-f` it sends its standard input to the daemon.
 
 What stands in the file `mood` beside this program changes it, or one daemon alone where a pid stands there: `wedged`
 answers nothing, `slow` is late, `deaf` sets no limits, `fault` has a server with a fault, `dies` ends at once, `late`
@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import sys
 import time
 
@@ -131,7 +132,8 @@ class Daemon:
 
     def answer(self, peer: socket.socket, words: list[str]) -> None:
         if words[:1] == ["CLIENT"]:
-            self.clients[peer] = int(words[1])
+            # of the one that connects, as this process knows it, also where it is in a container
+            self.clients[peer] = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
             if not self.server:
                 self.server = os.spawnv(os.P_NOWAIT, "/bin/sleep", ["nvidia-cuda-mps-server", "1000"])
                 self.server_percent, self.server_mib = self.percent, dict(self.mib)

@@ -28,6 +28,8 @@ def shared() -> Iterator[Path]:
     try:
         yield folder
     finally:
+        for mount in mounts_below(folder):
+            subprocess.run(["umount", mount], check=True)
         for left in sorted(folder.rglob("*"), reverse=True):
             left.rmdir() if left.is_dir() else left.unlink()
         folder.rmdir()
@@ -79,9 +81,12 @@ def test_root_mounts_memory_where_its_folder_would_not_be_on_its_own(
         folder.close()
         assert (path / "one").exists(), "what is in use stays"
         (path / "one").unlink()
-    finally:
         folder.close()
-    assert (mounts_below(run), path.exists()) == ([], False)
+        found = mounts_below(run)
+    finally:
+        for mount in mounts_below(run):
+            subprocess.run(["umount", mount], check=True)
+    assert (found, path.exists()) == ([], False)
 
 
 @as_root

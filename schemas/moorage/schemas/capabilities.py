@@ -61,7 +61,7 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     #: worker that does not report a mode cannot change what an attempt has
     resizes: dict[str, str] = {}
     #: how its jobs are kept to their part of a device, by sharing mode. A mode that is not here: exclusive is hard, as
-    #: all of the device is the job's, and the others are advisory
+    #: all of the device is the job's, and the others are advisory, or refused to jobs of this driver
     enforced: dict[str, Enforced] = {}
 
 

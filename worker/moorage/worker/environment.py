@@ -22,6 +22,8 @@ from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
 #: where the daemon of an MPS host keeps its sockets and logs unless the request says otherwise
 MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
+#: the variables that lead a client to a daemon's directories
+MPS_DIRECTORIES: Final = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 #: how a start that did not happen begins in an attempt's `why`
 START_FAILED: Final = "start-failed"
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -38,8 +40,7 @@ RESERVED: Final = frozenset(
         "ZE_AFFINITY_MASK",
         "ZE_ENABLE_PCI_ID_DEVICE_ORDER",
         "ZE_FLAT_DEVICE_HIERARCHY",
-        "CUDA_MPS_PIPE_DIRECTORY",
-        "CUDA_MPS_LOG_DIRECTORY",
+        *MPS_DIRECTORIES,
     }
 )
 RESERVED_PREFIX: Final = "MOORAGE_"
@@ -211,7 +212,7 @@ def _mps_directories(spec: GpuSpec, *, must_exist: bool) -> dict[str, str]:
         # A client that finds no daemon runs without MPS and without limits, silently: so look first.
         if must_exist and not os.path.isdir(path):
             raise SharingUnavailable("mps", f"the directory {path} of a running daemon is missing", path)
-    return {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_LOG_DIRECTORY": logs}
+    return dict(zip(MPS_DIRECTORIES, (pipes, logs), strict=True))
 
 
 def _check_time_slice(spec: GpuSpec, devices: Sequence[Device], *, must_exist: bool) -> None:

@@ -144,11 +144,13 @@ class Reporter:
     def _capabilities(self, driver: Driver) -> Capabilities:
         """What a driver can do, with how well this worker keeps its jobs to their parts of a device."""
         can = self._said(driver, driver.can, driver.capabilities)
-        shared = [mode for mode in self.settings.modes_offered if mode in SHARERS_MAX and can.gpu_enabled]
+        offered = [mode for mode in self.settings.modes_offered if mode not in driver.modes_refused]
+        shared = [mode for mode in offered if mode in SHARERS_MAX and can.gpu_enabled]
         resizes = {mode: self._said(driver, partial(driver.resizes, mode), COUNTED) for mode in shared}
         if "mps" in resizes and self.settings.mps == "managed" and driver.joins_mps:
             resizes["mps"] = NEXT_ATTEMPT  # a client keeps the variables that it started with
-        return replace(can, enforced=self.guard.levels(driver), resizes=resizes)
+        levels = {mode: level for mode, level in self.guard.levels(driver).items() if mode in offered}
+        return replace(can, enforced=levels, resizes=resizes)
 
     def _said(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
         """What a driver says of itself; `otherwise` if it is a foreign one and raises."""

@@ -145,6 +145,8 @@ class Driver:
     tells_processes: bool = False
     #: whether its members are clients of an MPS daemon that the worker runs, where they share by mps
     joins_mps: bool = False
+    #: sharing modes in which `check` refuses all of its jobs
+    modes_refused: Collection[str] = ()
     #: members that it holds at once, claimed ones counted; a placement beyond it is refused. None: no bound of its own
     members_max: int | None = None
     #: names the world in which this driver's members live: another word means that all of before are over. With a new

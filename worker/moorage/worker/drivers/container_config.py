@@ -20,12 +20,20 @@ from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container_entry import mounts_of, words_of
 from moorage.worker.drivers.container_ports import Published, is_ipv4, ports_wanted, range_of
-from moorage.worker.environment import START_FAILED, HostAtFault, JobEnvironment, SharingUnavailable, lay_over
+from moorage.worker.environment import (
+    MPS_DIRECTORIES,
+    START_FAILED,
+    HostAtFault,
+    JobEnvironment,
+    SharingUnavailable,
+    lay_over,
+)
 from moorage.worker.inventory.device_nodes import device_nodes
 from moorage.worker.limiter.limits import ContainerLimit
 from moorage.worker.policy import Policy
 from moorage.worker.settings import check_rules
 
+MPS: Final = "mps"
 _MIB: Final = 1 << 20
 #: as engines name images: what else stands there could lead a request to the engine astray
 _IMAGE: Final = re.compile(
@@ -128,6 +136,10 @@ class ContainerSettings(ImageSettings, frozen=True):
     ] = ()
     pids_max: Annotated[int, setting("Processes and threads of a container.", ge=1, le=1 << 22)] = 4096
     memlock: Annotated[bool, setting("Whether containers may lock any amount of memory, as RDMA needs it.")] = False
+    mps_host_ipc: Annotated[
+        bool,
+        setting("Whether containers share GPUs by mps: these have the host's IPC namespace, and with it its /dev/shm."),
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,8 +169,13 @@ def check_image(request: Request) -> None:
 def check_request(request: Request, settings: ContainerSettings) -> None:
     """Raise Refused for what can never run as a container here: `invalid-argument` where no other host could either."""
     check_image(request)
-    if request.gpu is not None and request.gpu.effective_sharing == "mps":
-        raise SharingUnavailable("mps", "containers share by time-slice alone")
+    run = request.workload
+    if (gpu := request.gpu) is not None and gpu.effective_sharing == MPS:
+        if not settings.mps_host_ipc:
+            why = f"its containers are not given the host's IPC namespace (mps_host_ipc of driver.{run.driver})"
+            raise SharingUnavailable(MPS, why)
+        if path := gpu.mps_pipe_dir or gpu.mps_log_dir:
+            raise SharingUnavailable(MPS, "a container has no directory mounted that its request names", path)
     networks = {settings.network, *settings.network_for.values()}
     if is_gang(request) and not settings.gangs_on_host and networks == {"none"}:
         raise refuse(
@@ -176,6 +193,19 @@ def check_request(request: Request, settings: ContainerSettings) -> None:
             field=f"$.driver_config.{request.workload.driver}.ports",
             found=", ".join(map(str, ports_wanted(request))),
             allowed="a worker whose driver has ports, or ports_for the tenant",
+        )
+
+
+def check_host_ipc(settings: ContainerSettings, *, has_limiter: bool) -> None:
+    """Raise Refused where containers of this worker would reach, in the host's /dev/shm, what is not theirs."""
+    if settings.mps_host_ipc and has_limiter:
+        raise refuse(
+            "failed-precondition",
+            "the limiter has its segments in /dev/shm, and containers that share by mps would have that, too",
+            field="$.mps_host_ipc",
+            found="limiter = true",
+            allowed="mps_host_ipc, or limiter",
+            next="take limiter out: an MPS daemon that the worker runs limits its clients by itself",
         )
 
 
@@ -274,16 +304,20 @@ def config_of(
     nodes: Mapping[str, Sequence[str]] = MappingProxyType({}),
     interface: str | None = None,
     simulated: bool = False,
+    mps: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return what the engine is to create. Raises SharingUnavailable, and Refused for a device that has no name.
 
     `folder` is the attempt's own on this host, `variables` the file of its secrets (container_entry.py), and `limit`
-    what keeps it to its share from within; `nodes` are the files of devices, as `Kit.nodes` has them.
+    what keeps it to its share from within; `nodes` are the files of devices, as `Kit.nodes` has them. `mps` are the
+    variables that lead to an MPS daemon that the worker runs; None where it runs none for this container.
     """
     tenant, request, run = assignment.name[0], assignment.request, assignment.run
     network = network_of(tenant, request, settings)
     # the host's interfaces are there on its network alone
-    ours = assignment.environment(interface=interface if network == "host" else None, simulated=simulated)
+    seen = interface if network == "host" else None
+    ours = assignment.environment(interface=seen, simulated=simulated, has_own_mps=mps is not None)
+    ours |= mps or {}
     host: dict[str, Any] = {
         "NetworkMode": network,
         "RestartPolicy": {"Name": "no"},
@@ -301,6 +335,8 @@ def config_of(
     }
     if path := _time_slicing(request):
         host["Mounts"].append({"Type": "bind", "Source": path, "Target": TIME_SLICING_AT, "ReadOnly": True})
+    if assignment.mode == MPS and not simulated:
+        _join_daemon(host, ours)
     if settings.memlock:
         host["Ulimits"] = [{"Name": "memlock", "Soft": -1, "Hard": -1}]
     if (resources := request.resources) is not None:
@@ -343,6 +379,18 @@ def config_of(
     return config
 
 
+def _join_daemon(host: dict[str, Any], ours: Mapping[str, str]) -> None:
+    """Have a container reach the MPS daemon of these variables: its sockets, and what it shares in memory.
+
+    The directories have the paths of the host, since daemon and clients may tell each other paths. They are read-only:
+    that keeps no client from a socket, and a root of the container from putting another one there.
+    """
+    host["IpcMode"] = "host"
+    del host["ShmSize"]  # the host's /dev/shm has the size that it has
+    for name in MPS_DIRECTORIES:
+        host["Mounts"].append({"Type": "bind", "Source": ours[name], "Target": ours[name], "ReadOnly": True})
+
+
 def _bindings(assignment: Assignment, network: str, published: Published | None) -> dict[str, list[dict[str, str]]]:
     """Return which ports of the host lead to which of the container.
 
@@ -368,6 +416,16 @@ def _user(wanted: str | None, settings: ContainerSettings) -> str:
     except KeyError:
         return f"{wanted}:{wanted}" if wanted.isdecimal() else wanted
     return f"{entry.pw_uid}:{entry.pw_gid}"
+
+
+def uid_of(tenant: str, request: Request, settings: ContainerSettings, policy: Policy) -> int | None:
+    """Return the user that a tenant's container would run as, as an engine has it that maps no users.
+
+    None where only the image says so.
+    """
+    user = _user(policy.user_of(tenant) or request.workload.user, settings)
+    ids = ids_of(user) if user else None
+    return None if ids is None else ids[0]
 
 
 def ids_of(user: str) -> tuple[int, int] | None:

@@ -21,6 +21,7 @@ from moorage.worker.attempt_files import AttemptFiles
 from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
 from moorage.worker.drivers.container_config import (
+    MPS,
     ContainerSettings,
     Image,
     check_container_policy,
@@ -40,6 +41,7 @@ from moorage.worker.drivers.container_pull import PullProgress
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.environment import HostAtFault, without_prefix
 from moorage.worker.limiter.limits import ContainerLimit, Limits
+from moorage.worker.mps.managed import ManagedMps
 from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets, secret_variables
 from moorage.worker.settings import WorkerSettings
@@ -54,6 +56,8 @@ PULL_S_MAX: Final = 1800.0
 #: what an image has whose C library is musl, and what one with glibc has
 MUSL: Final = f"/lib/ld-musl-{platform.machine()}.so.1"
 GLIBC: Final = "/etc/ld.so.cache"
+#: what an engine says of itself whose containers' users are not those of the host
+_MAPS_USERS: Final = ("rootless", "userns")
 
 log = logging.getLogger("moorage.worker")
 
@@ -76,6 +80,7 @@ class Starter:
         ports: Ports,
         notes: Notes,
         limits: Limits | None = None,
+        mps: ManagedMps | None = None,
     ) -> None:
         self._host = host
         self._own = own
@@ -88,6 +93,7 @@ class Starter:
         self._ports = ports
         self._notes = notes
         self._limits = limits
+        self._mps = mps
         self._entries: Entries | None = None
         self._info: dict[str, Any] | None = None
         self._starts = asyncio.Semaphore(STARTS_MAX)
@@ -113,10 +119,11 @@ class Starter:
         began_s, name = asyncio.get_running_loop().time(), member.name
         secrets = self._check(assignment)
         image = await self._image(member, assignment.request.image)
+        mps = await self._join_daemon(assignment)
         try:
             async with self._starts:
                 limit = self._limit(assignment)
-                config = await self._config(assignment, image, secrets, limit)
+                config = await self._config(assignment, image, secrets, limit, mps)
                 await self._create(member, config)
             user = config["User"] or image.user
             if self._limits is not None and limit is not None:
@@ -183,6 +190,19 @@ class Starter:
         except EngineError as error:
             raise pull_fault(name, error) from None
 
+    async def _join_daemon(self, assignment: Assignment) -> dict[str, str] | None:
+        """Have an MPS daemon ready where it is to be the client of one; return the variables of one that we run."""
+        if assignment.mode != MPS or self._simulated:
+            return None
+        info = self._info or await self.ask_info()
+        if info is None or any(word in each for each in info["SecurityOptions"] for word in _MAPS_USERS):
+            why = "the engine gives containers other users than those of the host (rootless, or userns-remap)"
+            raise CannotStart(None, f"mps: {why if info else 'the container engine does not answer'}")
+        try:
+            return None if self._mps is None else await self._mps.join(assignment.name)
+        except HostAtFault as error:
+            raise CannotStart(None, without_prefix(error)) from None
+
     def _limit(self, assignment: Assignment) -> ContainerLimit | None:
         if self._limits is None:
             return None
@@ -209,7 +229,12 @@ class Starter:
         return ids
 
     async def _config(
-        self, assignment: Assignment, image: Image, secrets: dict[str, str], limit: ContainerLimit | None
+        self,
+        assignment: Assignment,
+        image: Image,
+        secrets: dict[str, str],
+        limit: ContainerLimit | None,
+        mps: dict[str, str] | None,
     ) -> dict[str, Any]:
         """What the engine is to create."""
         info = await self.ask_info() if assignment.devices or self._info is None else self._info
@@ -227,7 +252,7 @@ class Starter:
                 assignment, self._own, self._policy, info, image, published=published,
                 folder=folder, variables=variables, limit=limit, labels=self._host.labels(assignment.name),
                 log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
-                simulated=self._simulated, nodes=self._nodes,
+                simulated=self._simulated, nodes=self._nodes, mps=mps,
             )  # fmt: skip
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None

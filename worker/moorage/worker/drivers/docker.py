@@ -27,7 +27,7 @@ from moorage.schemas.settings import setting
 from moorage.worker.attempt_files import AttemptFiles
 from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_LOST, Assignment, Driver, Living
-from moorage.worker.drivers.container_config import ContainerSettings, check_request
+from moorage.worker.drivers.container_config import MPS, ContainerSettings, check_host_ipc, check_request, uid_of
 from moorage.worker.drivers.container_engine import Engine, EngineDown, EngineError
 from moorage.worker.drivers.container_faults import CannotStart, start_fault
 from moorage.worker.drivers.container_follow import Follower
@@ -89,7 +89,11 @@ class DockerDriver(Driver):
         self._files = AttemptFiles(self._folders, kit.files)
         self._ports = Ports(kit.supervisor.state, self._host.owner, kit.settings.address)
         self._notes = Notes(publishes=kit.settings.stream_output)
+        self._policy = kit.policy
+        self.joins_mps = own.mps_host_ipc
+        self.modes_refused = () if own.mps_host_ipc else (MPS,)
         self._limits = kit.limits(self.name)
+        check_host_ipc(own, has_limiter=self._limits is not None)
         self._removal = Removal(self._host)
         self._look_after: list[asyncio.Task[None]] = []
         self._follower = Follower(
@@ -107,6 +111,7 @@ class DockerDriver(Driver):
             ports=self._ports,
             notes=self._notes,
             limits=self._limits,
+            mps=kit.mps,
         )
 
     async def open(self) -> list[Living]:
@@ -190,6 +195,9 @@ class DockerDriver(Driver):
 
     def forget(self, names: list[MemberName]) -> None:
         self._host.link.forget([self._host.key(name) for name in names])
+
+    def uid_of(self, tenant: str, request: Request) -> int | None:
+        return uid_of(tenant, request, self._own, self._policy)
 
     def can_measure(self) -> bool:
         # an agent before this one may have started a container whose id the engine has not told yet

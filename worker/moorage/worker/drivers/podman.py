@@ -30,13 +30,16 @@ from moorage.system.proctree import MARK_NAMES, STATE_MARK
 from moorage.worker.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND, Assignment, Living
 from moorage.worker.drivers.container_config import (
+    MPS,
     Image,
     check_container_policy,
+    check_host_ipc,
     check_network,
     check_request,
     config_of,
     ports_of,
     registry_of,
+    uid_of,
 )
 from moorage.worker.drivers.container_engine import EngineError
 from moorage.worker.drivers.container_entry import Entries, NoEntry
@@ -125,7 +128,11 @@ class PodmanDriver(ProcessDriver):
             folders=AttemptFolders(settings, owner_of(kit.worker, cls.name), is_mounted=True),
             files=kit.files,
             limits=kit.limits(cls.name),
+            mps=kit.mps if kit.own.mps_host_ipc else None,
         )
+        check_host_ipc(kit.own, has_limiter=made._limits is not None)
+        made.joins_mps = kit.own.mps_host_ipc
+        made.modes_refused = () if made.joins_mps else (MPS,)
         made.own = msgspec.structs.replace(kit.own, user=kit.own.user or default_user())
         made.podman = Podman(made.own.options)
         made.nodes = kit.nodes
@@ -181,6 +188,12 @@ class PodmanDriver(ProcessDriver):
     def check(self, request: Request) -> None:
         check_request(request, self.own)
 
+    def uid_of(self, tenant: str, request: Request) -> int | None:
+        uid = uid_of(tenant, request, self.own, self._policy)
+        if not os.geteuid():
+            return uid
+        return os.geteuid() if uid == 0 else None  # rootless, the other users of containers have numbers of their own
+
     async def read_log(self, ask: ReadLog) -> LogPage:
         key = self._key((ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence))
         return msgspec.structs.replace(await super().read_log(ask), ports=self.ports.of(key))
@@ -194,7 +207,9 @@ class PodmanDriver(ProcessDriver):
         self._policy.check_secrets(name[0], run.env)
         check_network(name[0], request, self.own)
         secret_variables(run.env, self._secrets_dir)  # what is missing is said now
-        marks = assignment.environment(interface=self._interface, simulated=self._simulated)
+        marks = assignment.environment(
+            interface=self._interface, simulated=self._simulated, has_own_mps=self._mps is not None
+        )
         if self._folders is not None and assignment.has_folder:
             self._folders.make(name, run.grace_s, run.keep)
         return StartMember(
@@ -216,13 +231,15 @@ class PodmanDriver(ProcessDriver):
         return False
 
     async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
-        member = await super()._made_ready(assignment, member)
+        joined = await super()._made_ready(assignment, member)
+        # the daemon's client is the container, and not podman
+        mps = {each: value for each, value in joined.env.items() if each not in member.env}
         name, request = assignment.name, assignment.request
         try:
             await self._have_image(name, request.image)
             if nodes := await asyncio.to_thread(self._nodes, assignment):
                 self._file(name, _NODES).write_text("\n".join(nodes))
-            return msgspec.structs.replace(member, argv=await self._words(assignment))
+            return msgspec.structs.replace(member, argv=await self._words(assignment, mps or None))
         except CannotStart as refused:
             if refused.code is None:
                 raise HostAtFault(str(refused)) from None
@@ -392,7 +409,7 @@ class PodmanDriver(ProcessDriver):
         except CdiError as error:
             raise CannotStart(None, "; ".join([str(error), *registry.faults])) from None
 
-    async def _words(self, assignment: Assignment) -> tuple[str, ...]:
+    async def _words(self, assignment: Assignment, mps: Mapping[str, str] | None) -> tuple[str, ...]:
         """The command line of `podman run`. Raises CannotStart."""
         name, run = assignment.name, assignment.run
         secrets = secret_variables(run.env, self._secrets_dir)
@@ -406,7 +423,7 @@ class PodmanDriver(ProcessDriver):
                 assignment, self.own, self._policy, {"CDISpecDirs": True}, image, published=published,
                 labels={LABEL: self._key(name), LABEL_STATE: self._mark}, log_bytes=0, variables=variables, limit=limit,
                 folder=self._folders.path(name) if self._folders is not None and assignment.has_folder else "",
-                interface=self._interface, simulated=self._simulated, nodes=self.nodes,
+                interface=self._interface, simulated=self._simulated, nodes=self.nodes, mps=mps,
             )  # fmt: skip
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None

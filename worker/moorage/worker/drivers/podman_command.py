@@ -144,7 +144,7 @@ def words_of(config: Mapping[str, Any], limits: frozenset[str]) -> list[str]:
     host = config["HostConfig"]
     words = [
         "--rm", "--pull=never", "--log-driver=none", "--pid=private", f"--network={host['NetworkMode']}",
-        f"--ipc={host['IpcMode']}", f"--shm-size={host['ShmSize']}",
+        f"--ipc={host['IpcMode']}", *(f"--shm-size={host[each]}" for each in ("ShmSize",) if each in host),
         *(f"--cap-drop={each}" for each in host["CapDrop"]),
         *(f"--security-opt={each}" for each in host["SecurityOpt"]),
         *(f"--volume={each}" for each in host["Binds"]),

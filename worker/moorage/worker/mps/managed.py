@@ -152,7 +152,8 @@ class ManagedMps:
         if gpu is None:
             raise _not_here("this device has no MPS")
         if uid is None:
-            raise _not_here(f"jobs of the driver {member.driver} do not share by mps")
+            why = "do not share by mps, or their user is not known before they start"
+            raise _not_here(f"jobs of the driver {member.driver} {why}")
         if shutil.which(PROGRAM) is None:
             raise _not_here(f"{PROGRAM} is not installed")
         sharer = _Sharer(gpu.slot, uid, _limits_of(spec, gpu.device))
