@@ -17,6 +17,7 @@ import pytest
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device, ReadLog
 from moorage.schemas.frames import Output as OutputFrame
+from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.system.proctree import boottime_s, descendants
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
@@ -58,8 +59,9 @@ class Rig:
     """A driver, and all that it reports."""
 
     def __init__(
-        self, home: PodmanHome, state: Path, devices: Sequence[Device] = (), limiter: bool = False, **own: Any
-    ) -> None:
+        self, home: PodmanHome, state: Path, devices: Sequence[Device] = (), limiter: bool = False, daemons: Any = None,
+        **own: Any,
+    ) -> None:  # fmt: skip
         self.home = home
         self.devices = devices
         self.link = SupervisorLink(state)
@@ -72,7 +74,7 @@ class Rig:
             state, "w1", output_cap_bytes=1 << 20, secrets_dir=kept, limiter=limiter, limiter_context=0
         )
         fields = {"options": home.options, "pull": "never"} | own
-        kit = Kit("w1", worker, NO_RULES, self.link, len(devices), not devices, PodmanSettings(**fields))
+        kit = Kit("w1", worker, NO_RULES, self.link, len(devices), not devices, PodmanSettings(**fields), mps=daemons)
         self.driver = PodmanDriver.from_kit(kit)
         self.events: list[DriverEvent] = []
         self.frames: list[tuple[MemberName, OutputFrame]] = []
@@ -93,7 +95,9 @@ class Rig:
         request = Request(run=Run(driver="podman", image=image, argv=list(argv), **run), gpu=gpu, resources=resources)
         name = ("acme", job, 0, 1, 7)
         self.driver.check(request)
-        self.driver.start([Assignment(name, request, list(self.devices), "time-slice" if gpu else "exclusive")])
+        self.driver.start(
+            [Assignment(name, request, list(self.devices), gpu.effective_sharing if gpu else "exclusive")]
+        )
         return name
 
     def told(self, kind: type, name: MemberName) -> Any:
@@ -551,3 +555,69 @@ async def test_without_podman_the_worker_is_refused(tmp_path: Path, monkeypatch:
     kit = Kit("w1", WorkerSettings(tmp_path, "w1"), NO_RULES, SupervisorLink(tmp_path), 0, True, PodmanSettings())
     with pytest.raises(Refused, match="needs the command podman"):
         PodmanDriver.from_kit(kit)
+
+
+class Daemons:
+    """Of an agent's MPS daemons what a driver asks for: where the one of a member is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.joined: list[MemberName] = []
+
+    async def join(self, name: MemberName) -> dict[str, str]:
+        self.joined.append(name)
+        return {
+            "CUDA_MPS_PIPE_DIRECTORY": f"{self.folder}/pipe",
+            "CUDA_MPS_LOG_DIRECTORY": f"{self.folder}/log",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        }
+
+
+@pytest.mark.slow
+async def test_a_container_that_shares_by_mps_reaches_its_daemon_and_the_hosts_shared_memory(
+    home: PodmanHome, tmp_path: Path, spec: tuple[str, Path]
+) -> None:
+    kind, path = spec
+    path.write_bytes(spec_of(kind, "0"))
+    daemons, mark = Daemons(tmp_path / "mps"), Path("/dev/shm") / f"moorage-test-{secrets.token_hex(8)}"
+    for folder in ("pipe", "log"):
+        (daemons.folder / folder).mkdir(parents=True)
+    (daemons.folder / "pipe/control").touch()
+    tmp_path.chmod(0o755)
+    async with state_of(tmp_path) as state:
+        rig = Rig(home, state, [card(kind, "0")], daemons=daemons, mps_host_ipc=True, user="0:0")
+        assert (rig.driver.joins_mps, rig.driver.modes_refused) == (True, ())
+        async with rig:
+            mark.touch()
+            try:
+                shows = "cd $CUDA_MPS_PIPE_DIRECTORY; env; ls . /dev/shm; touch x || echo no; sleep 600"
+                name = rig.start("j1", "sh", "-c", shows, gpu=GpuSpec(sharing="mps"), env={"TOKEN": Secret("token")})
+                said = await rig.said(name, "no\n")
+            finally:
+                mark.unlink()
+            lines = said.splitlines()
+            assert {"control", mark.name, f"CUDA_MPS_PIPE_DIRECTORY={daemons.folder}/pipe"} <= {*lines}
+            assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in lines
+            assert daemons.joined == [name]
+            (container,) = home.containers()
+            [shown] = msgspec.json.decode(home.podman("inspect", container))
+            ours = os.readlink("/proc/self/ns/ipc")  # podman 4.3 calls every namespace shareable
+            assert os.readlink(f"/proc/{shown['State']['Pid']}/ns/ipc") == ours
+            rig.driver.end(name, 0.0, "end")
+            await rig.reported(Ended, name)
+            other = rig.start("j2", "sh", "-c", "ls /dev/shm; echo end", env={"TOKEN": Secret("token")})
+            assert await rig.reported(Ended, other) == (other, 0, "exit")
+            assert await rig.output(other) == "end\n", "a container that does not share has a /dev/shm of its own"
+            await nothing_left(home, state)
+
+
+def test_rootless_only_the_agents_own_user_shares_by_mps(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = PodmanDriver.__new__(PodmanDriver)
+    driver._policy = NO_RULES
+    users: list[int | None] = []
+    for euid in (0, 4321):
+        monkeypatch.setattr(os, "geteuid", lambda euid=euid: euid)
+        for user in ("65534", "0:0"):
+            driver.own = PodmanSettings(mps_host_ipc=True, user=user)
+            users.append(driver.uid_of("acme", Request(run=Run(driver="podman", image="i", argv=["x"]))))
+    assert users == [65534, 0, None, 4321]
