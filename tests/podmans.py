@@ -19,6 +19,7 @@ from tests.engines import PATH, PROGRAMS, image_of, mount_disk
 ASK_S: Final = 120.0
 #: a user without rights and without numbers of its own in /etc/subuid
 NOBODY: Final = 65534
+RUNTIME_BYTES: Final = 64 << 20
 
 
 @functools.cache
@@ -117,7 +118,9 @@ def podman_home(user: int = 0, disk_bytes: int = 0) -> Iterator[PodmanHome]:
     if disk_bytes:
         mount_disk(folder / "root", disk_bytes)
     made = PodmanHome(folder, user)
-    (folder / "user").mkdir(mode=0o700)
+    if user:
+        mount_disk(folder / "user", RUNTIME_BYTES)  # as logind has a user's runtime folder
+        (folder / "user").chmod(0o700)
     made.give(folder)
     try:
         yield made
