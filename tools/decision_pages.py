@@ -74,7 +74,7 @@ def decisions() -> str:
     links = {record.number: f"[{record.number}]({record.path.name})" for record in listed}
     page = _ABOUT_DECISIONS
     for record in listed:
-        status = re.sub(r"\[?\b(\d{4})\b\]?", lambda at: links.get(at[1], at[0]), record.status)
+        status = re.sub(r"\[?\b(\d{4})\b\]?(?:\([^)]*\))?", lambda at: links.get(at[1], at[0]), record.status)
         page += f"| {record.number} | [{record.title}]({record.path.name}) | {status} |\n"
     return page
 

@@ -35,8 +35,6 @@ def _table() -> str:
     mine = [each for each in book.chapters.values() if each.figures.keys() & {name for name, _ in FIGURES.values()}]
     days = sorted({each.at[:10] for each in mine})
     when = f"measured on {days[0]}" if len(days) == 1 else f"measured from {days[0]} to {days[-1]}"
-    if any("moorage compiled" in each.versions for each in mine):  # of a release that compiled its core
-        when += " with a compiled core; as plain Python, which moorage is since, it makes four fifths of these rates"
     rows = [f"| {row} | {_rounded(book.figures[name])} {unit} |" for row, (name, unit) in FIGURES.items()]
     return "\n".join([f"{when}:", "", "| | median |", "| --- | ---: |", *rows, ""])
 

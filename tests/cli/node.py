@@ -238,7 +238,7 @@ async def on_a_terminal(*words: str, env: dict[str, str]) -> AsyncIterator[tuple
 
 
 async def until_shown(terminal: int, wanted: str) -> str:
-    """Read a terminal's other end until `wanted` came: all that was read."""
+    """Read a terminal's other end until `wanted` came: all that was read. Fails with that if the command ends before."""
     loop = asyncio.get_running_loop()
     text = ""
     async with asyncio.timeout(COMMAND_S_MAX):
@@ -249,7 +249,10 @@ async def until_shown(terminal: int, wanted: str) -> str:
                 await ready.wait()
             finally:
                 loop.remove_reader(terminal)
-            text += os.read(terminal, 65536).decode()
+            try:
+                text += os.read(terminal, 65536).decode()
+            except OSError as error:  # nobody has the terminal open any more
+                raise AssertionError(f"the command ended without {wanted!r}, after {text!r}") from error
     return text
 
 
