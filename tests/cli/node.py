@@ -238,7 +238,7 @@ async def on_a_terminal(*words: str, env: dict[str, str]) -> AsyncIterator[tuple
 
 
 async def until_shown(terminal: int, wanted: str) -> str:
-    """Read a terminal's other end until `wanted` came: all that was read. Fails with that if the command ends before."""
+    """Read a terminal's other end until `wanted` came: all that was read. Fails if the command ends before that."""
     loop = asyncio.get_running_loop()
     text = ""
     async with asyncio.timeout(COMMAND_S_MAX):
