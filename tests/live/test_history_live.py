@@ -104,9 +104,9 @@ async def test_a_leader_that_is_killed_before_it_wrote_loses_no_history(nats_ser
         await made.scheduler(config=FORGETFUL)
         await made.agent("a", "8xH100")
         await one.workers_up("sim-0000")
-        following = asyncio.create_task(events_of(client, "long"))
         jobs = [f"j{number}" for number in range(8)]
         await one.submit("long", "sh", "-c", f"while [ ! -e {made.folder}/go ]; do sleep 0.05; done")
+        following = asyncio.create_task(events_of(client, "long"))
         await one.reaches("long", "RUNNING")
         for job in jobs:
             await one.submit(job)
