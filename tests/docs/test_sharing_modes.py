@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections import Counter
@@ -74,6 +75,16 @@ def documented() -> dict[str, list[str]]:
     """The cells by driver, and by driver and setting."""
     rows = re.findall(r"^\| (`\w+`[^|]*) \| ((?:memory|refused).*) \|$", PAGE.read_text(), re.MULTILINE)
     return {row.replace("`", ""): cells.split(" | ") for row, cells in rows}
+
+
+@pytest.fixture(autouse=True)
+def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of that name for the driver podman, which is not run here: a host without it tests the table, too."""
+    command = tmp_path / "bin" / "podman"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh\nexit 1\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,16 @@ def one(tmp_path: Path) -> Iterator[Limited]:
     made = Limited(tmp_path, limited(GIB))
     yield made
     made.close()
+
+
+def kill_and_wait(pid: int) -> None:
+    """Kill a process, which need not be a child of ours, and return once it has ended."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert select.select([pidfd], [], [], 60)[0], f"process {pid} was killed and has not ended"
+    finally:
+        os.close(pidfd)
 
 
 def many(folder: Path, *parts: Part) -> Limited:
@@ -195,7 +206,7 @@ def test_a_forked_child_counts_by_itself(one: Limited) -> None:
     with one.running("alloc=5", "fork=1", "alloc=6", "stay", says=2):
         slots = one.segment.slots()
         for slot in slots:
-            os.kill(slot.pid, signal.SIGKILL)
+            kill_and_wait(slot.pid)
     assert [slot.used for slot in slots] == [(5,), (6,)]
     assert one.said(f"alloc={GIB}", "fork=0", "alloc=1", "free=0", "info") == ["0", "2", "0", f"{GIB} of {GIB}"]
 

@@ -27,13 +27,14 @@ MARK: Final = b"\x04mark"
 
 #: in the place of QEMU: takes the ports from its command line, and does what a guest of `guest.sh` would do
 PLAYED: Final = """#!{python}
-import io, re, socket, sys, tarfile
+import io, os, re, socket, sys, tarfile
 words = " ".join(sys.argv)
 job, out, err, work = (socket.socket(fileno=int(re.search(f"id={{name}},fd=([0-9]+)", words)[1])) for name in
                        ("job", "out", "err", "work"))
 job.sendall(b"up\\n")
 lines = job.makefile("rb")
 size, mark, keep = lines.readline().decode().split()
+{first}
 text = lines.read(int(size))
 {does}
 """
@@ -50,9 +51,9 @@ def plan(tmp_path: Path, qemu: str, **fields: Any) -> Plan:
     return Plan(**given | fields)
 
 
-def played(tmp_path: Path, does: str) -> str:
+def played(tmp_path: Path, does: str, first: str = "") -> str:
     path = tmp_path / "played"
-    path.write_text(PLAYED.format(python=sys.executable, does=does))
+    path.write_text(PLAYED.format(python=sys.executable, does=does, first=first))
     path.chmod(0o755)
     return str(path)
 
@@ -239,6 +240,15 @@ def test_signals_reach_the_guest_by_name_and_before_the_guest_is_up_they_end_the
     runner.send_signal(signal.SIGTERM)
     assert finish(runner)[0] == -signal.SIGTERM
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_that_comes_while_the_guest_is_told_its_job_is_passed_on_to_the_job(tmp_path: Path) -> None:
+    does = "out.sendall(lines.readline())\n" + ENDS + 'job.sendall(b"exit 143\\n"); job.recv(1)'
+    qemu = played(tmp_path, does, first="os.kill(os.getppid(), 15)")
+    # more than a socket takes at once, so that the runner is still writing
+    variables = {f"V{number}": "x" * 100_000 for number in range(8)}
+    assert finish(begin(plan(tmp_path, qemu), **variables))[:2] == (143, "TERM\n")
 
 
 def test_a_disk_image_is_read_in_the_format_of_its_name_and_never_written(tmp_path: Path) -> None:

@@ -293,7 +293,6 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
         signal.signal(each, asked)
     vm, accelerator = boot(plan)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         tell(f"{UP} ({accelerator}, {plan.cpus} CPUs, {plan.memory_mib} MiB)")
         secret = secrets.token_hex(16)
         with tempfile.TemporaryFile(dir=os.path.dirname(plan.folder) or None) as archive:
@@ -301,6 +300,8 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
             text = script(plan, variables)
             vm.say(f"{len(text)} {secret} {'yes' if plan.keep else 'no'}\n".encode() + text)
             has_job = True
+            # a signal that came while the guest was told its job is the job's: it waits until here
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             code = vm.wait_for_code()
             if code is None:
                 vm.close()
