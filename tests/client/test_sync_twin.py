@@ -193,7 +193,7 @@ def test_a_client_that_cannot_connect_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     with pytest.raises(Exception, match="cannot reach"):
         Client("nats://127.0.0.1:1", connect_timeout="100ms").open()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before, "those of other tests may have ended meanwhile"
 
 
 async def test_inside_a_loop_it_refuses_and_names_the_other() -> None:
