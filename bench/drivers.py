@@ -99,8 +99,15 @@ async def by_podman(home: PodmanHome) -> None:
 
 async def by_driver(rig: Rig | podman.Rig, job: str) -> None:
     name = rig.start(job, *PROGRAM)
-    assert await ended(rig, name) == (name, 0, "exit")
+    await ended_well(rig, name)
     rig.driver.forget([name])
+
+
+async def ended_well(rig: Rig | podman.Rig, name: MemberName) -> None:
+    """Return once a member has ended with code 0. Raises SystemExit with what was reported in its place."""
+    found = await ended(rig, name)
+    if found != (name, 0, "exit"):
+        raise SystemExit(f"the driver {rig.driver.name} reported {found}")
 
 
 async def ended(rig: Rig | podman.Rig, name: MemberName) -> Any:
@@ -161,7 +168,7 @@ async def left(kind: Kind, folder: Path, count: int) -> None:
         before = len(os.listdir("/proc/self/fd")), memory_kib()
         names = [rig.start(f"l{number}", *PROGRAM) for number in range(count)]
         for name in names:
-            assert await ended(rig, name) == (name, 0, "exit")
+            await ended_well(rig, name)
         rig.driver.forget(names)
         await until(lambda: kind.containers() == [], deadline_s=120)
         with contextlib.suppress(NeverHappened):  # idle connections to the engine are closed after a while

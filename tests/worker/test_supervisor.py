@@ -791,12 +791,54 @@ def test_sigterm_ends_members_first(tmp_path: Path, arguments: tuple[str, ...]) 
     with_rig(tmp_path, arguments, scenario)
 
 
+def test_a_supervisor_that_is_slow_keeps_its_jobs_while_their_lease_runs(
+    tmp_path: Path, arguments: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a host that is overloaded, or whose disk takes no writes for a while: all of its jobs were killed."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("j", "exec sleep 1000")])
+        job = (await rig.started("j")).pid
+        agent = await Supervised.connect(rig.state, False, ping_interval_s=0.05, silence_s=600, silence_fenced_s=0.3)
+        await agent.fence(boottime_s() + 600, 5.0)
+        os.kill(rig.client.identity.pid, signal.SIGSTOP)
+        try:
+            await poll(lambda: "the supervisor has been silent for" in caplog.text)
+        finally:
+            os.kill(rig.client.identity.pid, signal.SIGCONT)
+        assert list((await agent.list()).living) == ["j"]
+        assert lives(job)
+        assert len(caplog.records) == 1, "it is told once"
+        agent.close()
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_silent_supervisor_is_given_up_soon_once_the_fence_has_passed(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """It does not end its jobs, so they must end with it before they begin elsewhere."""
+
+    async def scenario(rig: Rig) -> None:
+        agent = await Supervised.connect(rig.state, False, ping_interval_s=0.05, silence_s=9e9, silence_fenced_s=0.3)
+        await agent.fence(boottime_s() + 0.5, 5.0)
+        os.kill(rig.client.identity.pid, signal.SIGSTOP)
+        gone = await asyncio.wait_for(agent.wait_gone(), WAIT_S)
+        assert gone.silent
+        agent.kill()
+        agent.close()
+
+    with_rig(tmp_path, arguments, scenario)
+
+
 def test_a_silent_supervisor_is_noticed_and_can_be_killed(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
         await rig.client.start([sh("j", "exec sleep 1000")])
         job = (await rig.started("j")).pid
         pid = rig.client.identity.pid
-        impatient = await Supervised.connect(rig.state, False, ping_interval_s=0.05, silence_s=0.3)
+        impatient = await Supervised.connect(
+            rig.state, False, ping_interval_s=0.05, silence_s=0.3, silence_fenced_s=9e9
+        )
         os.kill(pid, signal.SIGSTOP)
         gone = await asyncio.wait_for(impatient.wait_gone(), WAIT_S)
         assert gone.silent

@@ -6,6 +6,7 @@ one is made with `connect`. What the supervisor holds is then read with `list`.
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ import msgspec
 
 import moorage
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import open_folder, peer_of
 from moorage.worker.supervisor.protocol import (
     PROTOCOLS,
@@ -53,7 +55,12 @@ CONNECT_S: Final = 10.0
 """For a supervisor to start and say hello; a bare one takes some 0.2 s."""
 CONNECT_RETRY_S: Final = 0.02
 PING_INTERVAL_S: Final = 1.0
-SILENCE_S: Final = 3.0
+SILENCE_S: Final = 30.0
+"""A supervisor may be silent for so long while the lease of its jobs runs. A host that is overloaded, or whose disk
+takes no writes for a while, is no reason to end them."""
+SILENCE_FENCED_S: Final = 3.0
+"""The same once the fence deadline has passed: jobs that a silent supervisor does not end must end with it. The first
+warning is logged after as long."""
 EVENTS_MAX: Final = 65536
 EVENTS_BYTES_MAX: Final = 16 * 1024 * 1024
 """Events not yet taken, and the output in them, past which the socket is read no further until they are taken; the
@@ -62,6 +69,8 @@ START_MEMBERS_MAX: Final = 512
 """Members in one frame of a longer list."""
 
 Answer: TypeAlias = Done | Listed
+
+log = logging.getLogger("moorage.worker")
 
 
 class SupervisorError(Exception):
@@ -127,6 +136,9 @@ class Supervised(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
         self._ping_interval_s = PING_INTERVAL_S
         self._silence_s = SILENCE_S
+        self._silence_fenced_s = SILENCE_FENCED_S
+        self._fence_boottime_s: float | None = None
+        self._warned = False  # that it is silent, since it was last heard
         self._beat_due_s = self._loop.time()
 
     @classmethod
@@ -138,10 +150,12 @@ class Supervised(asyncio.Protocol):
         arguments: Sequence[str] = (),
         ping_interval_s: float = PING_INTERVAL_S,
         silence_s: float = SILENCE_S,
+        silence_fenced_s: float = SILENCE_FENCED_S,
     ) -> "Supervised":
         """Connect to the supervisor of this state folder; start a detached one with `arguments` if there is none.
 
-        `silence_s` without a byte from it, while it is pinged every `ping_interval_s`, ends the connection.
+        `silence_s` without a byte from it, while it is pinged every `ping_interval_s`, ends the connection; once the
+        deadline given by `fence` has passed, `silence_fenced_s` do.
         Raises `SupervisorUnavailable`, `SupervisorRefused`.
         """
         loop = asyncio.get_running_loop()
@@ -149,7 +163,11 @@ class Supervised(asyncio.Protocol):
         spawned = False
         while True:
             try:
-                return await cls._try_connect(state, ping_interval_s, silence_s, deadline_s - loop.time())
+                found = await cls._try_connect(state, deadline_s - loop.time())
+                found._ping_interval_s = ping_interval_s
+                found._silence_s, found._silence_fenced_s = silence_s, silence_fenced_s
+                found._beat()
+                return found
             except (OSError, SupervisorGone) as error:
                 if loop.time() >= deadline_s or (isinstance(error, OSError) and not spawn_if_absent):
                     raise SupervisorUnavailable(f"no supervisor answers on {state}: {error}") from error
@@ -161,9 +179,7 @@ class Supervised(asyncio.Protocol):
             await asyncio.sleep(CONNECT_RETRY_S)
 
     @classmethod
-    async def _try_connect(
-        cls, state: Path, ping_interval_s: float, silence_s: float, timeout_s: float
-    ) -> "Supervised":
+    async def _try_connect(cls, state: Path, timeout_s: float) -> "Supervised":
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         supervised = cls()
         try:
@@ -174,7 +190,6 @@ class Supervised(asyncio.Protocol):
         except OSError:
             raw.close()
             raise
-        supervised._ping_interval_s, supervised._silence_s = ping_interval_s, silence_s
         try:
             await asyncio.wait_for(asyncio.shield(supervised._identity), timeout_s)
         except (TimeoutError, SupervisorError) as error:
@@ -182,7 +197,6 @@ class Supervised(asyncio.Protocol):
             if isinstance(error, TimeoutError):
                 raise SupervisorGone("it said no hello", silent=True) from None
             raise
-        supervised._beat()
         return supervised
 
     # -- asking
@@ -243,6 +257,7 @@ class Supervised(asyncio.Protocol):
 
     def begin_fence(self, deadline_boottime_s: float | None, grace_s: float) -> "asyncio.Future[Answer]":
         """`fence`, on its way once this returns."""
+        self._fence_boottime_s = deadline_boottime_s
         return self._begin(Fence(n=self._next(), deadline_boottime_s=deadline_boottime_s, grace_s=grace_s))
 
     async def list(self) -> Listed:
@@ -439,11 +454,25 @@ class Supervised(asyncio.Protocol):
         if not self._transport.is_reading() or late_s > self._ping_interval_s:
             # It is this side that does not listen, or was stopped: what it said meanwhile is still unread.
             self._heard_s = now_s
-        elif quiet_s > self._silence_s:
+        elif quiet_s > (self._silence_fenced_s if self._is_fenced() else self._silence_s):
             self._end(SupervisorGone(f"silent for {quiet_s:.1f} s", silent=True))
             return
+        elif quiet_s <= self._silence_fenced_s:
+            self._warned = False
+        elif not self._warned:
+            self._warned = True
+            log.warning(
+                "the supervisor has been silent for %.1f s: is this host overloaded, or its disk? Its jobs run on;"
+                " after %g s it is killed with them",
+                quiet_s,
+                self._silence_s,
+            )
         self._transport.write(encode_request(Ping(n=self._next())))
         self._watch = self._loop.call_later(self._ping_interval_s, self._beat)
+
+    def _is_fenced(self) -> bool:
+        """Whether the deadline has passed at which the supervisor ends its jobs."""
+        return self._fence_boottime_s is not None and boottime_s() >= self._fence_boottime_s
 
     def _end(self, reason: SupervisorGone) -> None:
         if self._gone.done():
