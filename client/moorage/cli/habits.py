@@ -1,4 +1,4 @@
-"""Verbs and options as other tools say them (Slurm, Kubernetes, nats, a shell): a wrong word is answered with ours."""
+"""Verbs as other tools say them (Slurm, PBS, Kubernetes, Docker, a shell): a wrong word is answered with ours."""
 
 from typing import Final
 
@@ -18,5 +18,3 @@ _SAID_FOR: Final = {
     "doctor": "check health ping diagnose",
 }
 OURS: Final = {word: verb for verb, words in _SAID_FOR.items() for word in words.split()}
-#: an option of the `nats` tool, and ours for it
-OPTIONS: Final = {"--context": "--nats", "--server": "--nats", "-s": "--nats"}

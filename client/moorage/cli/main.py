@@ -123,11 +123,11 @@ def _refuse_options_first(words: Sequence[str]) -> int:
     """`moorage --tenant acme ls`: the same line as it should be."""
     import shlex
 
-    from moorage.cli.habits import OPTIONS
+    from moorage.cli.framework.arguments import NATS_OPTIONS
 
     at = next((at for at in range(len(words)) if find(words[at:])[0] is not None), 0)
     fix = (
-        shlex.join(["moorage", *words[at:], *(OPTIONS.get(word, word) for word in words[:at])])
+        shlex.join(["moorage", *words[at:], *(NATS_OPTIONS.get(word, word) for word in words[:at])])
         if at
         else "moorage --help"
     )

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from moorage.cli.habits import OPTIONS
 from moorage.schemas.nearest import nearest
 
 GROUP_TITLE: Final = "__group__"
@@ -202,6 +201,8 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
 
 
+#: an option of the `nats` tool, and ours for it
+NATS_OPTIONS: Final = {"--context": "--nats", "--server": "--nats", "-s": "--nats"}
 #: argparse names a reader by its Python name where it raises anything but `ArgumentTypeError`
 _KIND_READERS: Final[dict[Any, Callable[[str], Any]]] = {int: _whole, float: _number}
 
@@ -239,7 +240,7 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
 
     known = [name for one in arguments for name in one.names]
     names = {name.lstrip("-"): name for name in known}  # else the dashes are half of what a short one has in common
-    near = OPTIONS.get(option, "").lstrip("-") or nearest(option.lstrip("-"), names, NEAR)
+    near = NATS_OPTIONS.get(option, "").lstrip("-") or nearest(option.lstrip("-"), names, NEAR)
     if near not in names:
         return CannotRead(f"no option {option}", f"moorage {verb} --help")
     meant = [names[near] + equals + value if one == word else one for one in words]
