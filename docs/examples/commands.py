@@ -129,7 +129,8 @@ class Commands(Driver):
 
     async def pump(self, name: MemberName, stream: Literal["out", "err"], pipe: IO[bytes] | None) -> None:
         reader, decoder = asyncio.StreamReader(), codecs.getincrementaldecoder("utf-8")("replace")
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         offset = read = 0
         while True:
             piece = await reader.read(65536)
@@ -140,6 +141,7 @@ class Commands(Driver):
                 self.publish(name, encode(Output(name[3], stream, offset, text, end=not piece, next=behind)))
             offset = behind
             if not piece:
+                transport.close()  # uvloop, on which a worker runs, does not do it at the end of the pipe
                 return
 
 

@@ -142,6 +142,8 @@ def test_a_verb_of_two_words_is_found_by_both(
         ("admin backup --tenant vision TO", ("moorage admin backup --help",)),  # --nats is no kind of --tenant
         ("logs --flow train", ("moorage logs --help",)),
         ("worker --timeout 1s", ("moorage worker --help",)),
+        ("ls --context prod", ("moorage ls --nats prod", "moorage ls --help")),
+        ("up --context prod", ("moorage up --help",)),
     ],
 )
 def test_a_mistyped_option_is_told_as_the_one_that_was_meant(line: str, fixes: tuple[str, ...]) -> None:

@@ -205,3 +205,4 @@ async def test_a_pipe_that_closes_early_is_no_error(node: Node, unique: str) -> 
     out, err = await process.communicate()
     assert out == b"1\n"
     assert b"Traceback" not in err
+    assert b"moorage cancel j" in err  # the job goes on, and nothing else says which one

@@ -53,6 +53,15 @@ async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("simulate", "gpu"), [("1xH100", "--gpu 1xH100 -"), ("1x8xL40S+2xH100,7xL4", "--gpu -"), ("2xcpu", "-")]
+)
+async def test_what_its_screen_says_to_try_fits_its_fleet(tmp_path: Path, simulate: str, gpu: str) -> None:
+    async with node_on(tmp_path / "home", simulate=simulate):
+        assert f"moorage submit {gpu}- sleep 60" in talk(tmp_path / "home")
+
+
+@pytest.mark.slow
 async def test_jobs_without_a_gpu_end_on_a_fleet_of_two_models(tmp_path: Path) -> None:
     """So many that the mix of requests is in use: none of them asks for a GPU."""
     async with node_on(tmp_path / "home", simulate="2x8xH100+2x4xL40S") as node:

@@ -152,7 +152,7 @@ async def _told(node: Node, unique: str, *words: str, until: str) -> str:
 async def test_a_wait_on_a_terminal_tells_how_it_stands(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "stuck", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
     told = await _told(node, unique, "wait", "stuck", until="\x1b[Kstuck  QUEUED  1st of 1")
-    assert "model: no worker that is left has a GPU" in told
+    assert "model: no remaining worker has a GPU" in told
     await node.run("cancel", "stuck", tenant=unique)
 
 

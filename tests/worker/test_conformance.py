@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 import pytest
+import uvloop
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request
@@ -502,6 +503,23 @@ class TestOwn(Processes):
     """The example of the how-to, as its author would check it."""
 
     driver = "docs.examples.commands:Commands"
+
+
+def test_the_checks_run_on_the_loop_that_a_worker_runs_on() -> None:
+    """Uvloop refuses what the loop of asyncio takes: a driver that passed on the other could start no job."""
+    seen: list[asyncio.AbstractEventLoop] = []
+
+    async def check(_: Bench) -> None:
+        seen.append(asyncio.get_running_loop())
+
+    checks = type("OfLoop", (Suspects,), {"driver": f"{__name__}:Faulty"})
+    assert issubclass(checks, Suspects)
+    checks.setup_class()
+    try:
+        checks()._on_bench(check)
+    finally:
+        checks.teardown_class()
+    assert isinstance(seen[0], uvloop.Loop)
 
 
 class RefusesAll(Faulty):

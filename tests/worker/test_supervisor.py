@@ -226,11 +226,11 @@ LOOKED_FOR: Final[list[tuple[dict[str, Any], str]]] = [
     ),
     (
         {"argv": ("./train.sh",)},
-        "no ./train.sh in / (--cwd names the folder), or not what its first line names",
+        "no ./train.sh in / (--with brings files there, --cwd names another folder), or not what its first line names",
     ),
     (
         {"argv": ("./a", "b c"), "cwd": "/usr"},
-        "no ./a in /usr (--cwd names the folder), or not what its first line names",
+        "no ./a in /usr (--with brings files there, --cwd names another folder), or not what its first line names",
     ),
     ({"argv": ("/no/such",)}, "no /no/such on the worker, or not what its first line names"),
     ({"argv": ("/usr",)}, "/usr: Permission denied"),

@@ -123,8 +123,14 @@ def _refuse_options_first(words: Sequence[str]) -> int:
     """`moorage --tenant acme ls`: the same line as it should be."""
     import shlex
 
+    from moorage.cli.framework.arguments import NATS_OPTIONS
+
     at = next((at for at in range(len(words)) if find(words[at:])[0] is not None), 0)
-    fix = shlex.join(["moorage", *words[at:], *words[:at]]) if at else "moorage --help"
+    fix = (
+        shlex.join(["moorage", *words[at:], *(NATS_OPTIONS.get(word, word) for word in words[:at])])
+        if at
+        else "moorage --help"
+    )
     return _refuse(
         "unknown-verb", f"{words[0]} stands where a verb is expected; options come after the verb", words, (fix,)
     )

@@ -262,7 +262,7 @@ async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bo
         silent_s = await _silent_s(jetstream, subjects, info)
         if silent_s < SILENT_S:
             raise _refused(
-                f"somebody leads the ledger {subjects.ledger_stream}: its last record is {silent_s:.0f} s old",
+                f"a scheduler leads the ledger {subjects.ledger_stream}: its last record is {silent_s:.0f} s old",
                 "stop every scheduler, then restore",
             )
         if not replace:

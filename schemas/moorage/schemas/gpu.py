@@ -313,6 +313,9 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
     if text.isdigit():  # `--gpu 2` is two GPUs of any model
         text += "x"
     found = _TOKEN.fullmatch(text)
+    mode = re.fullmatch(r"[^@]*@([^=]*)(=.*)?", text)
+    if mode is not None and mode[1] not in SHARING_MODES:
+        raise ValueError(f"not a GPU token: {token!r}; {mode[1]!r} is no sharing mode: {', '.join(SHARING_MODES)}")
     if not text or found is None:
         raise ValueError(f"not a GPU token: {token!r}; it looks like 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%")
     models = [part.strip() for part in found["models"].split("|")] if found["models"] else []

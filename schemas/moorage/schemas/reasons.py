@@ -67,7 +67,7 @@ RESTORED: Final = add(
     ends=Ends.BY_ACT,
 )
 NO_WORKER: Final = add("no-worker", "no worker has joined", "start one: moorage worker", ends=Ends.NEVER)
-NOT_HEARD: Final = add("not-heard", "no worker that could run it was heard in this reign yet", ends=Ends.BY_ACT)
+NOT_HEARD: Final = add("not-heard", "no worker that could run it has reported to this leader yet", ends=Ends.BY_ACT)
 DRIVER: Final = add(
     "driver",
     "no worker offers the driver",
@@ -76,7 +76,7 @@ DRIVER: Final = add(
 )
 RULES: Final = add(
     "rules",
-    "no worker that is left lets its tenant have the driver, by rules of its own",
+    "no remaining worker lets its tenant have the driver, by rules of its own",
     "ask who runs the worker to add it to the tenant's drivers_for, or for another driver",
     ends=Ends.NEVER,
 )
@@ -87,28 +87,28 @@ LABEL: Final = add(
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
-NO_GPU: Final = add("no-gpu", "no worker that is left has a GPU", ends=Ends.NEVER, cures=_REQUEST, step="with-a-gpu")
+NO_GPU: Final = add("no-gpu", "no remaining worker has a GPU", ends=Ends.NEVER, cures=_REQUEST, step="with-a-gpu")
 GPU_DRIVER: Final = add(
-    "gpu-driver", "no worker that is left lets jobs of the driver have GPUs", ends=Ends.NEVER, cures=_REQUEST
+    "gpu-driver", "no remaining worker lets jobs of the driver have GPUs", ends=Ends.NEVER, cures=_REQUEST
 )
-SHARING: Final = add("sharing", "no worker that is left offers the sharing mode", ends=Ends.NEVER, cures=_REQUEST)
+SHARING: Final = add("sharing", "no remaining worker offers the sharing mode", ends=Ends.NEVER, cures=_REQUEST)
 ENFORCE: Final = add(
     "enforce",
-    "no worker that is left keeps the job to its part of a GPU as it requires",
+    "no remaining worker keeps the job to its part of a GPU as it requires",
     "ask for a lower level in gpu.enforce, for exclusive GPUs, or see capabilities in moorage fleet --json",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
-VENDOR: Final = add("vendor", "no worker that is left has a GPU of the vendor", ends=Ends.NEVER, cures=_REQUEST)
+VENDOR: Final = add("vendor", "no remaining worker has a GPU of the vendor", ends=Ends.NEVER, cures=_REQUEST)
 MODE: Final = add(
     "mode",
-    "no worker that is left has a GPU with such a mode: no driver for Apple's GPUs is built",
+    "no remaining worker has a GPU with such a mode: no driver for Apple's GPUs is built",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 MODEL: Final = add(
     "model",
-    "no worker that is left has a GPU of the model",
+    "no remaining worker has a GPU of the model",
     "ask for a model that moorage fleet shows",
     ends=Ends.NEVER,
     cures=_REQUEST,
@@ -122,7 +122,7 @@ COMPUTE: Final = add(
 )
 PROFILE: Final = add(
     "profile",
-    "no worker that is left has a MIG slice of the profile",
+    "no remaining worker has a MIG slice of the profile",
     "ask for a profile that moorage fleet shows in the names of its models, or for a whole GPU",
     ends=Ends.NEVER,
     cures=_REQUEST,
@@ -149,9 +149,9 @@ COUNT: Final = add(
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
-DEVICE: Final = add("device", "no worker that is left has the devices that it names", ends=Ends.NEVER, cures=_REQUEST)
+DEVICE: Final = add("device", "no remaining worker has the devices that it names", ends=Ends.NEVER, cures=_REQUEST)
 HOST_SIZE: Final = add(
-    "host-size", "no worker that is left has the CPU or the memory in all", ends=Ends.NEVER, cures=_REQUEST
+    "host-size", "no remaining worker has the CPU or the memory in all", ends=Ends.NEVER, cures=_REQUEST
 )
 GANG_SIZE: Final = add(
     "gang-size",

@@ -201,6 +201,8 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
 
 
+#: an option of the `nats` tool, and ours for it
+NATS_OPTIONS: Final = {"--context": "--nats", "--server": "--nats", "-s": "--nats"}
 #: argparse names a reader by its Python name where it raises anything but `ArgumentTypeError`
 _KIND_READERS: Final[dict[Any, Callable[[str], Any]]] = {int: _whole, float: _number}
 
@@ -211,6 +213,11 @@ def _check_command(verb: str, words: list[str], bare: list[str], behind: list[st
         return
     if bare and not behind and words[-len(bare) :] == bare:
         return
+    if bare and behind:
+        raise CannotRead(
+            f"{bare[0]!r} stands before --, and is neither an option nor an option's value",
+            "leave it out; put a value with blanks in quotes; the whole command stands after --",
+        )
     if bare:
         import shlex
 
@@ -233,8 +240,8 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
 
     known = [name for one in arguments for name in one.names]
     names = {name.lstrip("-"): name for name in known}  # else the dashes are half of what a short one has in common
-    near = nearest(option.lstrip("-"), names, NEAR)
-    if not near:
+    near = NATS_OPTIONS.get(option, "").lstrip("-") or nearest(option.lstrip("-"), names, NEAR)
+    if near not in names:
         return CannotRead(f"no option {option}", f"moorage {verb} --help")
     meant = [names[near] + equals + value if one == word else one for one in words]
     return CannotRead(f"no option {option}", shlex.join(["moorage", *verb.split(), *meant]), f"moorage {verb} --help")

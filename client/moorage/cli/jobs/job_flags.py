@@ -83,7 +83,7 @@ class JobFlags:
     ] = None
     gpu_device: Annotated[
         list[str] | None,
-        Parameter(help="This very GPU: its uuid or index, for containers its CDI name. May be repeated.", value="ID"),
+        Parameter(help="This very GPU: its uuid or index, for containers its CDI name.", value="ID"),
     ] = None
     job: Annotated[str | None, Parameter(help="The job's id; the same id and content is the same job.", value="ID")] = (
         None
@@ -107,13 +107,11 @@ class JobFlags:
     ] = None
     with_: Annotated[
         list[str] | None,
-        Parameter(
-            help="A file or folder to bring to the job's folder. May be repeated.", names=("--with",), value="PATH"
-        ),
+        Parameter(help="A file or folder to bring to the job's folder.", names=("--with",), value="PATH"),
     ] = None
     keep: Annotated[
         list[str] | None,
-        Parameter(help="Files to keep of its folder, as 'out/**'; see moorage get. May be repeated.", value="PATTERN"),
+        Parameter(help="Files to keep of its folder, as 'out/**'; see moorage get.", value="PATTERN"),
     ] = None
     user: Annotated[str | None, Parameter(help="User on the worker's host.", value="NAME")] = None
     driver: Annotated[

@@ -73,7 +73,12 @@ def run(
                 say(f"cancelling {job_id}, was {answer.data['was']}")
 
         labelled = request.replicas > 1 and not no_prefix
-        return await detachable(_follow(client, job_id, options, submit, labelled=labelled), detach, cancel)
+        try:
+            return await detachable(_follow(client, job_id, options, submit, labelled=labelled), detach, cancel)
+        except BrokenPipeError:  # as of `| head`: its reader wants no more, and the job goes on
+            if submitted:
+                _say_detached(job_id)
+            raise
 
     def act() -> int:
         request = request_of(flags, command)

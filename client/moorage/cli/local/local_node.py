@@ -257,7 +257,9 @@ class Node:
         ]
         if not self._is_default_folder:
             lines.append(f"  export MOORAGE_HOME={shlex.quote(str(self._folder))}")
-        gpu = "--gpu 2xH100 " if "H100" in self._simulate else "--gpu " if gpus else ""
+        largest = max(live, key=lambda worker: worker["gpus"])
+        has_h100 = len(largest["models"]) == 1 and "H100" in largest["models"][0]
+        gpu = f"--gpu {min(2, largest['gpus'])}xH100 " if has_h100 else "--gpu " if gpus else ""
         lines += [
             f"  moorage run {gpu}-- " + ("sh -c 'echo on $CUDA_VISIBLE_DEVICES'" if gpus else "echo hello"),
             f"  moorage submit {gpu}-- sleep 60",

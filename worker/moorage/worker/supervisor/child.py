@@ -123,7 +123,11 @@ def why_not(child: Child, stage: str, number: int) -> str:
     if not is_absent:
         return f"{program}: {os.strerror(number)}"
     if b"/" in child.argv[0]:
-        where = "on the worker" if child.argv[0].startswith(b"/") else f"in {cwd} (--cwd names the folder)"
+        where = (
+            "on the worker"
+            if child.argv[0].startswith(b"/")
+            else f"in {cwd} (--with brings files there, --cwd names another folder)"
+        )
         why = f"no {program} {where}, or not what its first line names"
     else:
         why = f"no program {program} in PATH {_told(child.search.encode(_ENCODING, _ENCODING_ERRORS))}"

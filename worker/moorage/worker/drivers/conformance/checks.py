@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import tempfile
 import time
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, Final
 
 from moorage.bus.embedded import EmbeddedServer
 from moorage.schemas.settings import NO_FILE, read_file
+from moorage.system.loops import loop_factory
 from moorage.worker.drivers.conformance.bench import (
     OF_THE_AGENT,
     SECRET,
@@ -394,7 +396,7 @@ class DriverChecks:
         cls._server_folder.cleanup()
 
     def _on_bench(self, check: Check) -> None:
-        """Run a check in a loop of its own, on a bench without a worker."""
+        """Run a check on a bench without a worker, in a loop of its own: the kind of loop that a worker runs on."""
 
         most_s = CHECK_TIMES * self.slack_s
 
@@ -403,9 +405,14 @@ class DriverChecks:
                 await check(bench)
 
         try:
-            asyncio.run(whole())
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:  # uvloop refuses what asyncio's own loop takes
+                runner.run(whole())
         except TimeoutError:
             raise TimeoutError(f"the check, its worker and its driver were not over within {most_s:g} s") from None
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise AssertionError("the driver left a pipe, a socket or a process open in its event loop") from error
 
     def _run(self, check: Check) -> None:
         """Run a check on a bench whose worker has joined."""
