@@ -136,7 +136,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
-    """The state in a backup. Raises `BackupRefused` for what is none, or is damaged, and OSError.
+    """Return the state in a backup. Raises `BackupRefused` for what is none, or is damaged, and OSError.
 
     With `rehash` the state's own digest is not checked but made anew; that of the file's bytes is checked all the same.
     """

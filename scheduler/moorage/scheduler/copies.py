@@ -53,7 +53,7 @@ class Copies:
             log.info("all %d copies of the ledger are kept up", self._replicas)
 
     def figures(self) -> dict[str, Any]:
-        """What `fleet` shows of them; empty where there is one copy."""
+        """Return what `fleet` shows of them; empty where there is one copy."""
         if self._replicas < 2:
             return {}
         return {"ledger_copies": {"wanted": self._replicas, "lacking": sorted(self.lacking)}}

@@ -118,7 +118,7 @@ class DeadLetters:
         return False
 
     def decided(self, reply: str, answer: bytes) -> bool:
-        """Whether this answer is about a letter that was resent."""
+        """Return whether this answer is about a letter that was resent."""
         if not reply.startswith(_REPLY_MARK):
             return False
         waiting = self._waiting.pop(reply, None)
@@ -180,7 +180,7 @@ class DeadLetters:
         return {"letters": rows, "counts": counts, "next": messages[-1].seq if more else 0}
 
     def _listed(self, message: StoredMessage) -> dict[str, Any]:
-        """Its row; whatever else stands in the store is listed too, to be dropped."""
+        """Return its row; whatever else stands in the store is listed too, to be dropped."""
         try:
             return _row(message, _decode_letter(message.data))
         except (Refused, LookupError):
@@ -226,7 +226,7 @@ class DeadLetters:
 
 
 def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
-    """A letter in a list: what it was and why it is here."""
+    """Return a letter in a list: what it was and why it is here."""
     return {
         "sequence": message.seq,
         "tenant": letter.subject.split(".")[-2],
@@ -242,7 +242,7 @@ def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
 
 
 def _whole(message: StoredMessage) -> dict[str, Any]:
-    """The message too: as text, and as it is (base64 in JSON) where it is none."""
+    """Return the message too: as text, and as it is (base64 in JSON) where it is none."""
     letter = _decode_letter(message.data)
     whole: dict[str, Any] = {"problem": letter.problem}
     if letter.evidence:
@@ -254,7 +254,7 @@ def _whole(message: StoredMessage) -> dict[str, Any]:
 
 
 def _job_of(letter: DeadLetter) -> str:
-    """The job that the message names, where that much of it can be read."""
+    """Return the job that the message names, where that much of it can be read."""
     if letter.problem.job:
         return letter.problem.job
     try:

@@ -65,7 +65,7 @@ class Discovery:
             self._answer(delivery.reply, encode(self.frame(delivery.subject.split(".")[1])))
 
     def frame(self, verb: str) -> dict[str, Any]:
-        """The answer to PING, INFO or STATS."""
+        """Return the answer to PING, INFO or STATS."""
         frame: dict[str, Any] = {"type": f"io.nats.micro.v1.{verb.lower()}_response", **self._identity}
         if verb == "INFO":
             frame["description"] = DESCRIPTION

@@ -47,7 +47,7 @@ class FleetFrames:
                 insort(self._order, (worker.id, worker.num))
 
     def frame(self) -> bytes:
-        """The frame, as of now once all is caught up with."""
+        """Return the frame, as of now once all is caught up with."""
         engine, rows = self._engine, self._rows
         state = engine.state
         workers: list[Any] = [rows[num] for _, num in self._order]

@@ -138,7 +138,7 @@ class Foresight:
         return {"starts": {**band, "runs": start.runs}}
 
     def _wants_forecast(self, job: Job, *, asked: bool = True) -> bool:
-        """Whether the last one is too old; `asked` where somebody waits for the answer."""
+        """Return whether the last one is too old; `asked` where somebody waits for the answer."""
         if self.children is None:
             return False
         known = self._forecast
@@ -247,7 +247,7 @@ class Foresight:
         return data
 
     def _unasked(self, tenant: str, job: str, fixes: Fixes | None = None) -> dict[str, Any] | None:
-        """What is told though nobody asked. None where that fails: a defect in it must not end the reign."""
+        """Return what is told though nobody asked. None where that fails: a defect in it must not end the reign."""
         try:
             data = self.explained(tenant, job, fixes)
         except Exception:
@@ -329,24 +329,24 @@ def _planned(answer: bytes) -> Answer:
 
 
 def _unknown(known: Forecast) -> dict[str, Any]:
-    """Why a forecast says nothing of a job that it looked at."""
+    """Return why a forecast says nothing of a job that it looked at."""
     why = why_unknown(known.unknown_runs, known.unknown_starts, cut=known.cut)
     return {"starts_unknown": why} if why else {}
 
 
 def _gist(data: dict[str, Any]) -> tuple[Any, ...]:
-    """What of an explanation is news when it is another one."""
+    """Return what of an explanation is news when it is another one."""
     return (data["reason"], data.get("position"), data.get("needs"), data.get("waiting_replicas"))
 
 
 def _starts_at_ms(data: dict[str, Any], now_ms: int) -> int:
-    """The ledger time at which it starts as likely as not; 0 where that is not known."""
+    """Return the ledger time at which it starts as likely as not; 0 where that is not known."""
     in_ms: int | None = data.get("starts", {}).get("p50_ms")
     return 0 if in_ms is None else now_ms + in_ms
 
 
 def _moved(before_ms: int, now_is_ms: int, now_ms: int) -> bool:
-    """Whether a start that was told for one time is now expected at quite another one.
+    """Return whether a start that was told for one time is now expected at quite another one.
 
     A run of which nothing is known is expected to go on for as long as it has: what waits for it is told each time that
     it is off by a fifth of what is left now, and not every few seconds.

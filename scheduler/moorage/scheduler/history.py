@@ -42,7 +42,7 @@ BYTES_MIN: Final = 4 * 1024**2
 
 
 def stream_config(subjects: Subjects, config: Config, replicas: int) -> dict[str, Any]:
-    """The stream's settings; the oldest goes at either bound."""
+    """Return the stream's settings; the oldest goes at either bound."""
     return {
         "name": subjects.history_stream,
         "subjects": [subjects.history_all],
@@ -87,7 +87,7 @@ class History:
         return sum(map(len, self._waiting.values()))
 
     def figures(self) -> dict[str, int]:
-        """What `fleet` and the discovery show."""
+        """Return what `fleet` and the discovery show."""
         return {
             "waiting": self.waiting,
             "frames": self.frames,

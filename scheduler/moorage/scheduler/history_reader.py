@@ -79,7 +79,7 @@ class HistoryReader:
     def show(
         self, tenant: str, name: str, reply: str, json: bool, *, follow: bool = True
     ) -> dict[str, Any] | Problem | None:
-        """What `show` answers now; None where the stream is asked first. `follow` as `views.show` has it."""
+        """Return what `show` answers now; None where the stream is asked first. `follow` as `views.show` has it."""
         data = views.show(self._engine, tenant, name, follow=follow)
         if isinstance(data, Problem) or not data.get("compacted"):
             return data
@@ -89,7 +89,7 @@ class HistoryReader:
         return self._ask("show", self._shown(tenant, name, seq, data), reply, json, name)
 
     def history(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Any:
-        """What `history` answers now; None where the stream is asked first. The arguments are checked."""
+        """Return what `history` answers now; None where the stream is asked first. The arguments are checked."""
         name = arguments["job"]
         after, limit = check_page(arguments)
         job = self._engine.state.job(tenant, name)
@@ -168,7 +168,7 @@ class HistoryReader:
         return data | self._kept(read)
 
     async def _shown(self, tenant: str, name: str, seq: int, row: dict[str, Any]) -> dict[str, Any] | Problem:
-        """The job as `show` has it while it is in memory; the bare row where its history is gone."""
+        """Return the job as `show` has it while it is in memory; the bare row where its history is gone."""
         try:
             read, found = await self._story(tenant, name, seq)
         except Gone:
@@ -209,7 +209,7 @@ class HistoryReader:
     # ------------------------------------------------------------------------------------------- the stream
 
     async def _story(self, tenant: str, name: str, seq: int) -> tuple[Read, list[Found]]:
-        """What a frame holds of a job. Raises `Gone`, `BusError`."""
+        """Return what a frame holds of a job. Raises `Gone`, `BusError`."""
         if seq == 0:
             raise Gone
         known = seq in self._frames
@@ -288,7 +288,7 @@ def _merged(lists: Iterable[list[Change]], after: int) -> list[Change]:
 def _page(
     tenant: str, name: str, state: str, rev: int, changes: list[Change], after: int, limit: int
 ) -> dict[str, Any]:
-    """The answer: at most `limit` changes, and no more than a frame has room for."""
+    """Return the answer: at most `limit` changes, and no more than a frame has room for."""
     changes = changes[:limit]
     changes = changes[: fitting(changes)]
     last = changes[-1].rev if changes else rev

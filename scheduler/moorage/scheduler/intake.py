@@ -55,7 +55,7 @@ _KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (Fac
 
 
 def fresh_job_id() -> str:
-    """An id that sorts by time: 9 characters of milliseconds, then 5 random ones."""
+    """Return an id that sorts by time: 9 characters of milliseconds, then 5 random ones."""
     ms, text = int(time.time() * 1000), ""
     for _ in range(9):
         ms, digit = divmod(ms, 32)
@@ -282,7 +282,7 @@ class _Array:
 
 
 def is_array(payload: bytes) -> bool:
-    """Whether a JSON or msgpack payload is an array."""
+    """Return whether a JSON or msgpack payload is an array."""
     if not payload:
         return False
     first = payload[0]
@@ -292,7 +292,7 @@ def is_array(payload: bytes) -> bool:
 
 
 def named_by_header(headers: dict[str, str] | None) -> str | None:
-    """The job id in `Nats-Msg-Id`, for a request without an id of its own: so a retry makes no second job."""
+    """Return the job id in `Nats-Msg-Id`, for a request without an id of its own: so a retry makes no second job."""
     name = headers.get("Nats-Msg-Id", "") if headers else ""
     return name if is_job(name) else None
 

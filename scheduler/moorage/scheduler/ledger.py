@@ -305,13 +305,13 @@ class Ledger:
         await self._append_and_fold(state, named, self._subjects.ledger_snapshot)
 
     async def is_resigned(self, seq: int) -> bool:
-        """Whether a leader resigned with the record at this sequence."""
+        """Return whether a leader resigned with the record at this sequence."""
         message = await self._js.get_message(self._subjects.ledger_stream, seq)
         record = self._decode(message) if message is not None else None
         return record is not None and any(isinstance(act, acts.Resign) for act in record.acts)
 
     async def has_lost_leaders(self, state: State) -> bool:
-        """Whether the last two leaders have ended without a goodbye within `DEATHS_WITHIN_S`, as by a crash.
+        """Return whether the last two leaders have ended without a goodbye within `DEATHS_WITHIN_S`, as by a crash.
 
         To be asked before the epoch record of the next one is written. Raises `BusError`.
         """
@@ -470,14 +470,14 @@ def _reading(state: State) -> Iterator[None]:
 
 
 def _words_of(answer: JsError | BusError) -> str:
-    """An answer that is no acknowledgement, for the log."""
+    """Return an answer that is no acknowledgement, for the log."""
     if isinstance(answer, JsError):
         return f"the nats-server says: {answer.description} ({answer.code}, {answer.err_code})"
     return str(answer)
 
 
 def _trouble_of(answer: JsError | BusError) -> str:
-    """Why an append was not acknowledged, for whoever waits for it."""
+    """Return why an append was not acknowledged, for whoever waits for it."""
     if isinstance(answer, JsError):
         return f"the nats-server says: {answer.description}"
     return NOT_CONNECTED if isinstance(answer, Disconnected) else "nothing acknowledges it"

@@ -88,7 +88,7 @@ class LedgerReader:
         )
 
     async def first(self) -> int:
-        """The first record that can be shown."""
+        """Return the first record that can be shown."""
         if await self._is_whole():
             return 1
         return 1 + min((seq for _, seq, _ in await self._ledger.named_snapshots()), default=0)
@@ -129,7 +129,7 @@ def _cannot(message: str, found: object, allowed: str, next_step: str) -> Cannot
 
 
 def rows(of: FoldedRecord) -> Iterator[dict[str, Any]]:
-    """What a record decided, as plain rows: first the transitions with their evidence, then the acts."""
+    """Return what a record decided, as plain rows: first the transitions with their evidence, then the acts."""
     seq, record, folded, state = of
     evidence = _evidence(record)
     for job in {**folded.jobs, **{job.num: job for job in folded.accepted}}.values():
@@ -144,14 +144,14 @@ def rows(of: FoldedRecord) -> Iterator[dict[str, Any]]:
 
 
 def transitions_in(state: State) -> Iterator[dict[str, Any]]:
-    """The transitions in a state whose records can no longer be read, so without evidence."""
+    """Return the transitions in a state whose records can no longer be read, so without evidence."""
     for job in state.jobs.values():
         for row in _transitions(state, job, 0):
             yield {"kind": "decision", "recorded": False, "ledger": row["fence"] or None, **row}
 
 
 def placements_in(state: State, at: int | None) -> Iterator[dict[str, Any]]:
-    """The placements in a state that record `at` made, or those that hold GPUs now; without evidence."""
+    """Return the placements in a state that record `at` made, or those that hold GPUs now; without evidence."""
     jobs = state.jobs.values() if at is not None else {member.replica.job for member in state.members()}
     found = []
     for job in jobs:
@@ -181,7 +181,7 @@ def _named(row: dict[str, Any], replica: int, fence: int) -> dict[str, Any]:
 
 
 def _evidence(record: Record) -> dict[tuple[int, int], dict[str, Any]]:
-    """The evidence in a record, by job number and replica; one decision may have placed several replicas."""
+    """Return the evidence in a record, by job number and replica; one decision may have placed several replicas."""
     by_job = {record.evidence[at]: record.evidence[at + 1 : at + 4] for at in range(0, len(record.evidence) - 3, 4)}
     found, current = {}, list[int]()
     steps = record.steps
@@ -199,7 +199,7 @@ def _evidence(record: Record) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def _act(state: State, act: AnyAct) -> dict[str, Any]:
-    """An act as it is shown: jobs and workers are numbers in a record, and shown by name."""
+    """Return an act as it is shown: jobs and workers are numbers in a record, and shown by name."""
     said = {name: getattr(act, name) for name in act.__struct_fields__ if name not in _HIDDEN}
     for name, value in said.items():
         if name == "worker":
@@ -221,7 +221,7 @@ def _job_name(state: State, num: int) -> str:
 
 
 def concerns(row: dict[str, Any], job: str) -> bool:
-    """Whether a row is about a job, named alone or as tenant/job."""
+    """Return whether a row is about a job, named alone or as tenant/job."""
     if row["kind"] == "act":
         named = [row.get("job", ""), *row.get("victims", ())]
         return any(name and job in (name, name.partition("/")[2]) for name in named)

@@ -108,7 +108,7 @@ class LogRelay:
         return self._away(kept) if page.code == "session-over" else page
 
     def _away(self, kept: Kept) -> Problem:
-        """The worker that has it does not answer: which, and since when."""
+        """Return the worker that has it does not answer: which, and since when."""
         worker, state = kept.worker, self._engine.state
         if worker.session:
             since = "does not answer now"
@@ -136,7 +136,7 @@ class LogRelay:
 
 
 def logs_asked(arguments: dict[str, Any]) -> LogsAsked:
-    """The arguments of the verb, checked. Raises `Refused`, naming the field."""
+    """Return the arguments of the verb, checked. Raises `Refused`, naming the field."""
     try:
         asked = msgspec.convert(arguments, LogsAsked)
     except msgspec.ValidationError as error:

@@ -101,7 +101,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
 
 
 async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:
-    """Whether a leader answers on these subjects though this account, where a ledger would begin, holds none."""
+    """Return whether a leader answers on these subjects though this account, where a ledger would begin, holds none."""
     try:
         await world.request(subjects.api(TENANT_ASKED, "ls"), b"{}", ASKED_S)
     except BusError:  # nobody, or nobody whom this user may ask
@@ -114,7 +114,7 @@ async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:
 
 
 def follower_of(settings: SchedulerSettings, target: str | None) -> Command:
-    """What writes a snapshot. It finds the ledger by its environment: `ps` shows everybody an argument."""
+    """Return what writes a snapshot. It finds the ledger by its environment: `ps` shows everybody an argument."""
     env = {}
     if settings.ledger_url_file is not None:
         env[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)

@@ -71,7 +71,7 @@ def _too_large(answer: bytes, bytes_max: int) -> bytes:
 
 
 def _event_frames(tenant: str, seq: int, events: list[bytes]) -> list[bytes]:
-    """The tenant's events of this record as `Events` frames; each event is encoded already."""
+    """Return the tenant's events of this record as `Events` frames; each event is encoded already."""
     head = b'{"kind":"events","v":1,"tenant":' + msgspec.json.encode(tenant) + b',"ledger":%d,"jobs":[' % seq
     if sum(map(len, events)) + len(events) <= EVENTS_FRAME_BYTES_MAX:  # as nearly always
         return [head + b",".join(events) + b"]}"] if events else []

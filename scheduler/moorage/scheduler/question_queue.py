@@ -88,7 +88,7 @@ class QuestionQueue(RoundRobin[Delivery]):
         self._skip = subject_skip
 
     def tenant_of(self, subject: str) -> str:
-        """The tenant whose question is on this subject; "" if it is no question."""
+        """Return the tenant whose question is on this subject; "" if it is no question."""
         skip = self._skip
         if subject[-7:] == ".submit" or subject[skip : skip + 4] != "api.":  # most are requests
             return ""

@@ -40,10 +40,10 @@ class Leader(Protocol):
         """The core that it leads with."""
 
     def is_fresh(self) -> bool:
-        """Whether the last acknowledged append was sent so recently that nobody else can lead yet."""
+        """Return whether the last acknowledged append was sent so recently that nobody else can lead yet."""
 
     def mono_ms(self) -> int:
-        """This process's own clock."""
+        """Return this process's own clock."""
 
     def time_ms(self) -> int:
         """Ledger time now."""
@@ -55,7 +55,7 @@ class Leader(Protocol):
         """Send messages that nobody waits for."""
 
     def figures(self) -> dict[str, Any]:
-        """What the answer to `fleet` has in addition to the fleet."""
+        """Return what the answer to `fleet` has in addition to the fleet."""
 
 
 class Questions:
@@ -195,7 +195,7 @@ class Questions:
         return Order(verb, act, reply, json, announced)
 
     def _to_inspect(self) -> set[str]:
-        """The workers that can be asked to inspect their devices."""
+        """Return the workers that can be asked to inspect their devices."""
         return {host.worker.id for host in self._engine.fleet.hosts.values() if host.heard and host.worker.session}
 
     def _audit(self, reply: str, json: bool) -> None:

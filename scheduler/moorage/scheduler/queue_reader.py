@@ -58,12 +58,12 @@ _decode_cancel: Final = Decoder[dict[str, Any]](dict[str, Any], 4096)
 
 
 def read_through(state: State) -> int:
-    """The highest cursor that the ledger holds: all of the stream up to it was read, or is nobody's."""
+    """Return the highest cursor that the ledger holds: all of the stream up to it was read, or is nobody's."""
     return max((max(row.submit_cursor, row.cancel_cursor) for row in state.tenants.values()), default=0)
 
 
 def _part(info: StreamInfo) -> float:
-    """How full a stream is, 0 to 1; 0 for one without a bound."""
+    """Return how full a stream is, 0 to 1; 0 for one without a bound."""
     bytes_max = info.config.get("max_bytes", -1)
     return info.size_bytes / bytes_max if bytes_max > 0 else 0.0
 
@@ -243,7 +243,7 @@ class QueueReader:
         return self._read_through() + 1
 
     def _read_through(self, tenant: str = "") -> int:
-        """The highest cursor of a tenant, "" for all: those that no record holds yet with them."""
+        """Return the highest cursor of a tenant, "" for all: those that no record holds yet with them."""
         return max((self._cursor(*key) for key in self._cursors() if tenant in ("", key[0])), default=0)
 
     def _cursors(self) -> set[tuple[str, str]]:
@@ -297,7 +297,7 @@ class QueueReader:
         return 0 if row is None else (row.submit_cursor if verb == "submit" else row.cancel_cursor)
 
     def _may_remember(self, tenant: str) -> bool:
-        """Whether a batch of cancels may all be of unknown jobs: else their cursor waits."""
+        """Return whether a batch of cancels may all be of unknown jobs: else their cursor waits."""
         row = self._engine.state.tenants.get(tenant)
         return row is None or len(row.tombstones) + BATCH <= self._engine.config.tombstones_max
 
@@ -344,7 +344,7 @@ class QueueReader:
         return not lost
 
     async def _next(self, tenant: str, verb: str, seq: int, most: int) -> list[StoredMessage]:
-        """The next messages of a queue: first what waits in the stream that was for all, then its own."""
+        """Return the next messages of a queue: first what waits in the stream that was for all, then its own."""
         await self._known.wait()
         key, subject = (tenant, verb), self._subjects.request(tenant, verb)
         if self._former is not None and self._former.messages and key not in self._former_read:
@@ -359,7 +359,7 @@ class QueueReader:
     def _decoded(
         self, tenant: str, verb: str, messages: list[StoredMessage]
     ) -> tuple[list[tuple[StoredMessage, Submit | Cancel]], list[tuple[StoredMessage, Problem, str]]]:
-        """What was read as the core takes it, and what cannot be read, with why and with the evidence."""
+        """Return what was read as the core takes it, and what cannot be read, with why and with the evidence."""
         events: list[tuple[StoredMessage, Submit | Cancel]] = []
         unread: list[tuple[StoredMessage, Problem, str]] = []
         for message in messages:

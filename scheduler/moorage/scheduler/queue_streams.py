@@ -37,7 +37,7 @@ _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def stream_config(subjects: Subjects, replicas: int, tenant: str = "") -> dict[str, Any]:
-    """The stream for all tenants, or one's own: bounded, and refusing the new at the bound."""
+    """Return the stream for all tenants, or one's own: bounded, and refusing the new at the bound."""
     return {
         "name": subjects.request_stream_of(tenant) if tenant else subjects.request_stream,
         "subjects": [subjects.request(tenant, ">") if tenant else subjects.request_all],
@@ -86,7 +86,7 @@ class QueueStreams:
         return self.tenants != before
 
     def of(self, tenant: str) -> str:
-        """The stream to which a tenant's messages are published now."""
+        """Return the stream to which a tenant's messages are published now."""
         return self._subjects.request_stream_of(tenant) if tenant in self.tenants else self._subjects.request_stream
 
     async def ensure(self, first_seq: Callable[[], Awaitable[int]]) -> None:
@@ -111,7 +111,7 @@ class QueueStreams:
             await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind)
 
     async def former(self) -> StreamInfo | None:
-        """The stream for all where tenants have their own, if there is one. Raises `BusError`."""
+        """Return the stream for all where tenants have their own, if there is one. Raises `BusError`."""
         return await info_of(self._js, self._subjects.request_stream) if self.tenants else None
 
 

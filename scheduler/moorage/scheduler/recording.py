@@ -221,7 +221,7 @@ class Replayed(NamedTuple):
 
 
 def placements(one: Replayed) -> Iterator[dict[str, Any]]:
-    """The placements of a record, with what stands in it of why."""
+    """Return the placements of a record, with what stands in it of why."""
     record, state = one.record, one.state
     known = {record.evidence[at]: record.evidence[at + 2 : at + 4] for at in range(0, len(record.evidence) - 3, 4)}
     steps = record.steps
@@ -246,7 +246,7 @@ def placements(one: Replayed) -> Iterator[dict[str, Any]]:
 
 
 def _frames(path: Path) -> Iterator[list[Any]]:
-    """The frames of a file in order.
+    """Return the frames of a file in order.
 
     If a leader was killed while it wrote, its unfinished frame is skipped, up to where the next reign begins. Raises
     CannotReplay for a file that does not begin as a recording does, and OSError.
@@ -270,7 +270,7 @@ def _frames(path: Path) -> Iterator[list[Any]]:
 
 
 def _frame_at(data: mmap.mmap, at: int) -> tuple[list[Any] | None, int]:
-    """The frame at this position and the position after it; None if there is no whole frame."""
+    """Return the frame at this position and the position after it; None if there is no whole frame."""
     body_at = at + 4
     then = body_at + int.from_bytes(data[at:body_at], "big")
     if then - body_at >= FRAME_BYTES_MAX or then > len(data):
@@ -294,7 +294,7 @@ def _goes_on(data: mmap.mmap, at: int) -> bool:
 
 
 def _next_reign(data: mmap.mmap, start: int) -> int:
-    """The position of the next whole frame that begins a reign; the end of the file if there is none."""
+    """Return the position of the next whole frame that begins a reign; the end of the file if there is none."""
     found = data.find(_REIGN, start + 4)
     while found >= 0:
         frame, _ = _frame_at(data, found - 4)

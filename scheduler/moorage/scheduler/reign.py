@@ -176,7 +176,7 @@ class Reign:
             self._sending_now = None
 
     def _facts(self) -> dict[str, Any]:
-        """What service discovery shows under STATS."""
+        """Return what service discovery shows under STATS."""
         engine, state = self.engine, self.engine.state
         return {
             "leader": state.leader,
@@ -223,7 +223,7 @@ class Reign:
                 return
 
     def _build(self, now: int) -> bytes:
-        """The next record. One that takes too long counts as if its ranking had failed."""
+        """Return the next record. One that takes too long counts as if its ranking had failed."""
         began_ns = time.thread_time_ns()  # not the time that other processes take
         payload = self.engine.build(self._time_ms(now), now)
         self._built_ms = now
@@ -306,7 +306,7 @@ class Reign:
     # --------------------------------------------------------------------------- what questions need to know
 
     def is_fresh(self) -> bool:
-        """Whether the last acknowledged append was sent so recently that nobody else can lead yet."""
+        """Return whether the last acknowledged append was sent so recently that nobody else can lead yet."""
         return self.mono_ms() - self._sent_ms < self._fresh_s * 1000
 
     @property
@@ -326,7 +326,7 @@ class Reign:
         self._send_soon([(subject, payload) for subject, payload, _ in messages])
 
     def figures(self) -> dict[str, Any]:
-        """What the answer to `fleet` has in addition to the fleet."""
+        """Return what the answer to `fleet` has in addition to the fleet."""
         return {
             "history": self.history.figures(),
             "feature_level": self.engine.state.level,

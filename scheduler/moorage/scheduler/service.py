@@ -52,7 +52,7 @@ class Scheduler(Parts):
             announcing.cancel()
 
     def _standing(self) -> tuple[int, bool]:
-        """The ledger record that is folded, and whether this process leads."""
+        """Return the ledger record that is folded, and whether this process leads."""
         reign = self.reign
         return (self._folded, False) if reign is None else (reign.engine.state.seq, self.leading.is_set())
 

@@ -59,7 +59,7 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
 
 
 def ledger_url(file: Path | None = None) -> str | None:
-    """The ledger account's URL: from the file, else from the one that MOORAGE_LEDGER_URL_FILE names, else
+    """Return the ledger account's URL: from the file, else from the one that MOORAGE_LEDGER_URL_FILE names, else
     MOORAGE_LEDGER_URL. Raises OSError, BadContext: a file that says nothing is no word for the users' account."""
     named = file or os.environ.get(LEDGER_URL_FILE_VARIABLE)
     if not named:
@@ -79,7 +79,7 @@ def ledger_url(file: Path | None = None) -> str | None:
 def scheduler_settings(
     flags: Mapping[str, Any], env: Mapping[str, str] | None = None, file: SettingsFile = NO_FILE
 ) -> tuple[SchedulerSettings, dict[str, Found]]:
-    """The settings, and each with where it is from. Raises Refused with bad-settings."""
+    """Return the settings, and each with where it is from. Raises Refused with bad-settings."""
     found = settle(SECTION, SchedulerSettings, flags=flags, env=env, file=file)
     if found["replicas"].value > 1:
         found = settle(SECTION, SchedulerSettings, flags=flags, env=env, file=file, defaults=CLUSTER_DEFAULTS)

@@ -68,7 +68,7 @@ class Snapshots:
         return name, seq, digest
 
     async def read(self, name: str, digest: str) -> State:
-        """The state of a named snapshot. Raises `BadSnapshot` when it is not there or not what was named."""
+        """Return the state of a named snapshot. Raises `BadSnapshot` when it is not there or not what was named."""
         stream = self._subjects.snapshot_stream
         parts = [m.data async for m in self._js.read_range(stream, self._subjects.snapshot(name))]
         data = b"".join(parts)
@@ -85,7 +85,7 @@ class Snapshots:
 
 
 async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
-    """The state to start from: the newest snapshot that a ledger record names, else nothing.
+    """Return the state to start from: the newest snapshot that a ledger record names, else nothing.
 
     Raises `LedgerBroken` where its digests cannot be checked by this Python.
     """

@@ -90,7 +90,7 @@ class Standings:
         self._heard = {name: (said, at_s + seconds) for name, (said, at_s) in self._heard.items()}
 
     def lately(self) -> list[Standing]:
-        """The schedulers that were heard in the last seconds, by name."""
+        """Return the schedulers that were heard in the last seconds, by name."""
         since = time.monotonic() - HEARD_S
         self._heard = {name: heard for name, heard in self._heard.items() if heard[1] >= since}
         return [self._heard[name][0] for name in sorted(self._heard)]

@@ -95,7 +95,7 @@ class StalledRequests:
         self.dropped = 0
 
     def keeps(self, delivery: Delivery) -> bool:
-        """Whether this message is kept from the engine: held, or dropped.
+        """Return whether this message is kept from the engine: held, or dropped.
 
         Only requests that wait for an answer are held. Other messages pass until the engine holds `READ_MAX` events;
         from then on they are dropped and counted, which does no harm as workers send everything again.
@@ -158,7 +158,7 @@ def _due_s(delivery: Delivery) -> float:
 
 
 def stall_problem(appending: AppendProgress, now_s: float) -> Problem:
-    """The answer to a request that comes during a stall."""
+    """Return the answer to a request that comes during a stall."""
     trouble = f" ({appending.trouble})" if appending.trouble else ""
     return problem(
         "not-leading",
@@ -176,7 +176,7 @@ def _to_do(appending: AppendProgress) -> str:
 
 
 def what_next(appending: AppendProgress) -> str:
-    """What an operator does about a ledger that takes no record though its server is there."""
+    """Return what an operator does about a ledger that takes no record though its server is there."""
     if appending.gone:
         return GONE_NEXT
     return HEADLESS_NEXT if appending.headless else ROOM_NEXT

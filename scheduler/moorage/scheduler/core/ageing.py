@@ -25,7 +25,7 @@ class Ageing(NamedTuple):
     most: int
 
     def of(self, priority: int, waited_ms: int) -> int:
-        """What a priority comes to after so long a wait, in whole points."""
+        """Return what a priority comes to after so long a wait, in whole points."""
         if priority >= self.most or waited_ms <= 0:
             return priority
         return min(self.most, priority + waited_ms * self.rate_milli // (1000 * _HOUR_MS))

@@ -126,7 +126,7 @@ class ContainedEngine(Engine):
             self._refuse_failing()
 
     def _aside(self, raised: Exception) -> list[Any]:
-        """What failed, as an input of `set_aside`; nothing where that cannot be said."""
+        """Return what failed, as an input of `set_aside`; nothing where that cannot be said."""
         at, contained, now_ms, flight = self._at, self.containment, self._now_ms, self._in_flight
         draft = flight.draft if flight is not None else None
         event: Event | None = None if isinstance(at, str) else at
@@ -246,7 +246,7 @@ class ContainedEngine(Engine):
         self.containment.charge(tenant, max(self.cost_ms, estimate_ms), self._now_ms)
 
     def _soft(self) -> dict[str, Any]:
-        """What the tables hold that follows from no record: it is kept as they are made anew."""
+        """Return what the tables hold that follows from no record: it is kept as they are made anew."""
         hosts = [
             [
                 num, host.heard, host.last_ms, host.load_ms, host.busy, host.waiting, host.sick, host.stale,
@@ -333,11 +333,11 @@ class ContainedEngine(Engine):
         self.ranker.fails_at.update(calls)
 
     def evidence_of(self, reply: str) -> str:
-        """The traceback of what was answered there, where it was set aside; told once."""
+        """Return the traceback of what was answered there, where it was set aside; told once."""
         return self.containment.traces.pop(reply, "")
 
     def holds_back(self, tenant: str) -> bool:
-        """Whether requests of this tenant wait as others of it have made the scheduler fail."""
+        """Return whether requests of this tenant wait as others of it have made the scheduler fail."""
         return tenant in self._kept_waiting
 
     def _refuse_failing(self) -> None:

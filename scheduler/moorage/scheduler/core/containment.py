@@ -47,7 +47,7 @@ class Failure(NamedTuple):
 
 
 def trace_of(raised: BaseException) -> str:
-    """The end of its traceback."""
+    """Return the end of its traceback."""
     return "".join(traceback.format_exception(raised))[-TRACE_CHARS_MAX:]
 
 
@@ -149,7 +149,7 @@ class Containment:
     # -------------------------------------------------------------------------------------- whose fault it is
 
     def worker_failed(self, worker: str, now_ms: int) -> bool:
-        """Whether this was the last try: then its session is to end."""
+        """Return whether this was the last try: then its session is to end."""
         count, last_ms = self._tries.get(worker, (0, now_ms))
         count = count + 1 if now_ms - last_ms < FORGIVEN_MS else 1
         if len(self._tries) >= PAUSES_MAX:
@@ -166,7 +166,7 @@ class Containment:
         self._debts[tenant] = self._debt_ms(tenant, now_ms) + cost_ms, now_ms
 
     def wait_ms(self, tenant: str, now_ms: int) -> int:
-        """How long this tenant's requests have to wait; 0 if they need not."""
+        """Return how long this tenant's requests have to wait; 0 if they need not."""
         over_ms = self._debt_ms(tenant, now_ms) - REBUILD_MS_MAX
         return 0 if over_ms <= 0 else 1_000 * over_ms // self._paid_a_second() + 1
 
@@ -186,6 +186,6 @@ class Containment:
 
 
 def _line_of(raised: BaseException) -> str:
-    """The place in the code where it was raised."""
+    """Return the place in the code where it was raised."""
     frames = traceback.extract_tb(raised.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

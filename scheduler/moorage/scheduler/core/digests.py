@@ -27,7 +27,7 @@ GOLDEN: Final[tuple[tuple[tuple[object, ...], int], ...]] = (
 
 
 def name_of(hashes: list[int]) -> str:
-    """The name of a hash that gives these numbers for the rows of `GOLDEN`, in their order."""
+    """Return the name of a hash that gives these numbers for the rows of `GOLDEN`, in their order."""
     if hashes == [found for _, found in GOLDEN]:
         return TUPLE_HASH
     return f"unnamed-{zlib.crc32(' '.join(map(str, hashes)).encode()):08x}"
@@ -38,7 +38,7 @@ COMPUTED: Final = name_of([hash(row) for row, _ in GOLDEN])
 
 
 def trouble(written: str, computed: str) -> str:
-    """Why digests of one hash cannot be checked with another, and what to do; empty where they are the same."""
+    """Return why digests of one hash cannot be checked with another, and what to do; empty where they are the same."""
     if written == computed:
         return ""
     return (

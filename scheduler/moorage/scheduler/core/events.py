@@ -181,5 +181,5 @@ Rest = FromWorker | Order | Ask | SnapshotTaken | PartKept | Resign
 
 
 def is_urgent(event: Rest) -> bool:
-    """Whether an event must not wait for the next heartbeat; only renewals may."""
+    """Return whether an event must not wait for the next heartbeat; only renewals may."""
     return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))

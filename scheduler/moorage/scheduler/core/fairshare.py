@@ -57,7 +57,7 @@ def inflation(elapsed_ms: int, half_life_ms: int) -> int:
 
 
 def rate_of(member: Member) -> int:
-    """What a member uses, in thousandths of a GPU: its dominant resource, as the record that placed it says."""
+    """Return what a member uses, in thousandths of a GPU: its dominant resource, as the record that placed it says."""
     return member.rate_milli or GPU_MILLI * member.mask.bit_count()
 
 
@@ -145,7 +145,7 @@ def use(state: State, tenant: Tenant, rate_milli: int) -> None:
 
 
 def usage_milli(state: State, tenant: Tenant) -> int:
-    """A tenant's decayed usage as the thousandths of a GPU that it would have come to if used all the time."""
+    """Return a tenant's decayed usage as the thousandths of a GPU that it would have come to if used all the time."""
     if not state.half_life_ms:
         return 0
     return (tenant.usage_base + tenant.rate_milli * state.inflation) // state.inflation

@@ -86,7 +86,7 @@ def shown(names: Iterable[str], between: str = ", ") -> str:
 
 
 def has_labels(offer: Offer, shape: Shape) -> bool:
-    """Whether the hosts have every label that a shape requires."""
+    """Return whether the hosts have every label that a shape requires."""
     return all(offer.labels.get(label) in allowed for label, allowed in shape.requires.items())
 
 
@@ -153,7 +153,7 @@ def _drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
 
 
 def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    """The label that the fewest workers have as it is required."""
+    """Return the label that the fewest workers have as it is required."""
     count = {
         label: sum(len(offer.hosts) for offer in offers if offer.labels.get(label) in allowed)
         for label, allowed in shape.requires.items()

@@ -132,7 +132,7 @@ class FinishedTable:
         return self._unpacked(self._first)[2] * 1000 if len(self) else None
 
     def older_than(self, time_ms: int, at_most: int) -> int:
-        """How many of the oldest rows, at most so many, are older than a ledger time."""
+        """Return how many of the oldest rows, at most so many, are older than a ledger time."""
         count = 0
         while count < min(len(self), at_most) and self._unpacked(self._first + count)[2] * 1000 < time_ms:
             count += 1
@@ -148,7 +148,7 @@ class FinishedTable:
             self._base = self._first
 
     def dump(self) -> bytes:
-        """All rows, oldest first, as they stand in a snapshot."""
+        """Return all rows, oldest first, as they stand in a snapshot."""
         size = _ROW.size
         return b"".join(self._chunks)[(self._first - self._base) * size : (self._end - self._base) * size]
 
@@ -174,17 +174,17 @@ class FinishedTable:
         return row
 
     def _number(self, entry: int) -> int:
-        """The row that an entry of the index names: of those held now, whose numbers are never so far apart."""
+        """Return the row that an entry of the index names: of those held now, whose numbers are never so far apart."""
         return self._first + ((entry & _NUMBERS) - 1 - self._first) % _NUMBERS
 
     def _look(self, key: bytes) -> tuple[array[int], int]:
-        """The segment and slot where a key stands, or where it would."""
+        """Return the segment and slot where a key stands, or where it would."""
         segment, bits = self._segments[key[-1]], _from_bytes(key, "little")
         slot = bits & len(segment) - 1
         return segment, slot if segment[slot] == _EMPTY else self._probe(segment, slot, bits, key)
 
     def _probe(self, segment: array[int], slot: int, bits: int, key: bytes) -> int:
-        """The slot where a key stands, or where it would, from that on where it begins."""
+        """Return the slot where a key stands, or where it would, from that on where it begins."""
         mask, mark = len(segment) - 1, bits >> _MARK_AT & _MARK
         while (entry := segment[slot]) != _EMPTY:
             if entry >> _NUMBER_BITS == mark and self._unpacked(self._number(entry))[0] == key:
@@ -193,7 +193,7 @@ class FinishedTable:
         return slot
 
     def _home(self, entry: int) -> int:
-        """Where the key of an entry begins to look, in its lowest bits: more than any segment has slots."""
+        """Return where the key of an entry begins to look, in its lowest bits: more than any segment has slots."""
         at = self._number(entry) - self._base
         low: int = _LOW.unpack_from(self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * ROW_BYTES)[0]
         return low

@@ -103,7 +103,7 @@ class Fleet:
     # ----------------------------------------------------------------------------------- membership
 
     def join(self, worker: Worker, members: Iterable[tuple[Member, Shape]]) -> Host:
-        """A new session: its inventory, less what its members hold."""
+        """Return a new session: its inventory, less what its members hold."""
         self.leave(worker.num)
         hello = worker.hello
         rules = self.rules_of(hello)
@@ -150,7 +150,7 @@ class Fleet:
         return cls
 
     def _named_slots(self, hello: dict[str, Any]) -> dict[str, int]:
-        """The slots of each device's name that some request has asked for; of all names once too many were."""
+        """Return the slots of each device's name that some request has asked for; of all names once too many were."""
         named: dict[str, int] = {}
         for slot, device in enumerate(hello["gpu_pool"] if self._asked_names else ()):
             for name in device_names(device):
@@ -406,7 +406,7 @@ class Fleet:
                     bucket.update(rows)
 
     def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
-        """The classes that could ever run this shape."""
+        """Return the classes that could ever run this shape."""
         for cls in self.classes.values():
             fit = cls.fit(shape)
             if not fit.reason:

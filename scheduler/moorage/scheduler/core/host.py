@@ -98,7 +98,7 @@ def kept_for(pool: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:
 
 
 def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
-    """The slots that NVLink joins, and those of one NUMA node; empty where all, or none, stand together.
+    """Return the slots that NVLink joins, and those of one NUMA node; empty where all, or none, stand together.
 
     Links are taken as they are said, in either direction; a hello of an older worker says none.
     """
@@ -215,7 +215,7 @@ class HostClass:
         return self.named_slots.get(name, 0)
 
     def _fit(self, shape: Shape) -> Fit:
-        """What it finds, were labels no matter."""
+        """Return what it finds, were labels no matter."""
         if reason := failed(self, shape, "host"):
             return Fit(0, 0, reason)
         if shape.mode == NO_GPU:
@@ -226,7 +226,7 @@ class HostClass:
         return Fit(mask, best, "", best_mask)
 
     def answering(self, shape: Shape) -> int:
-        """The slots whose devices answer a shape that asks for some."""
+        """Return the slots whose devices answer a shape that asks for some."""
         return self._ranked(shape)[0]
 
     def _ranked(self, shape: Shape) -> tuple[int, int, int, str]:
@@ -251,7 +251,7 @@ class HostClass:
         return found
 
     def permitted(self, tenant: str) -> frozenset[str]:
-        """The drivers that a tenant may have where there are rules; "" is any that none of them names."""
+        """Return the drivers that a tenant may have where there are rules; "" is any that none of them names."""
         return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
 
     def user_of(self, shape: Shape) -> str:
@@ -262,11 +262,11 @@ class HostClass:
         return f"user {shape.user}" if number is None else str(number)
 
     def level(self, driver: str, mode: str) -> tuple[int, int]:
-        """How well memory and compute are kept to a job's part, as positions in `LEVELS`."""
+        """Return how well memory and compute are kept to a job's part, as positions in `LEVELS`."""
         return self.levels[driver, mode]
 
     def named(self, shape: Shape) -> list[Device]:
-        """Its devices of the vendor and model that a shape asks for, whatever else they have."""
+        """Return its devices of the vendor and model that a shape asks for, whatever else they have."""
         return [
             d
             for d in self.devices
@@ -274,7 +274,7 @@ class HostClass:
         ]
 
     def places(self, slots: int, shape: Shape) -> int:
-        """How many devices' worth of a shape these empty slots hold: one each, or as many as sharers fit."""
+        """Return how many devices' worth of a shape these empty slots hold: one each, or as many as sharers fit."""
         if shape.mode <= EXCLUSIVE:
             return slots.bit_count()
         most = self.sharers(shape.mode)
@@ -359,7 +359,7 @@ class Host:
         return 0 if self.waiting else self.free & ~self.shut
 
     def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> bool:
-        """Whether one more sharer of this shape's mode, user and share fits on a device that others share."""
+        """Return whether one more sharer of this shape's mode, user and share fits on a device that others share."""
         if device.user and device.user != self.cls.user_of(shape):
             return False
         if device.mode != shape.mode or device.users >= self.cls.sharers(shape.mode):
@@ -421,7 +421,7 @@ class Host:
         return most
 
     def rooms_beside(self, shape: Shape) -> int:
-        """How many replicas' CPU, memory and members this host has room for now."""
+        """Return how many replicas' CPU, memory and members this host has room for now."""
         most = MEMBERS_MAX - self.held
         if shape.cpu_milli and self.cpu_milli:
             most = min(most, self.cpu_free // shape.cpu_milli)

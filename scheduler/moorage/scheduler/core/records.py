@@ -66,7 +66,7 @@ NOTICE_S_MAX: Final = 3600
 
 
 def ending(becomes: int, notice_s: int) -> int:
-    """The argument of an END step: the next state, and the seconds between the checkpoint signal and the end."""
+    """Return the argument of an END step: the next state, and the seconds between the checkpoint signal and the end."""
     return notice_s << NOTICE_BITS | becomes
 
 
@@ -92,7 +92,7 @@ def packed(fence: int, worker_num: int) -> int:
 
 
 def unpacked(lingering: int) -> tuple[int, int]:
-    """The (fence, worker number) of `packed`."""
+    """Return the (fence, worker number) of `packed`."""
     return divmod(lingering, WORKERS_MAX)
 
 

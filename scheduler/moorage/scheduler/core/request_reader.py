@@ -22,7 +22,7 @@ WORKLOAD_LABEL: Final = "workload"
 
 
 def workload_of(request: Request) -> str:
-    """What a request runs, in at most 128 characters; see above."""
+    """Return what a request runs, in at most 128 characters; see above."""
     named = request.labels.get(WORKLOAD_LABEL)
     if named:
         return named[:WORKLOAD_CHARS_MAX]
@@ -51,7 +51,7 @@ class RequestReader:
         return name, asked.request, asked.shape or self.shape_of_asked(asked)
 
     def request_of(self, job: Job) -> Request:
-        """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
+        """Return the request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request.with_part(job.part)
 
     def priority_of(self, job: Job) -> int:
@@ -80,11 +80,11 @@ class RequestReader:
         return self.shapes.asked_by(shape, tenant, request) if tenant in self.fleet.named else shape
 
     def shape_asked_by(self, tenant: str, request: Request) -> Shape:
-        """The shape of a request for a tenant, though it is not submitted."""
+        """Return the shape of a request for a tenant, though it is not submitted."""
         return self.shape_for(self.shapes.of(request), tenant, request)
 
     def workload_of(self, job: Job) -> str:
-        """What it runs, as the key by which durations are learned (see `durations`)."""
+        """Return what it runs, as the key by which durations are learned (see `durations`)."""
         asked = self.requests.read(job.body)[1]
         if not asked.workload:
             asked.workload = workload_of(asked.request)

@@ -109,7 +109,7 @@ class Shape:
         self.gpus = self.count * self.together  # that it takes at once
 
     def device_rank(self, vendor: str, name: str, memory_mib: int, compute: int, index: int) -> int:
-        """How well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all."""
+        """Return how well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all."""
         if self.vendor and vendor.lower() != self.vendor:
             return 0
         if self.not_apple and vendor.lower() == APPLE:

@@ -47,7 +47,7 @@ def ticks(most: float, count: int = 5) -> list[float]:
 
 
 def chart(title: str, series: Sequence[Series]) -> str:
-    """The picture of at most `SERIES_MAX` runs of one trace, as a whole SVG document."""
+    """Return the picture of at most `SERIES_MAX` runs of one trace, as a whole SVG document."""
     series = series[:SERIES_MAX]
     end_h = max((run.points[-1].at_ms / HOUR_MS for run in series if run.points), default=1.0) or 1.0
     gpus = max((run.report.gpus for run in series), default=1)
@@ -123,7 +123,7 @@ class _Panel:
         return "\n".join(parts)
 
     def _path(self, points: Sequence[tuple[int, float]]) -> list[str]:
-        """A step line; of the points in one column the least and the greatest, so that no peak is lost."""
+        """Return a step line; of the points in one column the least and the greatest, so that no peak is lost."""
         columns: dict[int, tuple[float, float, float]] = {}
         for at_ms, value in points:
             column = int(COLUMNS * at_ms / self._end_ms)

@@ -115,7 +115,7 @@ def gpus_milli(run: Run) -> int:
 
 
 def class_of(run: Run) -> str:
-    """Which of `CLASSES` a job belongs to."""
+    """Return which of `CLASSES` a job belongs to."""
     milli = gpus_milli(run)
     return next(name for name, most in CLASSES if milli <= most)
 
@@ -185,7 +185,7 @@ def report_of(
     cut_at_ms: int | None,
     never: dict[str, str],
 ) -> Report:
-    """The whole run, summed up. `runs` in the order of the jobs' coming."""
+    """Return the whole run, summed up. `runs` in the order of the jobs' coming."""
     classes = grouped(runs, class_of)
     tenants = {name: waits_of(group) for name, group in grouped(runs, lambda run: run.job.tenant).items()}
     most = sorted(tenants.items(), key=lambda row: (-row[1].gpu_hours, row[0]))[:TENANTS_MAX]

@@ -69,7 +69,7 @@ class TraceTask:
 
 
 def read_hosts(path: Path) -> list[TraceHost]:
-    """The hosts of a node list, in its order. Raises Refused."""
+    """Return the hosts of a node list, in its order. Raises Refused."""
     lines: dict[str, int] = {}
     hosts = []
     for row in _rows(path, _NODE_COLUMNS):
@@ -87,17 +87,17 @@ def read_hosts(path: Path) -> list[TraceHost]:
 
 
 def read_tasks(path: Path) -> list[TraceTask]:
-    """The tasks of a pod list, in its order. Raises Refused."""
+    """Return the tasks of a pod list, in its order. Raises Refused."""
     return [task for _, task in numbered_tasks(path)]
 
 
 def numbered_tasks(path: Path) -> Iterator[tuple[Row, TraceTask]]:
-    """Each task with its row. Raises Refused."""
+    """Return each task with its row. Raises Refused."""
     return ((row, _task(row)) for row in _rows(path, _POD_COLUMNS))
 
 
 def node_list(folder: Path) -> Path:
-    """The one node list of a folder. Raises TraceError where there is none, or several."""
+    """Return the one node list of a folder. Raises TraceError where there is none, or several."""
     found = sorted(folder.glob(NODE_LISTS))
     if len(found) != 1:
         said = ", ".join(path.name for path in found) or "none"

@@ -22,7 +22,7 @@ _RUN: Final = Run(driver="noop")
 
 
 def openb_hosts(path: Path) -> list[SimHost]:
-    """The hosts of a node list. Raises Refused."""
+    """Return the hosts of a node list. Raises Refused."""
     return [
         uniform_host(host.name, host.gpus, host.model, cpu_milli=host.cpu_milli, memory_mib=host.memory_mib)
         for host in read_hosts(path)
@@ -30,7 +30,7 @@ def openb_hosts(path: Path) -> list[SimHost]:
 
 
 def openb_jobs(path: Path) -> Iterator[TraceJob]:
-    """The tasks of a pod list that says when each came and went. Raises Refused."""
+    """Return the tasks of a pod list that says when each came and went. Raises Refused."""
     return once(path, _numbered(path))
 
 
@@ -51,7 +51,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, TraceJob]]:
 
 
 def request_of(task: TraceTask) -> Request:
-    """What a task asks for; a model in whole words, as `=T4`."""
+    """Return what a task asks for; a model in whole words, as `=T4`."""
     gpu = None
     if task.gpus:
         models = [f"={model}" for model in task.models]

@@ -29,7 +29,7 @@ _RUN: Final = Run(driver="noop")
 
 
 def read_philly(path: Path, cluster: str) -> Iterator[TraceJob]:
-    """The jobs of one virtual cluster; its name is their tenant. Raises Refused."""
+    """Return the jobs of one virtual cluster; its name is their tenant. Raises Refused."""
     return once(path, _numbered(path, cluster))
 
 

@@ -143,7 +143,7 @@ def read_rows(path: Path, needed: tuple[str, ...], known: Collection[str] | None
 
 
 def _cells(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """Every row with cells, and the line on which it begins."""
+    """Return every row with cells, and the line on which it begins."""
     reader = csv.reader(_lines(path, file), strict=True)
     while True:
         line = reader.line_num + 1
@@ -205,5 +205,5 @@ def _check_names(
 
 
 def _printable(text: str) -> str:
-    """The text with a mark where bytes were no UTF-8: nothing can print these."""
+    """Return the text with a mark where bytes were no UTF-8: nothing can print these."""
     return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

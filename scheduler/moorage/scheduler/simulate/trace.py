@@ -57,7 +57,7 @@ class SimHost(msgspec.Struct, frozen=True, gc=False):
 
 
 def uniform_host(name: str, gpus: int, model: str, memory_mib: int = 0, **host: int) -> SimHost:
-    """A host with so many GPUs alike; `host` are its `cpu_milli` and `memory_mib`."""
+    """Return a host with so many GPUs alike; `host` are its `cpu_milli` and `memory_mib`."""
     devices = tuple(
         Device(index, "nvidia", model, f"{SIMULATED_UUID}{name}-{index}", memory_mib) for index in range(gpus)
     )
@@ -99,7 +99,7 @@ def milliseconds(path: Path, line: int, name: str, seconds: float) -> int:
 
 
 def once(path: Path, numbered: Iterable[tuple[int, TraceJob]]) -> Iterator[TraceJob]:
-    """The jobs without their lines. Raises Refused where a tenant has two of one name."""
+    """Return the jobs without their lines. Raises Refused where a tenant has two of one name."""
     lines: dict[tuple[str, str | None], int] = {}
     for line, job in numbered:
         name = job.request.job

@@ -166,7 +166,7 @@ class World(Play):
                 self._waiting -= 1
 
     def never(self) -> dict[str, str]:
-        """A few of those that never started, as tenant/job, and why not, as things stand now."""
+        """Return a few of those that never started, as tenant/job, and why not, as things stand now."""
         found: dict[str, str] = {}
         for (tenant, name), run in self.runs.items():
             if run.started_ms >= 0 or len(found) >= NEVER_NAMED_MAX:
@@ -193,7 +193,7 @@ def _name(job: TraceJob) -> str:
 
 
 def hello_of(host: SimHost) -> Hello:
-    """A host of a trace as a worker would say hello."""
+    """Return a host of a trace as a worker would say hello."""
     return Hello(
         host.name,
         "boot",

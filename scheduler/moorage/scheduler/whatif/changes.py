@@ -85,7 +85,7 @@ def _kinds(request: Request, needed_in_ms: Sequence[int]) -> tuple[_Kind, ...]:
 
 
 def _time_limit(needed_in_ms: Sequence[int], fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """A time limit by which it is over before its hosts are needed, with some time to hand it in."""
+    """Return a time limit by which it is over before its hosts are needed, with some time to hand it in."""
     run = request.workload
     for end_ms in needed_in_ms:
         most_s = (end_ms - FREED_MS) / 1000 - run.grace_s
@@ -170,7 +170,7 @@ def _vendor(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _memory(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """The memory of each kind of device that has less than asked, the largest first."""
+    """Return the memory of each kind of device that has less than asked, the largest first."""
     gpu = request.effective_gpu
     if gpu is None or not gpu.min_memory_mib:
         return
@@ -181,7 +181,7 @@ def _memory(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _compute(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """The highest capability below the one asked for."""
+    """Return the highest capability below the one asked for."""
     gpu = request.effective_gpu
     if gpu is None or gpu.min_compute_capability is None:
         return
@@ -256,7 +256,7 @@ def _level(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """What the host with most left has of processors and of memory."""
+    """Return what the host with most left has of processors and of memory."""
     asked = request.resources
     if asked is None:
         return

@@ -98,7 +98,7 @@ def _let_go(send: int) -> None:
 
 
 def ask(work: Work, limit_s: float = CHILD_S_MAX) -> bytes | None:
-    """The answer of a child, waited for; None where it failed or took too long."""
+    """Return the answer of a child, waited for; None where it failed or took too long."""
     return ask_all([work], limit_s)[0]
 
 
@@ -145,7 +145,7 @@ def _kill(pid: int, receive: int) -> None:
 
 
 def _reap(pid: int, receive: int) -> int:
-    """Its status, once it has ended."""
+    """Return its status, once it has ended."""
     os.close(receive)
     return os.waitpid(pid, 0)[1]
 

@@ -63,7 +63,7 @@ def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, li
 
 
 def _has_room(engine: Engine, tenant: str, request: Request) -> bool:
-    """Whether hosts have room for a request now, of a gang for all of it, under its tenant's limit.
+    """Return whether hosts have room for a request now, of a gang for all of it, under its tenant's limit.
 
     It need not start for all that: a reservation, a drain or the jobs before it may keep it from there.
     """
@@ -90,7 +90,7 @@ class _Tried:
         self._left = TRIED_MAX
 
     def first_of(self, fixes: Iterator[_Fix]) -> list[_Fix]:
-        """The first of these with which the job starts, if any."""
+        """Return the first of these with which the job starts, if any."""
         for fix in fixes:
             if not self._left:
                 break
@@ -133,7 +133,7 @@ def _instead(engine: Engine, time_ms: int, job: Job, request: Request, apart_ms:
 
 
 def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
-    """Whether the job itself starts once an act is done, and what that ends has ended."""
+    """Return whether the job itself starts once an act is done, and what that ends has ended."""
     waiting = sum(replica.state == QUEUED for replica in job.replicas)
     trial = _Trial(engine, time_ms)
     if isinstance(remedy.event, Cancel):
@@ -149,6 +149,6 @@ def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
 
 
 def _started(job: Job, waited: int) -> bool:
-    """Whether one of the replicas that waited has been placed; a gang is placed as a whole."""
+    """Return whether one of the replicas that waited has been placed; a gang is placed as a whole."""
     waiting = sum(replica.state == QUEUED for replica in job.replicas)
     return waiting < waited and any(replica.member is not None for replica in job.replicas)

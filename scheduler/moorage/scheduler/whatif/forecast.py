@@ -58,7 +58,7 @@ _decode_look: Final = msgspec.msgpack.Decoder(_Look).decode
 
 
 def forecast(engine: Engine, time_ms: int) -> bytes:
-    """A `Forecast`, encoded, of `LOOKS` looks. For a child."""
+    """Return a `Forecast`, encoded, of `LOOKS` looks. For a child."""
     answers = ask_all([partial(_look, engine, time_ms, look) for look in range(LOOKS)], LIMIT_S)
     looks = [_decode_look(answer) for answer in answers if answer is not None]
     if not looks:
@@ -78,7 +78,7 @@ def forecast(engine: Engine, time_ms: int) -> bytes:
 
 
 def _look(engine: Engine, time_ms: int, look: int) -> bytes:
-    """A `_Look`, encoded. Destroys the engine."""
+    """Return a `_Look`, encoded. Destroys the engine."""
     future = Future(engine, time_ms, look)
     waiting, more = _waiting(engine)
     for key in waiting:
@@ -95,7 +95,7 @@ def _look(engine: Engine, time_ms: int, look: int) -> bytes:
 
 
 def _waiting(engine: Engine) -> tuple[list[tuple[str, str]], bool]:
-    """The first jobs of the queue by number, that is by their coming, and whether there are more."""
+    """Return the first jobs of the queue by number, that is by their coming, and whether there are more."""
     nums = View(engine).queued_jobs()
     found = []
     for num in nums[:JOBS_MAX]:

@@ -180,5 +180,5 @@ def why_unknown(runs: int, starts: int, *, cut: bool) -> str:
 
 
 def waits(job: Job) -> bool:
-    """Whether any of its replicas is still in the queue."""
+    """Return whether any of its replicas is still in the queue."""
     return any(replica.state == QUEUED for replica in job.replicas)

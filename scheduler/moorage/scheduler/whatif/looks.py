@@ -43,7 +43,7 @@ def part_of(look: int, tenant: str, job: str) -> int:
 
 
 def middle(part: int) -> int:
-    """The middle of a part, in percent."""
+    """Return the middle of a part, in percent."""
     return 50 * (2 * part + 1) // LOOKS
 
 
@@ -53,7 +53,7 @@ def somewhere_in(part: int, look: int, tenant: str, job: str) -> int:
 
 
 def band(outcomes: Sequence[Outcome]) -> Band | None:
-    """What looks tell together, of which some may not have come so far; None where fewer than half have."""
+    """Return what looks tell together, of which some may not have come so far; None where fewer than half have."""
     if len(outcomes) <= _MEDIAN:
         return None
     ordered = sorted(outcomes)

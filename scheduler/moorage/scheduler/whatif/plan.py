@@ -100,7 +100,7 @@ class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def orders_of(quota: Mapping[str, int], share: Mapping[str, Mapping[str, int]], by: str) -> list[Order]:
-    """An operator's `limit` and `share` for each of these tenants. Raises Refused for what cannot be set."""
+    """Return an operator's `limit` and `share` for each of these tenants. Raises Refused for what cannot be set."""
     asked = [("limit", {"tenant": name, "gpus": gpus}) for name, gpus in sorted(quota.items())]
     asked += [("share", {"tenant": name, **row}) for name, row in sorted(share.items())]
     return [Order(verb, act_of(verb, {**arguments, "by": by}), "", True) for verb, arguments in asked]
@@ -163,7 +163,7 @@ def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
 
 
 def _together(looks: list[Planned]) -> Planned:
-    """The first of these with the band of all in place of its own outcome."""
+    """Return the first of these with the band of all in place of its own outcome."""
     planned = looks[0]
     if planned.starts in ("later", "unknown"):
         found = [Outcome(look.in_ms["p50_ms"], (look.on, at)) for at, look in enumerate(looks) if look.in_ms]

@@ -67,7 +67,7 @@ class Play:
     # ------------------------------------------------------------------------------- what a player decides
 
     def runs_ms(self, held: Held) -> int | None:
-        """How long a member runs from now, in ms; None: it does not end by itself."""
+        """Return how long a member runs from now, in ms; None: it does not end by itself."""
         raise NotImplementedError
 
     def ends(self, held: Held) -> tuple[int, str]:
@@ -123,7 +123,7 @@ class Play:
         raise RuntimeError(f"the core did not settle within {RECORDS_MAX} records at {self.time_ms} ms")
 
     def record(self) -> bool:
-        """One record, acknowledged at once; whether it moved anything on a worker."""
+        """Return one record, acknowledged at once; whether it moved anything on a worker."""
         self.engine.build(self.time_ms, self._mono_ms)
         return self.commit()
 
@@ -193,7 +193,7 @@ class Play:
             heappush(self._ends, (self.time_ms + runs_ms, next(self._order), held.name))
 
     def ends_ms(self) -> dict[MemberName, int]:
-        """When those that end do so first, in ledger time."""
+        """Return when those that end do so first, in ledger time."""
         return {name: at_ms for at_ms, _, name in sorted(self._ends, reverse=True)}
 
     def _finish(self, held: Held, code: int, why: str) -> None:

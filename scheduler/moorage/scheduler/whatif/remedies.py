@@ -58,7 +58,7 @@ def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
 
 
 def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
-    """The least of the tenant's own jobs whose end makes room under the limit; of those alike the youngest."""
+    """Return the least of the tenant's own jobs whose end makes room under the limit; of those alike the youngest."""
     tenant, rows = engine.state.tenants[job.tenant], list[tuple[int, int, Job]]()
     over = tenant.gpus + View(engine).gpus_before(job) + engine.shape_of(job).gpus - tenant.gpus_max
     for other in tenant.jobs.values():
@@ -71,14 +71,14 @@ def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
 
 
 def _cancel_first(engine: Engine, job: Job) -> Iterator[Remedy]:
-    """The tenant's own job that waits for the limit before it."""
+    """Return the tenant's own job that waits for the limit before it."""
     first = View(engine).first_for_limit(job.tenant)
     if first is not None and first is not job and not any(replica.member for replica in first.replicas):
         yield _cancel(first, f"cancel {first.name}, which waits for your limit before it")
 
 
 def _cancel_ahead(engine: Engine, job: Job) -> Iterator[Remedy]:
-    """The job that stops it, where that is the tenant's own."""
+    """Return the job that stops it, where that is the tenant's own."""
     first = next((ahead.job for ahead in View(engine).ahead_of(job)), None)
     if first is not None and first.tenant == job.tenant and not any(replica.member for replica in first.replicas):
         yield _cancel(first, f"cancel {first.name}, which waits before it")

@@ -58,7 +58,7 @@ class EventEncoder:
         self._workers.clear()
 
     def event(self, job: Job) -> bytes:
-        """What changed since the last event of this job; marks it as told."""
+        """Return what changed since the last event of this job; marks it as told."""
         told, rev, story, seq = job.told, job.rev, job.story, self._state.seq
         if seq != self._seq:
             self._seq = seq
@@ -133,7 +133,7 @@ class EventEncoder:
         return f'{head}{job.name}{placed}{worker}{devices},"fence":{self._seq}}}]{end}'.encode()
 
     def _begun(self, tenant: str) -> tuple[str, str]:
-        """What all such events of a tenant have in common in this record, before and behind the job's name."""
+        """Return what all such events of a tenant have in common in this record, before and behind the job's name."""
         ms = self._state.time_ms
         found = self._first[tenant] = (
             f'{{"kind":"event","tenant":"{tenant}","job":"',
@@ -144,7 +144,7 @@ class EventEncoder:
         return found
 
     def _ran(self, job: Job, row: Transition) -> bytes:
-        """What most jobs come to: claimed, started and ended in one record, which differ in little."""
+        """Return what most jobs come to: claimed, started and ended in one record, which differ in little."""
         rev, ms, index, attempt, to, num, _, code, _, fence, _, *result = row
         worker, simulated = self._workers.get(num) or self._worker(num)
         key = rev, ms, index, attempt, to, code, fence
@@ -157,7 +157,7 @@ class EventEncoder:
         ).encode()
 
     def _ended(self, key: _Ended) -> tuple[str, str, str, str]:
-        """What such events with one end have in common in this record, around the worker's name."""
+        """Return what such events with one end have in common in this record, around the worker's name."""
         rev, ms, index, attempt, to, code, fence = key
         alike = f',"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"'
         by = f',"fence":{fence}{_BY_WORKER}'
@@ -191,7 +191,7 @@ def _is_one_run(rows: list[Transition]) -> bool:
 
 
 def _is_placement(row: Transition) -> bool:
-    """Whether a transition is a placement that the scheduler chose, without a word to say about it."""
+    """Return whether a transition is a placement that the scheduler chose, without a word to say about it."""
     return row[STATE] == PLACED and not row[WHY] and not row[BY]
 
 

@@ -158,5 +158,5 @@ class OutputWriter:
 
 
 def _seconds(word: str) -> int:
-    """A worker's number of seconds; 0 for what is none."""
+    """Return a worker's number of seconds; 0 for what is none."""
     return int(word) if word.isascii() and word.isdigit() and len(word) <= SECONDS_DIGITS_MAX else 0

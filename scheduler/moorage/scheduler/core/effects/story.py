@@ -32,7 +32,7 @@ _HEAD_STATES: Final = _encode(list(STORY_WORDS))
 
 
 def unwritten(job: Job) -> list[Transition]:
-    """The transitions in memory that stand in no part of its history."""
+    """Return the transitions in memory that stand in no part of its history."""
     story = job.story
     if not job.parts or not story:
         return story
@@ -147,7 +147,7 @@ class Packing:
         return _WORKER_BYTES + each * mask.bit_count()
 
     def frame(self) -> bytes:
-        """The frame as JSON, a `HistoryFrame`."""
+        """Return the frame as JSON, a `HistoryFrame`."""
         workers = {num: _worker(self._state, num, mask) for num, mask in self._slots.items()}
         return b"".join(
             (
@@ -172,7 +172,7 @@ def _worker(state: State, num: int, mask: int) -> HistoryWorker:
 
 
 def _request(job: Job) -> msgspec.Raw | None:
-    """The request as JSON, where it is short."""
+    """Return the request as JSON, where it is short."""
     body = job.body
     if len(body) > REQUEST_BYTES_MAX:
         return None

@@ -45,7 +45,7 @@ _UNENDED: Final = frozenset(STATES[state] for state in UNENDED)
 
 
 def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
-    """The transitions of a story as `show` has them; ACCEPTED is not among them."""
+    """Return the transitions of a story as `show` has them; ACCEPTED is not among them."""
     states, workers = frame.states, frame.workers
     for move in _read_moves(found.moves):
         state = states[move.state]

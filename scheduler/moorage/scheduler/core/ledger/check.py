@@ -54,7 +54,7 @@ def check(state: State, record: Record) -> None:
 
 
 def _check_accepts(state: State, record: Record, gone: set[tuple[str, str]]) -> list[int]:
-    """The number of replicas of each new job."""
+    """Return the number of replicas of each new job."""
     new: list[int] = []
     fresh: set[tuple[str, str]] = set()
     for tenant_name, flat in record.accepts:

@@ -117,7 +117,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Snapshot).decode
 
 
 def dump(state: State) -> bytes:
-    """The whole ledger state as msgpack; soft fields are left out."""
+    """Return the whole ledger state as msgpack; soft fields are left out."""
     jobs = [
         _Job(
             job.num, job.tenant, job.name, job.body, job.traceparent, job.accepted_ms, job.ledger, job.rev, job.started,
@@ -184,7 +184,7 @@ def _rate(member: Member) -> tuple[int, ...]:
 
 
 def _signed(number: int) -> bytes:
-    """An integer of any size: usage is longer than the 64 bits of msgpack."""
+    """Return an integer of any size: usage is longer than the 64 bits of msgpack."""
     return number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
 
 
@@ -194,7 +194,7 @@ def snapshot_digest(snapshot: bytes) -> str:
 
 
 def load(snapshot: bytes, *, rehash: bool = False) -> State:
-    """The state of a snapshot. Raises `BadSnapshot` for other bytes, or when the rows do not have their digest.
+    """Return the state of a snapshot. Raises `BadSnapshot` for other bytes, or when the rows do not have their digest.
 
     With `rehash` they get the digest that this Python computes, whatever the snapshot says.
     """

@@ -254,7 +254,7 @@ class FoldingSteps(Folding):
         )
 
     def _note(self, number: int) -> str:
-        """A text of the record by its number; 0 is none."""
+        """Return a text of the record by its number; 0 is none."""
         return self.notes[number - 1] if number else ""
 
     def _illegal(self, replica: Replica, to: int) -> FoldError:

@@ -44,7 +44,7 @@ class Explanation:
 
 
 def named(reason: Reason) -> dict[str, Any]:
-    """A reason as an answer has it."""
+    """Return a reason as an answer has it."""
     return {"reason": reason.name, "means": reason.means}
 
 
@@ -107,7 +107,7 @@ def explain(
 
 
 def _matching(fleet: Fleet, shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
-    """The hosts that have what it asks for, by the filters of their classes."""
+    """Return the hosts that have what it asks for, by the filters of their classes."""
     failed: dict[str, int] = {}
     left: list[Host] = []
     for cls in fleet.classes.values():
@@ -127,7 +127,7 @@ def _matching(fleet: Fleet, shape: Shape, counts: dict[str, int]) -> list[Host] 
 
 
 def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
-    """Those that could hold some of it if they were empty, where together they could hold all of it."""
+    """Return those that could hold some of it if they were empty, where together they could hold all of it."""
     rooms = [host.replicas_of(shape, "ever") for host in hosts]
     sized = [host for host, room in zip(hosts, rooms, strict=True) if room]
     counts["large-enough"] = len(sized)
@@ -146,7 +146,7 @@ def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> li
 
 
 def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
-    """Those that take in new work."""
+    """Return those that take in new work."""
     heard = [host for host in hosts if host.heard]
     counts["heard"] = len(heard)
     if not heard:
@@ -159,7 +159,7 @@ def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host]
 
 
 def _roomy(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
-    """Those with the GPUs, CPU and memory of one replica to spare."""
+    """Return those with the GPUs, CPU and memory of one replica to spare."""
     free = [host for host in hosts if _free(host, shape) >= shape.count]
     counts["with-free-gpus"] = len(free)
     if not free:
@@ -170,7 +170,7 @@ def _roomy(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host
 
 
 def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Explanation:
-    """Whether ours hold the GPUs, somebody from outside, or nobody as they are not well."""
+    """Return whether ours hold the GPUs, somebody from outside, or nobody as they are not well."""
     missing = shape.count - max(_free(host, shape) for host in hosts)
     unleased = [host for host in hosts if _but_for_health(host, shape) >= shape.count]
     if not unleased:
@@ -192,7 +192,7 @@ def _is_anothers(hosts: list[Host], shape: Shape) -> bool:
 
 
 def _closed(host: Host) -> str:
-    """Why nothing new is placed on a host that was heard."""
+    """Return why nothing new is placed on a host that was heard."""
     worker = host.worker
     if worker.flag != "open":
         return f"{worker.id}: {worker.flag}" + (f" by {worker.by}" if worker.by else "")

@@ -201,7 +201,7 @@ class View:
         )
 
     def _before(self, draft: Draft, group: Group, job: Job) -> Iterator[int]:
-        """The waiting entries of a queue group that go before a job, in order."""
+        """Return the waiting entries of a queue group that go before a job, in order."""
         order, priority, mine = self._order, self._engine.priority_of(job), _first_waiting(job)
         counts = order.standing_of(priority, mine)
         for item in group.entries:
@@ -216,5 +216,5 @@ class View:
 
 
 def _first_waiting(job: Job) -> int:
-    """The entry of its first replica that waits."""
+    """Return the entry of its first replica that waits."""
     return entry(job.num, next(replica.index for replica in job.replicas if replica.state == QUEUED))

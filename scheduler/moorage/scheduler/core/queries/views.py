@@ -61,7 +61,7 @@ CONTENDED_AT: Final = 5
 
 
 def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict[str, Any] | Problem:
-    """One job, whole: its request, replicas and last transitions.
+    """Return one job, whole: its request, replicas and last transitions.
 
     From the next record on its own subject tells of it, too, unless not `follow`: who asks hears the tenant's frames.
     """
@@ -89,7 +89,7 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict
 
 
 def _newest(engine: Engine, job: Job) -> list[dict[str, Any]]:
-    """The last transitions in memory, as many as there is room for; `history` has all of them."""
+    """Return the last transitions in memory, as many as there is room for; `history` has all of them."""
     changes = changes_since(engine.state, job, 0)
     fit = len(changes) if len(changes) <= CHANGES_SURE else fitting(changes[::-1], SHOWN_BYTES_MAX)
     data: list[dict[str, Any]] = msgspec.to_builtins(changes[-fit:])
@@ -97,7 +97,7 @@ def _newest(engine: Engine, job: Job) -> list[dict[str, Any]]:
 
 
 def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set[str]) -> dict[str, Any]:
-    """What `show` adds to the row of a finished job from its story in the history.
+    """Return what `show` adds to the row of a finished job from its story in the history.
 
     `simulated` names workers. The request is missing where the history was written without it.
     """
@@ -143,7 +143,7 @@ def _capabilities(engine: Engine, request: Request) -> dict[str, Any]:
 
 
 def request_in(found: Found) -> Request | None:
-    """The request as the history keeps it; None where it was kept without."""
+    """Return the request as the history keeps it; None where it was kept without."""
     try:
         return decode_request(bytes(found.request))
     except Refused:
@@ -175,7 +175,7 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
 
 
 def _usage(engine: Engine, job: Job) -> dict[str, Any]:
-    """What a job in memory had of GPUs until now; nothing for one without."""
+    """Return what a job in memory had of GPUs until now; nothing for one without."""
     tally = Tally(engine.state, engine.state.time_ms, engine.request_of)
     tally.add(job)
     sums = [sums for _, sums in tally.sums()]
@@ -184,7 +184,7 @@ def _usage(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
-    """What is left of a job that is no longer in memory."""
+    """Return what is left of a job that is no longer in memory."""
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
         return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
@@ -199,7 +199,7 @@ def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Pro
 
 
 def summary(engine: Engine, job: Job) -> dict[str, Any]:
-    """One line of `ls`."""
+    """Return one line of `ls`."""
     request = engine.request_of(job)
     last = job.story[-1] if job.story else None
     members = [replica.member for replica in job.replicas] if job.held else []
@@ -245,7 +245,7 @@ def _code(over: str, on_workers: list[tuple[str, int, int]]) -> int | None:
 
 
 def _why(job: Job) -> str:
-    """The newest reason that holds; that its worker ended it when asked to says less than who asked."""
+    """Return the newest reason that holds; that its worker ended it when asked to says less than who asked."""
     reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in reversed(job.story))
     return next((why for why in reasons if why != ENDED_AS_ASKED), reasons[0] if reasons else "")
 
@@ -266,7 +266,7 @@ def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]
 
 
 def _is_simulated(engine: Engine, job: Job) -> bool:
-    """Whether some replica was placed on a simulated worker."""
+    """Return whether some replica was placed on a simulated worker."""
     workers = engine.state.worker_by_num
     return any(row[WORKER] >= 0 and workers[row[WORKER]].hello.get("simulated", False) for row in job.story)
 
@@ -292,7 +292,7 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
 
 
 def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any] | Problem:
-    """The tenant's jobs in memory, newest first; `states` filters, `limit` 1..1000 bounds.
+    """Return the tenant's jobs in memory, newest first; `states` filters, `limit` 1..1000 bounds.
 
     With `jobs`, at most 1000 names: those of them that are in memory, and no counts.
     """
@@ -355,7 +355,7 @@ def tenants(engine: Engine) -> dict[str, Any]:
 
 
 def by_name(engine: Engine) -> list[Worker]:
-    """The workers as people look for them; the ledger numbers them in the order in which they joined."""
+    """Return the workers as people look for them; the ledger numbers them in the order in which they joined."""
     return sorted(engine.state.worker_by_num, key=attrgetter("id"))
 
 
@@ -400,7 +400,7 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict
 
 
 def fits_now(engine: Engine) -> list[dict[str, Any]]:
-    """The largest exclusive request that starts now on one host, by model."""
+    """Return the largest exclusive request that starts now on one host, by model."""
     best: dict[str, list[int]] = {}
     for cls in engine.fleet.classes.values():
         by_name: dict[str, int] = {}
@@ -450,7 +450,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
 
 
 def _devices(worker: Worker) -> list[dict[str, Any]]:
-    """The devices as the worker described them, by slot."""
+    """Return the devices as the worker described them, by slot."""
     return [{"slot": slot, **device} for slot, device in enumerate(worker.hello.get("gpu_pool", ()))]
 
 
@@ -486,7 +486,7 @@ def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, A
 
 
 def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
-    """A drain that has an end or is to come: in how many ms it begins, jobs have left, and it is over."""
+    """Return a drain that has an end or is to come: in how many ms it begins, jobs have left, and it is over."""
     window = worker.window
     assert window is not None
     return {
@@ -499,7 +499,7 @@ def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
 
 
 def cells(host: Host | None, size: int) -> str:
-    """A character a GPU, of `moorage.schemas.cells`."""
+    """Return a character a GPU, of `moorage.schemas.cells`."""
     if host is None:
         return LOST * size
     text = ""
@@ -520,7 +520,7 @@ def cells(host: Host | None, size: int) -> str:
 
 
 def audit(engine: Engine) -> dict[str, Any]:
-    """The ledger against what each worker's renewals said it holds; `drift` is empty when they agree.
+    """Return the ledger against what each worker's renewals said it holds; `drift` is empty when they agree.
 
     Only a difference that its last two renewals both showed is drift: what is younger may be on its way. A worker is
     silent once it has had the time for a renewal.

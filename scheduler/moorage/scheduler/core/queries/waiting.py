@@ -33,7 +33,7 @@ START_FAILED: Final = "start-failed"
 
 
 def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
-    """Why a job is where it is: for a waiting one the dominant reason, the counts, its place in the queue.
+    """Return why a job is where it is: for a waiting one the dominant reason, the counts, its place in the queue.
 
     A walk over the fleet: for questions, not for the tick. What would help is found elsewhere, by `whatif.fixes`.
     """
@@ -60,7 +60,7 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
 
 
 def may_be_cured(data: dict[str, Any]) -> bool:
-    """Whether a change may start the job at once for which this is the explanation.
+    """Return whether a change may start the job at once for which this is the explanation.
 
     Not where workers refused what it runs: they would refuse it whatever GPUs it asked for.
     """
@@ -140,13 +140,13 @@ def _ended(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def _last_why(job: Job) -> str:
-    """The newest reason in its story that holds; that something ended as it was told to is none."""
+    """Return the newest reason in its story that holds; that something ended as it was told to is none."""
     reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in reversed(job.story))
     return next((why for why in reasons if why != ENDED_AS_ASKED), "")
 
 
 def _avoided(engine: Engine, job: Job) -> dict[str, list[str]]:
-    """The GPUs that failed under the job, and the workers that refused it."""
+    """Return the GPUs that failed under the job, and the workers that refused it."""
     workers, refusing = engine.state.worker_by_num, _refusing(engine, job)
     failed = [
         f"{workers[num].id}: GPU {', '.join(map(str, slots_of(mask)))}"
@@ -158,7 +158,7 @@ def _avoided(engine: Engine, job: Job) -> dict[str, list[str]]:
 
 
 def _refusing(engine: Engine, job: Job) -> frozenset[int]:
-    """The workers, by number, that refused the job for what it runs: it avoids all of their devices."""
+    """Return the workers, by number, that refused the job for what it runs: it avoids all of their devices."""
     if not job.avoid or not any(row[WHY].startswith(ABOUT_THE_JOB) for row in job.story):
         return frozenset()
     workers = engine.state.worker_by_num
@@ -180,7 +180,7 @@ def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:
 
 
 def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
-    """What it counts as by its age, where that is more than its priority."""
+    """Return what it counts as by its age, where that is more than its priority."""
     counts = View(engine).counts_as(job)
     return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
 
@@ -202,7 +202,7 @@ def _named(other: Job, job: Job) -> str:
 
 
 def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
-    """Which workers do not let the tenant have the driver, and what they let it have; a few of them."""
+    """Return which workers do not let the tenant have the driver, and what they let it have; a few of them."""
     hosts = [
         host
         for cls in engine.fleet.classes.values()
@@ -220,7 +220,7 @@ def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
 
 
 def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
-    """The workers that what runs of a job has to leave, and in how many ms."""
+    """Return the workers that what runs of a job has to leave, and in how many ms."""
     workers = {replica.member.worker.num: replica.member.worker for replica in job.replicas if replica.member}
     return [
         {"worker": worker.id, "in_ms": max(0, worker.window.leave_ms - engine.state.time_ms), "why": worker.window.why}
@@ -230,7 +230,7 @@ def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
 
 
 def _told(found: dict[str, Any], asks: str) -> list[str]:
-    """The holders in words, the tenant's own first; `asks` is the job that waits with some of its replicas."""
+    """Return the holders in words, the tenant's own first; `asks` is the job that waits with some of its replicas."""
     lines = [
         f"{'its own replicas' if row['job'] == asks else 'job ' + row['job']}: {many(row['gpus'], 'GPU')}"
         for row in found["own"]

@@ -54,7 +54,7 @@ class Turns:
         return (0 if within else 1, -priority, points)
 
     def is_owed(self, name: str, other: str) -> bool:
-        """Whether more is owed to a tenant than to another: it has less of what its weight comes to."""
+        """Return whether more is owed to a tenant than to another: it has less of what its weight comes to."""
         return name != other and self._score(name) < self._score(other)
 
     def _score(self, name: str) -> int:
@@ -66,7 +66,7 @@ class Turns:
         return known
 
     def mode(self, shape: Shape) -> int:
-        """How a placement of this shape is written: its rate only where that is not its devices."""
+        """Return how a placement of this shape is written: its rate only where that is not its devices."""
         rate = self._rates.of(shape)
         return shape.mode if rate == GPU_MILLI * shape.count else placing(shape.mode, rate)
 
@@ -144,13 +144,13 @@ class QueueOrder:
         self._full.clear()
 
     def is_fair(self, draft: Draft) -> bool:
-        """Whether tenants have turns: an operator has set a share, and the order is not another."""
+        """Return whether tenants have turns: an operator has set a share, and the order is not another."""
         return not self.is_strict and draft.state.half_life_ms > 0 and self.queue.by_tenant
 
     # ------------------------------------------------------------------------------------ what still waits
 
     def waits(self, draft: Draft, item: int) -> bool:
-        """Whether this entry still waits, and not for the end of a pause (removal from the queue is lazy)."""
+        """Return whether this entry still waits, and not for the end of a pause (removal from the queue is lazy)."""
         num = item >> REPLICA_BITS
         if num >= draft.state.next_num:
             return True  # accepted in this very record
@@ -201,11 +201,11 @@ class QueueOrder:
         return key
 
     def standing(self, group: Group) -> int:
-        """What the first of a group counts as: its priority, and its age where jobs age."""
+        """Return what the first of a group counts as: its priority, and its age where jobs age."""
         return self.standing_of(group.priority, group.entries[0]) if group.entries else group.priority
 
     def standing_of(self, priority: int, item: int) -> int:
-        """The same of one entry of the queue."""
+        """Return the same of one entry of the queue."""
         if self.ageing is None or self._draft is None:
             return priority
         job = self._draft.state.jobs.get(item >> REPLICA_BITS)
@@ -213,7 +213,7 @@ class QueueOrder:
         return self.ageing.standing(self._classes, priority, waited_ms)
 
     def aged_of(self, priority: int, item: int) -> int:
-        """What an entry's priority has come to, whether there is such a class or not."""
+        """Return what an entry's priority has come to, whether there is such a class or not."""
         if self.ageing is None or self._draft is None:
             return priority
         job = self._draft.state.jobs.get(item >> REPLICA_BITS)
@@ -247,7 +247,7 @@ class QueueOrder:
         return UNBOUNDED if self.turns is None else self.turns.most(group, others)
 
     def mode(self, shape: Shape) -> int:
-        """How a placement of this shape is written."""
+        """Return how a placement of this shape is written."""
         return self.turns.mode(shape) if self.turns is not None else shape.mode
 
     # ------------------------------------------------------------------------------------ limits of tenants
@@ -279,7 +279,7 @@ class QueueOrder:
         return (self.key(group), group.entries[0]) < (self.key(other), other.entries[0])
 
     def may(self, draft: Draft, group: Group) -> bool:
-        """Whether its tenant may start it: hosts are reserved only for a job that its tenant may start."""
+        """Return whether its tenant may start it: hosts are reserved only for a job that its tenant may start."""
         return group.shape.gpus <= self.room(draft, group)
 
     def over_limit(self, draft: Draft, group: Group) -> None:

@@ -26,7 +26,7 @@ _Name = tuple[int, int, str]  # minus the priority, the shape's index, a tenant 
 
 
 def entry(num: int, replica: int) -> int:
-    """One replica in the queue; smaller arrived earlier."""
+    """Return one replica in the queue; smaller arrived earlier."""
     return num << REPLICA_BITS | replica
 
 
@@ -66,7 +66,7 @@ class Group:
         self.granted_ms = 0  # ledger ms at which hosts were last closed for one of it
 
     def __lt__(self, other: Group) -> bool:
-        """An entry that was moved stands in two groups for a while, which count alike where jobs age."""
+        """Return an entry that was moved stands in two groups for a while, which count alike where jobs age."""
         return (self.priority, self.shape.index) > (other.priority, other.shape.index)
 
 
@@ -231,7 +231,7 @@ class Queue:
         return not self._unswept
 
     def _sweep_part(self, group: Group, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> int:
-        """The same with some entries of a group, behind the last that was looked at; how many."""
+        """Return the same with some entries of a group, behind the last that was looked at; how many."""
         entries = group.entries
         at = bisect(entries, self._swept)
         entries.rotate(-at)

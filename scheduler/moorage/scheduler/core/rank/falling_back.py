@@ -97,6 +97,6 @@ class FallingBack(Ranker):
 
 
 def asked(shape: Shape) -> str:
-    """What a shape asks for, as evidence."""
+    """Return what a shape asks for, as evidence."""
     models = "|".join(shape.models) or "any model"
     return f"{shape.count} GPU of {models}, mode {shape.mode}, {shape.together} at once, driver {shape.driver}"

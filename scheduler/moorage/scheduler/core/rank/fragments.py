@@ -128,7 +128,7 @@ class Fragments(Pack):
     # --------------------------------------------------------------------------------- keeping up
 
     def _is_plain(self, fleet: Fleet, shape: Shape) -> bool:
-        """Whether best fit decides: nothing is known of the mix yet, or nothing of it can fragment.
+        """Return whether best fit decides: nothing is known of the mix yet, or nothing of it can fragment.
 
         That is so while all ask for one whole device of any kind, and processors outlast devices.
         """
@@ -137,7 +137,7 @@ class Fragments(Pack):
         return shape.mode == EXCLUSIVE and shape.count == 1 and self._is_of_no_matter(fleet)
 
     def _is_of_no_matter(self, fleet: Fleet) -> bool:
-        """Whether nothing of the mix can fragment."""
+        """Return whether nothing of the mix can fragment."""
         stands = (self.mix.version, fleet.inventory)
         if stands != self._plain_of:
             self._plain_of = stands
@@ -161,7 +161,7 @@ class Fragments(Pack):
         return whole and not any(0 < host.cpu_milli < most * len(host.cls.devices) for host in fleet.hosts.values())
 
     def prepare(self, fleet: Fleet) -> bool:
-        """A new mix of many requests on many models is taken into use over several records, and nobody is placed
+        """Return a new mix of many requests on many models is taken into use over several records, and nobody is placed
         meanwhile. One that comes in between waits for the next time."""
         self._renewed = False
         if self.mix.version == 0 or self._is_of_no_matter(fleet):
@@ -187,7 +187,7 @@ class Fragments(Pack):
         return len({shape.cpu_milli for shape, _ in shapes}) * len(table.kinds) > LARGE_LEVELS
 
     def _table_of(self, fleet: Fleet) -> HostTable:
-        """The table, up to date."""
+        """Return the table, up to date."""
         table = self._table
         if table is None or table.fleet is not fleet:
             table = self._table = HostTable(fleet)
@@ -198,7 +198,7 @@ class Fragments(Pack):
         return table
 
     def _stamp_of(self, table: HostTable) -> tuple[int, ...]:
-        """What tables of waste, prices and pressure are of."""
+        """Return what tables of waste, prices and pressure are of."""
         hosts = len(table) - table.dead
         if abs(hosts - self._hosts) * GREW_PART > self._hosts:
             self._hosts = hosts  # prices are of a fleet as large as this
@@ -221,7 +221,7 @@ class Fragments(Pack):
         self._step = STEP_MILLI * waste.weight
 
     def _look(self, fleet: Fleet) -> HostTable:
-        """The table, up to date, with tables of waste and prices for it and the mix in use."""
+        """Return the table, up to date, with tables of waste and prices for it and the mix in use."""
         table = self._table_of(fleet)
         stamp = self._stamp_of(table)
         if stamp != self._stamp:
@@ -303,7 +303,7 @@ class Fragments(Pack):
         return super().choose(table.fleet, shape, avoid, excluded)
 
     def held_bytes(self) -> int:
-        """What tables and scores take, in bytes, for measurements."""
+        """Return what tables and scores take, in bytes, for measurements."""
         table = self._table
         if table is None:
             return 0

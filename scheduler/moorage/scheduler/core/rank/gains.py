@@ -13,7 +13,7 @@ from moorage.scheduler.core.rank.waste import HUGE, Waste
 
 
 def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> Ints:
-    """The gain of each of some hosts; below `-HUGE >> 1` where a sharer finds too little room."""
+    """Return the gain of each of some hosts; below `-HUGE >> 1` where a sharer finds too little room."""
     gain, change = _before_devices(table, waste, ask, rows, cells)
     if change is None:
         return gain

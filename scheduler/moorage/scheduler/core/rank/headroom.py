@@ -55,13 +55,13 @@ class Headroom(Pack):
 
 
 def score(host: Host) -> int:
-    """A host's score in thousandths of a point, 0..100,000; a host without devices has no free part."""
+    """Return a host's score in thousandths of a point, 0..100,000; a host without devices has no free part."""
     devices = host.lent.bit_count()
     free = FREE_WEIGHT * host.open.bit_count() // devices if devices else 0
     return IDLE_WEIGHT * (100 - utilisation_percent(host)) + free
 
 
 def utilisation_percent(host: Host) -> int:
-    """How busy a host is, 0..100: by reserved processors or by what its devices reported, whichever is more."""
+    """Return how busy a host is, 0..100: by reserved processors or by what its devices reported, whichever is more."""
     reserved = 100 * (host.cpu_milli - host.cpu_free) // host.cpu_milli if host.cpu_milli else 0
     return min(100, max(0, reserved, host.util_percent))

@@ -102,11 +102,11 @@ class Mix:
             self.use()
 
     def _next(self, every: int) -> int:
-        """The arrival at which to look again, where that is done `every` so many in the long run."""
+        """Return the arrival at which to look again, where that is done `every` so many in the long run."""
         return self._seen + (every if self._seen >= DRIFT_EVERY else max(LOOK_LEAST, self._seen // LOOK_PART))
 
     def _class_changed(self) -> bool:
-        """Whether some class came clearly more often since the mix in use was taken than that says."""
+        """Return whether some class came clearly more often since the mix in use was taken than that says."""
         used, total = self._used_total, sum(self._since.values())
         if not used:
             return False
@@ -141,11 +141,11 @@ class Mix:
         self._squares.clear()
 
     def top(self) -> list[tuple[Shape, int]]:
-        """The most frequent shapes in use that cover `TOP_PERCENT` of the arrivals, the most frequent first."""
+        """Return the most frequent shapes in use that cover `TOP_PERCENT` of the arrivals, the most frequent first."""
         return most_frequent(self._used.items())
 
     def all(self) -> list[tuple[Shape, int]]:
-        """Every shape in use with its count."""
+        """Return every shape in use with its count."""
         return list(self._used.items())
 
 
@@ -163,7 +163,7 @@ def _by_class(counted: dict[Shape, int]) -> dict[_Class, int]:
 
 
 def most_frequent(counted: Iterable[tuple[Shape, int]], percent: int = TOP_PERCENT) -> list[tuple[Shape, int]]:
-    """Those that cover so many percent of all, the most frequent first; of those alike the first."""
+    """Return those that cover so many percent of all, the most frequent first; of those alike the first."""
     ranked = sorted(counted, key=lambda pair: -pair[1])
     total = sum(count for _, count in ranked)
     chosen: list[tuple[Shape, int]] = []

@@ -32,7 +32,7 @@ class Preferring(Pack):
         return []
 
     def _least_used(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
-        """The shared device with the fewest sharers, where one device is asked for."""
+        """Return the shared device with the fewest sharers, where one device is asked for."""
         best: Choice | None = None
         best_users = 0
         for cls, fit in fleet.capable(shape) if shape.count == 1 else ():

@@ -67,7 +67,7 @@ class Class(NamedTuple):
     runs_on: Bools
 
     def of_empty(self, kind: HostType) -> int:
-        """What an empty host has for it: hundredths of GPUs."""
+        """Return what an empty host has for it: hundredths of GPUs."""
         each = self.cpu_milli * self.devices
         groups = kind.gpus // self.devices
         if self.devices > 1:
@@ -98,7 +98,7 @@ class Pressure:
         self._decided += number
 
     def until_look(self) -> int:
-        """How many more replicas are decided on before the next look; 0 when it is due."""
+        """Return how many more replicas are decided on before the next look; 0 when it is due."""
         return max(0, self._look_after - self._decided)
 
     def _look_later(self, table: HostTable) -> None:
@@ -115,7 +115,7 @@ class Pressure:
         return True
 
     def charges(self, gpus_percent: int) -> Ints:
-        """What a request for so many hundredths of a GPU is charged by type of host, in thousandths of a GPU."""
+        """Return what a request for so many hundredths of a GPU is charged by type of host, in thousandths of a GPU."""
         return self.of_type * (gpus_percent * 10) // (ONE * CHARGED_PART)
 
     def _found(self, table: HostTable) -> Ints:
@@ -129,7 +129,7 @@ class Pressure:
 
 
 def _room_of(rooms: Ints) -> Ints:
-    """What all devices of some hosts have left together."""
+    """Return what all devices of some hosts have left together."""
     found: Ints = np.where(rooms == NO_ROOM, 0, rooms).sum(0)
     return found
 
@@ -186,7 +186,7 @@ class Left:
         self._add(types, more, 1)
 
     def _of(self, cells: Ints, room: Ints) -> Floats:
-        """What some hosts have left for each class, a row a class, on whatever type of host."""
+        """Return what some hosts have left for each class, a row a class, on whatever type of host."""
         ones, cpu = self._ones, np.maximum(0, cells[CPU])
         left = np.empty((len(self._cpus), len(room)))
         np.divide(cpu * 100, self._cpus[:ones], out=left[:ones])
@@ -205,7 +205,7 @@ class Left:
 
 
 def classes_of(table: HostTable, mix: list[tuple[Shape, int]]) -> list[Class]:
-    """The classes of a mix that ask for GPUs and that some host can run, those with the most demand first."""
+    """Return the classes of a mix that ask for GPUs and that some host can run, those with the most demand first."""
     found: dict[tuple[int, bytes], list[int]] = {}
     cpus = np.array([kind.cpu_milli or UNCOUNTED for kind in table.types], np.int64)
     memory = np.array([kind.memory_mib or UNCOUNTED for kind in table.types], np.int64)

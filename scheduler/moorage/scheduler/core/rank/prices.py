@@ -198,7 +198,7 @@ class Prices:
         return 100 * total * for_all // (cpu * counted) if 0 < for_all < cpu * counted else 100 * total
 
     def charges(self, table: HostTable, shape: Shape, pressed: Ints) -> Ints:
-        """What a shape costs on each type of host above the cheapest that may run it, in thousandths of a GPU.
+        """Return what a shape costs on each type of host above the cheapest that may run it, in thousandths of a GPU.
 
         `pressed` is what it is charged there besides, by type of host.
         """
@@ -214,7 +214,7 @@ class Prices:
         return above
 
     def _types_for(self, table: HostTable, shape: Shape) -> Ints:
-        """The types of hosts in whose market a shape may run; those who ask for devices alike have the same."""
+        """Return the types of hosts in whose market a shape may run; those who ask for devices alike have the same."""
         key = shape.mode == NO_GPU, shape.device_asked, shape.count
         found = self._runs_on.get(key)
         if found is None:
@@ -233,7 +233,7 @@ def gpu_percent(table: HostTable, shape: Shape) -> int:
 
 
 def _spread(above: Ints, weight: Ints) -> Ints:
-    """Each weight times 2^-(above * CHOOSY / ONE / 16 ...): what of demand goes to each market, unscaled."""
+    """Return each weight times 2^-(above * CHOOSY / ONE / 16 ...): what of demand goes to each market, unscaled."""
     sixteenths = np.minimum(above * CHOOSY >> 16, 16 * 60)
     found: Ints = weight * _POWERS[sixteenths & 15] >> 15 + (sixteenths >> 4)
     return found

@@ -68,7 +68,7 @@ class Ranker:
 
 
 def lowest_slots(mask: int, count: int) -> int:
-    """The `count` lowest set bits of a mask that has at least so many."""
+    """Return the `count` lowest set bits of a mask that has at least so many."""
     taken = 0
     for _ in range(count):
         low = mask & -mask
@@ -89,7 +89,7 @@ def _best_of(mask: int, best: int, count: int) -> int:
 
 
 def whole_slots(host: Host, mask: int, fit: Fit, count: int) -> int:
-    """The `count` slots of a host that a request for whole devices gets, linked ones where there are islands.
+    """Return the `count` slots of a host that a request for whole devices gets, linked ones where there are islands.
 
     An island is a set of devices that reach each other over NVLink, or else share a NUMA node. The smallest set of
     free devices within one island that suffices is broken into, so that large ones stay whole; where none suffices,
@@ -118,7 +118,7 @@ def _linked_slots(islands: Islands, mask: int, best: int, count: int) -> int:
 
 
 def _smallest(mask: int, islands: tuple[int, ...], count: int) -> int:
-    """The part of a mask within that island where the fewest suffice; 0 where none does."""
+    """Return the part of a mask within that island where the fewest suffice; 0 where none does."""
     return min(
         (mask & island for island in islands if (mask & island).bit_count() >= count), key=int.bit_count, default=0
     )
@@ -225,7 +225,7 @@ class Pack(Ranker):
         return None
 
     def _spread(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
-        """The host with the fewest of this job's replicas, then best fit."""
+        """Return the host with the fewest of this job's replicas, then best fit."""
         best: Choice | None = None
         best_key: tuple[int, int, int, int] | None = None
         for cls, fit in fleet.capable(shape):

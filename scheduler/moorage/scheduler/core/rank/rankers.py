@@ -35,7 +35,7 @@ MOVED_TO: Final = "bench.placement.classic"
 
 
 def maker_of(name: str) -> Callable[[], Ranker]:
-    """What makes the ranker of a name: one of `RANKERS`, or `module:Class` of your own. Raises ValueError."""
+    """Return what makes the ranker of a name: one of `RANKERS`, or `module:Class` of your own. Raises ValueError."""
     if is_own(name):
         return own_class(name, Ranker)
     if name in RANKERS:

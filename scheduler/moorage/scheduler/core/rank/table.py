@@ -142,11 +142,11 @@ class HostTable:
             self._append(num, fleet.hosts[num])
 
     def changed_since(self, seen: int) -> Ints:
-        """The rows that changed after the change of this number."""
+        """Return the rows that changed after the change of this number."""
         return (self.changed[: len(self.nums)] > seen).nonzero()[0]
 
     def written_since(self, seen: int) -> Ints:
-        """The same rows in any order, some of them more than once: without a look at all where they are few."""
+        """Return the same rows in any order, some of them more than once: without a look at all where they are few."""
         count = self.changes - seen
         start = seen % WRITTEN_KEPT
         if count * WRITTEN_PART > len(self.nums) or start + count > WRITTEN_KEPT:
@@ -154,7 +154,7 @@ class HostTable:
         return self._written[start : start + count]
 
     def modes_of(self, rows: Ints) -> Ints:
-        """The mode in which each device of some rows is shared, 0 for none."""
+        """Return the mode in which each device of some rows is shared, 0 for none."""
         if not self._tells_modes:
             self._tells_modes = True
             for row, host in enumerate(self.hosts):
@@ -164,7 +164,7 @@ class HostTable:
         return found
 
     def alive(self) -> Bools:
-        """Which rows are hosts: the others have left."""
+        """Return which rows are hosts: the others have left."""
         return np.array([host is not None for host in self.hosts], np.bool_)
 
     def _reserve(self, rows: int) -> None:
@@ -204,7 +204,7 @@ class HostTable:
         return index
 
     def kind_at(self, cls: HostClass, mask: int) -> int:
-        """The kind of the lowest slot of a mask; 0 for none."""
+        """Return the kind of the lowest slot of a mask; 0 for none."""
         if not mask:
             return 0
         kind = cls.devices[(mask & -mask).bit_length() - 1][1:]
@@ -333,7 +333,7 @@ class HostTable:
         return known > self._stale_spare + STALE_EACH * there
 
     def _is_stale(self) -> bool:
-        """Whether most of the classes or types that have a number are of hosts that are gone."""
+        """Return whether most of the classes or types that have a number are of hosts that are gone."""
         fleet = self.fleet
         return self._is_many(len(self.classes), len(fleet.classes)) or self._is_many(len(self.types), len(fleet.hosts))
 
@@ -477,7 +477,7 @@ class Ask:
         self.generation = table.generation
 
     def is_exact(self, table: HostTable) -> bool:
-        """Whether one number a device says all: else a sharer may fit where its row says that it does not."""
+        """Return whether one number a device says all: else a sharer may fit where its row says that it does not."""
         if self.mode <= EXCLUSIVE:
             return True
         return not table.hidden and all(need == self.shape.compute_percent for need in self.needs)
@@ -497,7 +497,7 @@ class Ask:
         return ok.nonzero()[0] if rows is None else rows[ok]
 
     def rooms(self, table: HostTable, rows: Ints, cells: Ints, room: Ints) -> Ints:
-        """What the devices of some rows have left for this shape; `room` with `NO_ROOM` where it may not go."""
+        """Return what the devices of some rows have left for this shape; `room` with `NO_ROOM` where it may not go."""
         if self.masks is not None:
             room = np.where(self.masks.take(cells[CLASS], 1), room, NO_ROOM)
         if self.mode > EXCLUSIVE and table.modes & ~(1 << self.mode):
@@ -506,7 +506,7 @@ class Ask:
         return room
 
     def need(self, table: HostTable, cells: Ints) -> int | Ints:
-        """What a replica takes of the devices of some rows, by device and row where kinds differ."""
+        """Return what a replica takes of the devices of some rows, by device and row where kinds differ."""
         if len(set(self.needs)) == 1:
             return self.needs[0]
         needs = np.array(self.needs, np.int64)

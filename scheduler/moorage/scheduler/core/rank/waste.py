@@ -76,11 +76,11 @@ class Waste:
         self.stride = levels * ROOMS
 
     def level(self, cpu: Ints) -> Ints:
-        """How many of the mix's demands are covered by these processors."""
+        """Return how many of the mix's demands are covered by these processors."""
         return self.thresholds.searchsorted(cpu, side="right")
 
     def of(self, table: HostTable, cells: Ints) -> Ints:
-        """The fragmentation of some hosts."""
+        """Return the fragmentation of some hosts."""
         at = cells[KIND] * self.stride + self.level(cells[CPU]) * ROOMS
         found: Ints = self.flat.take(self.by_device(table, cells, at) + cells[ROOM:]).sum(0)
         if self.shortens:
@@ -88,14 +88,14 @@ class Waste:
         return found
 
     def by_device(self, table: HostTable, cells: Ints, at: Ints) -> Ints:
-        """The places in the tables by device and host; `at` holds those of each host's first device."""
+        """Return the places in the tables by device and host; `at` holds those of each host's first device."""
         if not table.mixed:
             return at
         found: Ints = at + (table.kinds_of_type.take(cells[TYPE], 1) - cells[KIND]) * self.stride
         return found
 
     def after_share(self, each: Ints, rooms: Ints, need: int | Ints, wasted: Ints) -> Ints:
-        """What waste changes by when devices give so much of what they have left; huge where that is not enough.
+        """Return what waste changes by when devices give so much of what they have left; huge where that is not enough.
 
         `each` are their places in the table, and `wasted` is what stands there.
         """
@@ -106,7 +106,7 @@ class Waste:
         return change
 
     def held_bytes(self) -> int:
-        """What the tables take, in bytes."""
+        """Return what the tables take, in bytes."""
         return sum(int(array.nbytes) for array in (self.waste, self.short_flat, self.taken))
 
 

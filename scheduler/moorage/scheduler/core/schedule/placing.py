@@ -144,7 +144,7 @@ class Placing:
         return taken[-1]
 
     def _may_fit(self, shape: Shape) -> bool:
-        """A bound from the buckets alone, so that a gang that cannot fit costs no walk for every rank."""
+        """Return a bound from the buckets alone, so that a gang that cannot fit costs no walk for every rank."""
         if shape.mode != EXCLUSIVE:
             return True
         room = sum(
@@ -155,7 +155,7 @@ class Placing:
         return room >= shape.together
 
     def _peers(self, draft: Draft, num: int) -> dict[int, int]:
-        """How many replicas of this job each worker has, those placed in this pass too."""
+        """Return how many replicas of this job each worker has, those placed in this pass too."""
         used = self._spread.get(num)
         if used is None:
             used = self._spread[num] = {}

@@ -84,11 +84,11 @@ class Preempting:
         return self.reclaim or self.priority <= 100
 
     def held(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
-        """The hosts that are held for others than a group of this shape, priority and tenant."""
+        """Return the hosts that are held for others than a group of this shape, priority and tenant."""
         return self._hosts(draft, lambda job: not self._is_of(job, shape, priority, tenant))
 
     def own(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
-        """The hosts that are held for such a group."""
+        """Return the hosts that are held for such a group."""
         return self._hosts(draft, lambda job: self._is_of(job, shape, priority, tenant))
 
     @staticmethod
@@ -170,7 +170,7 @@ class Preempting:
         self._sought_ms = 0
 
     def _under_way(self, draft: Draft) -> UnderWay:
-        """What others end for already, and what ends."""
+        """Return what others end for already, and what ends."""
         found, jobs = UnderWay(Counter(), Counter()), draft.state.jobs
         for job in draft.state.preempting.values():
             shape = self.policy.shape_of(job)

@@ -90,7 +90,7 @@ class Reservation:
         self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
 
     def is_short_for(self, now_ms: int) -> int:
-        """Its hosts could not hold it at this look; for how many ms that is so."""
+        """Return its hosts could not hold it at this look; for how many ms that is so."""
         if self.short_ms < 0:
             self.short_ms = now_ms
         return now_ms - self.short_ms
@@ -183,13 +183,13 @@ def _sizes(fleet: Fleet, shape: Shape) -> Iterator[tuple[int, int]]:
 
 
 def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
-    """Whether it asks at once for as many GPUs as the largest host that could run it has, or more."""
+    """Return whether it asks at once for as many GPUs as the largest host that could run it has, or more."""
     most = max((gpus for gpus, _ in _sizes(fleet, shape)), default=0)
     return 0 < most <= shape.gpus
 
 
 def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:
-    """How many empty hosts it takes at least to hold all of it, and how many there are that could run it."""
+    """Return how many empty hosts it takes at least to hold all of it, and how many there are that could run it."""
     each = max((gpus // shape.count if shape.count else shape.together for gpus, _ in _sizes(fleet, shape)), default=0)
     return (-(-shape.together // each) if each else 0), sum(hosts for _, hosts in _sizes(fleet, shape))
 
@@ -295,7 +295,7 @@ class Reserving:
         self._preempting.settle(draft, lambda job: self._still_waits(draft, job))
 
     def _still_waits(self, draft: Draft, job: Job) -> bool:
-        """Whether a job that others end for could still start."""
+        """Return whether a job that others end for could still start."""
         waiting = any(draft.replica(replica).state == QUEUED for replica in job.replicas)
         return waiting and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
 
@@ -343,7 +343,7 @@ class Reserving:
             self._claims.granted(self.reservation, claims)
 
     def _may_start(self, draft: Draft, held: Reservation) -> bool:
-        """Whether the job of a reservation still waits, and its tenant may start it."""
+        """Return whether the job of a reservation still waits, and its tenant may start it."""
         group = self._order.queue.group_of(held.priority, held.shape, held.tenant)
         return group is not None and self._order.waits(draft, held.item) and self._order.may(draft, group)
 

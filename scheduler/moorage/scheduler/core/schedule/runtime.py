@@ -116,7 +116,7 @@ class _Runs:
         return self._sorted
 
     def siblings(self, accepted_ms: int) -> list[int]:
-        """The runs of jobs accepted at about that time, in rising order; not to be changed."""
+        """Return the runs of jobs accepted at about that time, in rising order; not to be changed."""
         at = self._at
         if not at:
             at = self._at = sorted(zip(self._accepted, self.ring, strict=True))
@@ -165,7 +165,7 @@ class Durations:
             known.add(max(0, ms), accepted_ms)
 
     def told(self, tenant: str, workload: str) -> SharedCount:
-        """What tells whether the answers for a workload may be others now than they were."""
+        """Return what tells whether the answers for a workload may be others now than they were."""
         return self._told.setdefault((tenant, workload), SharedCount())
 
     def _tell(self, tenant: str, workload: str) -> None:
@@ -181,7 +181,7 @@ class Durations:
         limit_ms: int | None = None,
         accepted_ms: int | None = None,
     ) -> Estimate | None:
-        """How long a run of it takes from its start; None where nothing is known.
+        """Return how long a run of it takes from its start; None where nothing is known.
 
         `limit_ms` is the request's own time limit: no estimate is above it, and with nothing learned it is the p90 and
         the p50 alike (an upper bound, as EASY backfill takes it).
@@ -197,7 +197,7 @@ class Durations:
         limit_ms: int | None = None,
         accepted_ms: int | None = None,
     ) -> Estimate | None:
-        """How much longer a member runs that has run for `elapsed_ms`, given that it has lasted so long.
+        """Return how much longer a member runs that has run for `elapsed_ms`, given that it has lasted so long.
 
         With `accepted_ms`, when its job was accepted, its siblings tell before all others.
         """
@@ -233,7 +233,7 @@ class Durations:
     def steady_end_ms(
         self, groups: Groups, since_ms: int, now_ms: int, limit_ms: int | None, accepted_ms: int
     ) -> tuple[int, int] | None:
-        """When what runs since then ends by `half_left_ms`, and until when that stays so, unless `told` changes.
+        """Return when what runs since then ends by `half_left_ms`, and until when that stays so, unless `told` changes.
 
         -1 for an end is one as far ahead as the work has lasted. None where the next look may find another.
         """
@@ -251,7 +251,7 @@ class Durations:
         return end_ms, until_ms
 
     def _of_workload(self, groups: Groups, accepted_ms: int) -> list[int] | None:
-        """What `_known` finds, where that is of runs of this very workload, and of enough of them."""
+        """Return what `_known` finds, where that is of runs of this very workload, and of enough of them."""
         own = self._runs.get(groups[0])
         if own is not None and (near := own.siblings(accepted_ms)):
             return near
@@ -262,12 +262,12 @@ class Durations:
         return None
 
     def least_left_ms(self, groups: Groups, elapsed_ms: int, samples: int) -> int:
-        """The `least_ms` of `remaining` alone, of no siblings; 0 where fewer runs than `samples` are known."""
+        """Return the `least_ms` of `remaining` alone, of no siblings; 0 where fewer runs than `samples` are known."""
         known = self._known(groups, None)
         return _left_ms(known, elapsed_ms, 0) if known is not None and len(known) >= samples else 0
 
     def _known(self, groups: Groups, accepted_ms: int | None) -> list[int] | None:
-        """The runs of the narrowest group that has seen enough; else of the narrowest that has seen any.
+        """Return the runs of the narrowest group that has seen enough; else of the narrowest that has seen any.
 
         Of siblings a single one is enough: what runs longer than it counts as outliving all.
         """
@@ -299,12 +299,12 @@ class Durations:
 
 
 def rank(ordered: list[int], percent: int, first: int = 0) -> int:
-    """The nearest-rank quantile of sorted values from the place `first` on, `percent` 0..100; 0 is the least."""
+    """Return the nearest-rank quantile of sorted values from the place `first` on, `percent` 0..100; 0 is the least."""
     return ordered[first + max(0, -(-percent * (len(ordered) - first) // 100) - 1)]
 
 
 def _left_ms(known: list[int], elapsed_ms: int, percent: int) -> int:
-    """How much longer than `elapsed_ms` so many of 100 run at most, of those that have lasted so long."""
+    """Return how much longer than `elapsed_ms` so many of 100 run at most, of those that have lasted so long."""
     first = bisect_right(known, elapsed_ms) if elapsed_ms else 0
     if first < len(known):
         return rank(known, percent, first) - elapsed_ms
@@ -333,7 +333,7 @@ class Estimates:
         self.durations = durations
 
     def most_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int | None:
-        """How long a member holds its devices at most, its grace and the freeing of memory too; None: no bound.
+        """Return how long a member holds its devices at most, its grace and the freeing of memory too; None: no bound.
 
         By its time limit, else nine of ten such runs; `accepted_ms` is when its job was accepted.
         """
@@ -393,7 +393,7 @@ class Estimates:
         runs_as.told_at = runs_as.told.count
 
     def runs_as(self, member: Member) -> RunsAs:
-        """What tells the end of a member, looked up once for all that stays as it is."""
+        """Return what tells the end of a member, looked up once for all that stays as it is."""
         job = member.replica.job
         found: RunsAs | None = member.runs_as
         if found is None or found.shape is not job.shape:
@@ -409,7 +409,7 @@ class Estimates:
 
 
 def _limit_ms(request: Request) -> int | None:
-    """How long it may run by its own time limit; None without one."""
+    """Return how long it may run by its own time limit; None without one."""
     limit_s = request.workload.timeout_s
     return None if limit_s is None else int(limit_s * 1000)
 

@@ -60,7 +60,7 @@ def soonest_ms(fleet: Fleet, shape: Shape, least: Least) -> tuple[int, int]:
 
 
 def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
-    """When this host holds how many more, as its members end one after the other."""
+    """Return when this host holds how many more, as its members end one after the other."""
     ends = sorted(
         ((least(member), member.fence, member) for member in host.worker.members.values()), key=lambda e: e[:2]
     )
@@ -129,7 +129,7 @@ _Room = tuple[int, int, int]
 
 
 def _capable(fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> list[_Row]:
-    """The hosts that could run some of it, the likely ones first; none of `excluded`."""
+    """Return the hosts that could run some of it, the likely ones first; none of `excluded`."""
     capable = [
         (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
         for cls, _ in fleet.capable(shape)
@@ -189,7 +189,7 @@ def _fits(rooms: list[_Room], shape: Shape) -> tuple[frozenset[int], int] | None
 
 
 def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterator[_Room]:
-    """How many fit when, as the members leave one after the other that are known to."""
+    """Return how many fit when, as the members leave one after the other that are known to."""
     now, emptied, num, host = row
     if now:
         yield now_ms, num, now

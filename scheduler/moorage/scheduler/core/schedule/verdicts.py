@@ -47,7 +47,7 @@ class Verdicts:
         group.verdict = last
 
     def is_new(self, group: Group) -> bool:
-        """Whether nothing in the fleet has changed since a queue group got its verdict."""
+        """Return whether nothing in the fleet has changed since a queue group got its verdict."""
         return group.verdict.change == self._fleet.changes
 
     def holds(self, draft: Draft, group: Group) -> bool:
@@ -91,7 +91,7 @@ class Verdicts:
         return self._opened[at]
 
     def _is_let_in(self, group: Group) -> bool:
-        """Whether the reserved hosts are open to this queue group by now: its tenant is owed more.
+        """Return whether the reserved hosts are open to this queue group by now: its tenant is owed more.
 
         `Reserving` scans for such groups once a second; in a pass before that, whoever comes later could take them.
         """
@@ -116,7 +116,7 @@ class Verdicts:
             self._full.add(kind)
 
     def is_like_full(self, draft: Draft, group: Group) -> bool:
-        """Whether a group like it found no room in this pass, of whatever tenant; then it has the same verdict.
+        """Return whether a group like it found no room in this pass, of whatever tenant; then it has the same verdict.
 
         Thousands of tenants may wait for one kind of GPU, and one of them gets what comes free.
         """

@@ -93,7 +93,7 @@ class Preemption:
         self._next = 0  # the worker number from which on changed hosts are read next
 
     def defended(self, job: Job, began_ms: int) -> int:
-        """The priority that another has to exceed to end a job that began then."""
+        """Return the priority that another has to exceed to end a job that began then."""
         priority = self.priority_of(job)
         return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.accepted_ms)
 
@@ -146,7 +146,7 @@ class Preemption:
     def choose(
         self, draft: Draft, shape: Shape, right: Right, excluded: frozenset[int], ending: Mapping[str, int]
     ) -> Choice | None:
-        """The cheapest victims found; None where even all of them would not make room, or none is needed.
+        """Return the cheapest victims found; None where even all of them would not make room, or none is needed.
 
         `ending` are the GPUs by tenant that end for others already: still leased, and no more to be taken back.
         """
@@ -272,11 +272,11 @@ class _Search:
         return Choice(sorted(self.chosen.values(), key=lambda victim: victim.rank), self._held())
 
     def _may_be_better(self, level: int, best: int, scanned: int) -> bool:
-        """Whether a host may have better victims than the best found on so many hosts before it."""
+        """Return whether a host may have better victims than the best found on so many hosts before it."""
         return level < best or (level == best and scanned < self.policy.compared_max)
 
     def _order(self, read: Mapping[int, _Read]) -> list[tuple[int, int, int]]:
-        """The hosts where some victims may make room: (their `_level`, devices open negated, worker number)."""
+        """Return the hosts where some victims may make room: (their `_level`, devices open negated, worker number)."""
         levels = ((self._level(host, read[num].rows), host) for num, host in self.hosts.items())
         return sorted((level, -host.open.bit_count(), host.worker.num) for level, host in levels if level is not None)
 
@@ -303,7 +303,7 @@ class _Search:
         return None
 
     def _allows(self, tenant: str, priority: int, began_ms: int) -> bool:
-        """Whether what runs since then for this tenant, and defends this priority, may be ended."""
+        """Return whether what runs since then for this tenant, and defends this priority, may be ended."""
         if self.draft.time_ms - began_ms < self.policy.runtime_ms:
             return False
         if self.right.reclaims:
@@ -311,7 +311,7 @@ class _Search:
         return priority < self.right.priority
 
     def _spares(self, tenant: str) -> bool:
-        """Whether a tenant loses no more than it has borrowed."""
+        """Return whether a tenant loses no more than it has borrowed."""
         return self.right.reclaims or (self.right.borrows and tenant != self.right.job.tenant)
 
     def _borrowed(self, tenant: str) -> int:
@@ -324,7 +324,7 @@ class _Search:
         return found
 
     def _room(self, host: Host, victims: Iterable[Victim]) -> int:
-        """How many replicas fit on a host once so many have left it."""
+        """Return how many replicas fit on a host once so many have left it."""
         shape, mine = self.shape, [m for v in victims for m in v.members if m.worker is host.worker]
         room = 1 << 30
         if shape.count:
@@ -391,7 +391,7 @@ class _Search:
         return Victim(members, priority, lasted_ms)
 
     def _may_take(self, victim: Victim, beside: Iterable[Victim]) -> bool:
-        """Whether what is taken from its tenant is no more than that has borrowed, where it keeps the rest."""
+        """Return whether what is taken from its tenant is no more than that has borrowed, where it keeps the rest."""
         name = victim.job.tenant
         if not self._spares(name) or not (self.right.reclaims or victim.gpus):
             return True
@@ -425,7 +425,7 @@ class _Search:
                 self._choose(victim)
 
     def _held(self) -> frozenset[int]:
-        """The hosts that it will start on, as few as hold it; those with most room first."""
+        """Return the hosts that it will start on, as few as hold it; those with most room first."""
         rooms = sorted(((room, num) for num, room in self.rooms.items()), key=lambda row: (-row[0], row[1]))
         held, left = [], self.shape.together
         for room, num in rooms:
