@@ -76,9 +76,9 @@ Groups = tuple[_Group, _Group, _Group]
 
 
 class Estimate(NamedTuple):
-    """Half of such runs take at most `p50_ms`, nine of ten at most `p90_ms`, none seen less than `least_ms`.
+    """Half of such runs take at most `p50_ms`, nine of ten at most `p90_ms`; `least_ms` is the shortest seen.
 
-    `samples` is how many runs that is learned from; 0 where it is bounded by the request's own limit alone.
+    `samples` is the number of runs behind it; 0 if only the request's time limit is known.
     """
 
     p50_ms: int
@@ -268,9 +268,9 @@ class Durations:
         return _left_ms(known, elapsed_ms, 0) if known is not None and len(known) >= samples else 0
 
     def _known(self, groups: Groups, accepted_ms: int | None) -> list[int] | None:
-        """Return the runs of the narrowest group that has seen enough; else of the narrowest that has seen any.
+        """Return the sorted runs of the narrowest group with enough runs, else of the narrowest with any; or None.
 
-        Of siblings a single one is enough: what runs longer than it counts as outliving all.
+        A single sibling is enough: longer runs then count as outliving all.
         """
         own = self._runs.get(groups[0]) if accepted_ms is not None else None
         if own is not None and accepted_ms is not None and (near := own.siblings(accepted_ms)):
@@ -300,7 +300,7 @@ class Durations:
 
 
 def rank(ordered: list[int], percent: int, first: int = 0) -> int:
-    """Return the nearest-rank quantile of sorted values from the place `first` on, `percent` 0..100; 0 is the least."""
+    """Return the nearest-rank quantile of sorted values from the place `first` on; `percent` 0 is the smallest."""
     return ordered[first + max(0, -(-percent * (len(ordered) - first) // 100) - 1)]
 
 
