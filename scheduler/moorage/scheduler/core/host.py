@@ -1,4 +1,4 @@
-"""One worker as placement sees it, and the class of those that answer every request alike but for what is free."""
+"""One worker as the scheduler places jobs on it, and the class of workers that offer the same to every request."""
 
 from __future__ import annotations
 

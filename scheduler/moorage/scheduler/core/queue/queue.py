@@ -253,7 +253,7 @@ class Queue:
         return count
 
     def group_of(self, priority: int, shape: Shape, tenant: str) -> Group | None:
-        """Return the queue group that a job of this priority, shape and tenant would join; None where there is none."""
+        """Return the queue group that a job of this priority, shape and tenant would join; None if there is none."""
         return self.groups.get(self._key(priority, shape, tenant))
 
     def position(self, priority: int, item: int, standing: Callable[[int, int], int] | None = None) -> int:
