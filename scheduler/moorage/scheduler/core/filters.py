@@ -160,10 +160,10 @@ def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     }
     label = min(count, key=lambda name: (count[name], name))
     if count[label]:
-        return "no worker has all the labels that it requires, though each of them somebody has"
+        return "no worker has all the labels that it requires, though each label is on some worker"
     known = nsmallest(NAMES_SHOWN_MAX + 1, names.labelled(label))
     wanted = shown((f"{label}={value}" for value in shape.requires[label]), " or ")
-    has = f"the fleet has {label}={shown(known)}" if known else f"nobody has the label {label}"
+    has = f"the fleet has {label}={shown(known)}" if known else f"no worker has the label {label}"
     return f"no worker is labelled {wanted}: {has}"
 
 
