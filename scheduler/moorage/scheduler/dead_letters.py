@@ -166,7 +166,7 @@ class DeadLetters:
             answer(reply, encode(frame, json=json))
 
     async def _list(self, act: DlqAct) -> dict[str, Any]:
-        """Letters, oldest first, from behind `after` on; behind `next` the next page begins, 0 at the end."""
+        """Return the letters after the sequence `after`, oldest first; `next` begins the next page, 0 at the end."""
         subject = self._subjects.dead_letter(act.tenant) if act.tenant else self._subjects.dead_letters_all
         stream = self._subjects.dead_letter_stream
         info = await self._js.stream_info(stream, subject)

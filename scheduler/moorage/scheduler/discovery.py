@@ -50,7 +50,7 @@ class Discovery:
         }
 
     async def open(self, world: Transport) -> list[Subscribed]:
-        """Subscribe to the nine subjects. A user without permission for `$SRV` leads all the same, unseen."""
+        """Subscribe to the nine subjects. A user without permission for `$SRV` leads too, but is not discoverable."""
         opened: list[Subscribed] = []
         for verb in VERBS:
             for subject in (f"$SRV.{verb}", f"$SRV.{verb}.{SERVICE}", f"$SRV.{verb}.{SERVICE}.{self.id}"):

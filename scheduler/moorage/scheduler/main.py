@@ -114,7 +114,7 @@ async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:
 
 
 def follower_of(settings: SchedulerSettings, target: str | None) -> Command:
-    """Return what writes a snapshot. It finds the ledger by its environment: `ps` shows everybody an argument."""
+    """Return the command that writes a snapshot. The ledger's URL is in its environment, as `ps` shows arguments."""
     env = {}
     if settings.ledger_url_file is not None:
         env[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)

@@ -304,7 +304,7 @@ class QueueReader:
         return 0 if row is None else (row.submit_cursor if verb == "submit" else row.cancel_cursor)
 
     def _may_remember(self, tenant: str) -> bool:
-        """Return whether a batch of cancels may all be of unknown jobs: else their cursor waits."""
+        """Return whether a batch of cancels could all be remembered if their jobs are unknown; else they wait."""
         row = self._engine.state.tenants.get(tenant)
         return row is None or len(row.tombstones) + BATCH <= self._engine.config.tombstones_max
 
