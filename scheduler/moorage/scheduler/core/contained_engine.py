@@ -173,7 +173,7 @@ class ContainedEngine(Engine):
         return next(iter(urgent or found), None)
 
     def _aside_of(self, event: Event, raised: Exception) -> list[Any]:
-        """Name an event by its place in its queue, as it was before it was taken."""
+        """Return the input of `set_aside` for an event, naming it by its place in its queue before it was taken."""
         pending, contained, now_ms = self._pending, self.containment, self._now_ms
         if isinstance(event, Submit):
             trace = contained.note("request", "submit", f"{event.tenant}/{event.name}", raised, now_ms)
@@ -299,7 +299,10 @@ class ContainedEngine(Engine):
     # ------------------------------------------------------------------------------------- tenants and workers
 
     def _hold_back(self, now_ms: int) -> None:
-        """Requests of tenants in debt wait, if they are of the durable queue, or are refused; others come first."""
+        """Hold back the requests of tenants in debt: queued ones wait, others are refused.
+
+        Other tenants' requests are unaffected.
+        """
         contained, pending, waiting = self.containment, self._pending, self._kept_waiting
         for tenant in list(waiting):
             if not contained.wait_ms(tenant, now_ms):

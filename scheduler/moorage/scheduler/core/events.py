@@ -30,7 +30,7 @@ class Batch:
         self.answers: list[Any] = [None] * size
 
     def decide(self, position: int, answer: Any) -> bool:
-        """Keep the answer to one of its requests. Return whether all are decided, so that it is to be answered."""
+        """Store the answer to one request. Return whether all are decided, so that the batch can be answered."""
         self.answers[position] = answer
         self.missing -= 1
         return self.missing == 0

@@ -85,10 +85,9 @@ class FinishedTable:
         return digest, seconds, state, high << 32 | low
 
     def add(self, key: bytes, digest: bytes, time_ms: int, state: int, seq: int = 0) -> None:
-        """Append a row; the oldest goes when the table is full. An older row of the key is found no more.
+        """Append a row; if the table is full, the oldest is dropped. An older row of the same key is no longer found.
 
-        Of the digest the first 8 bytes count. `seq` is the sequence of the
-        message in the history stream, 0 for none.
+        The first 8 bytes of the digest count. `seq` is the sequence of the message in the history stream, 0 for none.
         """
         self.add_all([(key, digest, time_ms, state, seq)])
 

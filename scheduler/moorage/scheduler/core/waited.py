@@ -45,7 +45,7 @@ class Waited:
         return self._counts.setdefault(key, [0] * (len(BUCKETS_MS) + 2))
 
     def as_data(self) -> dict[str, Any]:
-        """For an answer: the bounds in seconds, and for each tenant and class the jobs by bucket and the sum."""
+        """Return the bucket bounds in seconds, and by tenant and class the jobs in each bucket and the sum of waits."""
         rows = [
             {"tenant": tenant, "gpus": gpus, "jobs": counts[:-1], "sum_s": counts[-1] / 1000}
             for (tenant, gpus), counts in sorted(self._counts.items())
