@@ -384,7 +384,7 @@ class ContainedEngine(Engine):
             out.answers = [answer for answer in out.answers if answer[0]]
 
     def mend(self, mono_ms: int, soft: dict[str, Any]) -> None:
-        """Make all tables anew, as what follows from a record was broken off. An input, as `offer` is."""
+        """Rebuild all tables after an exception broke off the work behind a record. An input, like `offer`."""
         self._rebuild(mono_ms, soft)
 
     def _index_failed(self, what: str, raised: Exception) -> None:

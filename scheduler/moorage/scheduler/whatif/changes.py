@@ -42,7 +42,7 @@ class Change(NamedTuple):
     before: Request
 
     def as_data(self) -> dict[str, Any]:
-        """Return it as `explain` tells it: the new fields, and the GPUs as a token where that says it all."""
+        """Return the change in the form of `explain`: the new fields, and the GPUs as a token if that suffices."""
         request = msgspec.to_builtins(self.request)
         data: dict[str, Any] = {"say": self.say, "request": {name: request.get(name) for name in self.fields}}
         if {"gpu", "replicas"} & set(self.fields):
@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 
 def singles(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[Iterator[Change]]:
-    """Return the changes of each kind. `needed_in_ms` is in how many ms hosts are needed that it could use before."""
+    """Return the changes of each kind. `needed_in_ms`: in how many ms hosts are needed that it could use until then."""
     return [
         (Change(say, changed, (name,), request) for say, changed, name in kind(fleet, request) if not changed.trouble)
         for kind in _kinds(request, needed_in_ms)

@@ -104,7 +104,7 @@ def ask(work: Work, limit_s: float = CHILD_S_MAX) -> bytes | None:
 
 
 def ask_all(works: Sequence[Work], limit_s: float = CHILD_S_MAX) -> list[bytes | None]:
-    """The answers of children, waited for, `CHILDREN_MAX` at once; None of one that failed or took longer than that."""
+    """Wait for the answers of children, `CHILDREN_MAX` at once; None for each that failed or took too long."""
     answers: list[bytes | None] = [None] * len(works)
     running: dict[int, _Asked] = {}  # by the pipe to read from
     left = deque(enumerate(works))

@@ -14,7 +14,7 @@ from moorage.scheduler.whatif.child import ask_all
 from moorage.scheduler.whatif.future import Future, waits
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 
-#: jobs of the queue that one forecast is made for, the ones that came first; of more nothing is said
+#: only the first jobs in the queue are forecast
 JOBS_MAX: Final = 2_000
 #: of each look; two run at once
 LIMIT_S: Final = 6.0

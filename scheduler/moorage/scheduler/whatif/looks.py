@@ -36,7 +36,7 @@ class Band(NamedTuple):
 
 
 def part_of(look: int, tenant: str, job: str) -> int:
-    """From which part of the quantiles a look draws for a job, 0 the shortest runs; the same for all its replicas."""
+    """Return the part of the quantiles that a look draws from for a job, 0 for the shortest runs."""
     drawn = zlib.crc32(f"{tenant} {job}".encode())
     step, first = 1 + drawn % (LOOKS - 1), drawn // (LOOKS - 1)
     return (step * look + first) % LOOKS
