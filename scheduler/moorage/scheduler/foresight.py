@@ -115,7 +115,7 @@ class Foresight:
         self._answer(explanation, reply, json)
 
     def explained(self, tenant: str, job: str, fixes: Fixes | None = None) -> Any:
-        """Return what `explain` answers: with the start that the last forecast knows, and fixes of the same reason."""
+        """Return the answer to `explain`, with the start in the last forecast, and fixes for the same reason."""
         data = explain_job(self._engine, tenant, job)
         if isinstance(data, dict) and "reason" in data:
             if REASONS[data["reason"]].ends is Ends.BY_ITSELF:
@@ -235,7 +235,7 @@ class Foresight:
     # --------------------------------------------------------------------------------------- at submit
 
     def at_submit(self, job: Job) -> dict[str, Any] | None:
-        """What the answer to a submit says of a job that waits; None where that would take too much of the leader."""
+        """Return why a job waits, for the answer to its submit; None if that would take the leader too long."""
         if len(self._followed) < FOLLOWED_MAX:
             self._follow(job.tenant, job.name)
         began_s = time.perf_counter()

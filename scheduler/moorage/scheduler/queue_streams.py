@@ -111,7 +111,7 @@ class QueueStreams:
             await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind)
 
     async def former(self) -> StreamInfo | None:
-        """Return the stream for all where tenants have their own, if there is one. Raises `BusError`."""
+        """Return the shared stream if tenants have streams of their own and it exists; else None. Raises `BusError`."""
         return await info_of(self._js, self._subjects.request_stream) if self.tenants else None
 
 
