@@ -1,4 +1,4 @@
-"""Answers callers while appends to the ledger stall, so that they do not wait in vain for a record.
+"""Answers callers while appends to the ledger stall, so that they do not wait for a record that does not come.
 
 Requests that arrive during a stall are held here, before the engine sees them. If the ledger soon takes records again,
 they are read as usual. If not, they are refused, but only after `TOLD_AFTER_S`: perhaps only this leader is cut off,

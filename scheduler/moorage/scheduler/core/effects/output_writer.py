@@ -146,7 +146,10 @@ class OutputWriter:
     def want_differences(
         self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int, resized: list[Resized]
     ) -> list[Held]:
-        """Ask again for what the list does not show, and for the end of what the ledger does not know; returns that."""
+        """Repeat frames for differences between ledger and a worker's list; return the members unknown to the ledger.
+
+        Unknown members that have not exited are asked to end.
+        """
         again, unknown = self._sessions.differences(worker, held, no, resized)
         frozen = {(entry.tenant, entry.job, entry.replica, entry.fence) for entry in held if entry.phase == "frozen"}
         for member in again:

@@ -194,7 +194,7 @@ class FoldingSteps(Folding):
         self._drop(self._lingering(job, replica.index, a))
 
     def _over(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        """REFUSE, WITHDRAW and LOSE: the attempt is over and lingers nowhere, unless it is kept through a partition."""
+        """Fold REFUSE, WITHDRAW or LOSE: the attempt is over and does not linger, unless a partition keeps it."""
         member = self._held(replica, op)
         if a != LOST_KEPT:
             replica.member = None

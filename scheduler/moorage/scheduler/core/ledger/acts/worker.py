@@ -48,7 +48,7 @@ class Known(Act, tag="worker"):
 
 
 class Join(OfWorker, tag="join"):
-    """A worker's session begins. `hello` is its inventory as a map, with `lost_ms`; `no` its last fact frame, 0."""
+    """A worker's session begins. `hello` is its inventory as a map, with `lost_ms`; `no` its last report frame, 0."""
 
     boot: str
     n: int
