@@ -15,13 +15,13 @@ from moorage.scheduler.simulate.measures import CLASSES, HOUR_MS, Report
 from moorage.scheduler.simulate.world import Moment
 
 WIDTH: Final = 960
-#: vertical lines of one series: more than the picture has columns cannot be seen
+#: vertical lines of one series; more than the picture has columns cannot be seen
 COLUMNS: Final = 800
 _LEFT, _RIGHT, _TOP, _GAP, _HEIGHT = 64, 16, 64, 56, 180
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _INK, _FAINT, _PAPER = "#333333", "#dddddd", "#ffffff"
 
-#: at most so many runs in one picture: as many as there are colours
+#: the most runs in one picture: as many as there are colours
 SERIES_MAX: Final = len(_COLOURS)
 
 
@@ -146,7 +146,7 @@ class _Panel:
 
 
 def _bars(row: int, series: Sequence[Series]) -> str:
-    """Mean wait by class: a bar a run, its greatest wait as a thin line."""
+    """Return the bars of mean wait by class, one for each run, with its longest wait as a thin line."""
     names = [name for name, _ in CLASSES if any(name in run.report.classes for run in series)]
     groups = [[run.report.classes.get(name) for run in series] for name in names]
     most = max((one.wait_max_h for group in groups for one in group if one is not None), default=1.0) or 1.0

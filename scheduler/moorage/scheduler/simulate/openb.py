@@ -28,7 +28,7 @@ _POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"
 
 
 class TraceError(ValueError):
-    """A folder that does not hold what a trace is made of."""
+    """The folder does not contain the files of a trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class TraceTask:
 
     @property
     def gpu_demand_milli(self) -> int:
-        """What it asks for in all, in thousandths of a GPU."""
+        """What the task asks for in all, in thousandths of a GPU."""
         return self.gpus * self.gpu_milli
 
     @property
@@ -92,7 +92,7 @@ def read_tasks(path: Path) -> list[TraceTask]:
 
 
 def numbered_tasks(path: Path) -> Iterator[tuple[Row, TraceTask]]:
-    """Return each task with its row. Raises Refused."""
+    """Yield each task with its row. Raises Refused."""
     return ((row, _task(row)) for row in _rows(path, _POD_COLUMNS))
 
 
@@ -108,7 +108,7 @@ def node_list(folder: Path) -> Path:
 
 
 def pod_lists(folder: Path) -> dict[str, Path]:
-    """The pod lists of a folder by the word that ends their names: default, gpuspec33 … Raises TraceError for none."""
+    """Return a folder's pod lists by the word that ends their names (default, gpuspec33 …). Raises TraceError."""
     prefix = POD_LISTS.removesuffix("*.csv")
     found = {path.stem.removeprefix(prefix): path for path in sorted(folder.glob(POD_LISTS))}
     if not found:

@@ -1,8 +1,8 @@
-"""The openb traces in time: hosts and tasks as `openb` reads them, as the simulator's hosts and jobs.
+"""The openb traces over time: the hosts and tasks that `openb` reads, as the simulator's hosts and jobs.
 
-A task comes at its `creation_time` and runs to its `deletion_time`. A part of a GPU is an MPS share with a cap on
-compute, in whole percent rounded up; so a device takes as many sharers as MPS does, at most. The saturation experiment
-of the paper needs no times and is not this.
+A task arrives at its `creation_time` and runs to its `deletion_time`. A part of a GPU becomes an MPS share with a
+compute cap in whole percent, rounded up; so a device takes at most as many sharers as MPS. The paper's saturation
+experiment needs no times and is something else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def openb_hosts(path: Path) -> list[SimHost]:
 
 
 def openb_jobs(path: Path) -> Iterator[TraceJob]:
-    """Return the tasks of a pod list that says when each came and went. Raises Refused."""
+    """Yield the tasks of a pod list that has arrival and end times. Raises Refused."""
     return once(path, _numbered(path))
 
 
