@@ -36,7 +36,7 @@ from moorage.schemas.reasons import REASONS, Ends
 log = logging.getLogger("moorage.scheduler")
 
 FORECAST_KEPT_MS: Final = 2_000
-#: one part in so many of a CPU's time may go into forecasts that no client waits for
+#: one part in this many of a CPU's time may go into forecasts that no client waits for
 FORECAST_SHARE: Final = 4
 #: how often followed waiting jobs are checked, and how many each time
 FOLLOW_S: Final = 2.0
@@ -44,7 +44,7 @@ FOLLOWED_AT_ONCE: Final = 16
 FOLLOWED_MAX: Final = 256
 #: a job is no longer followed this long after the last question about it
 FOLLOWED_MS: Final = 60_000
-#: one part in so many of the leader's time may go into explanations in answers to submits
+#: one part in this many of the leader's time may go into explanations in answers to submits
 SUBMIT_SHARE: Final = 100
 #: an estimate counts as changed if it is off by a fifth and by more than this
 CHANGED_MS: Final = 5_000

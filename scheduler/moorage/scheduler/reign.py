@@ -40,7 +40,7 @@ log = logging.getLogger("moorage.scheduler")
 FLEET_FRAME_S: Final = 0.5
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
-#: after a record that changed so many jobs, the event loop runs other tasks before the next one is built
+#: after a record that changed this many jobs, the event loop runs other tasks before the next one is built
 LONG_RECORD: Final = 256
 
 

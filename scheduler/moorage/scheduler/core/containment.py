@@ -28,7 +28,7 @@ PAUSES_MAX: Final = 10_000
 EVIDENCE_MAX: Final = 1_000
 #: how many characters of a traceback are kept, from its end
 TRACE_CHARS_MAX: Final = 2_000
-#: if the scheduler fails on so many frames of one worker within `FORGIVEN_MS`, the worker's session ends
+#: if the scheduler fails on this many frames of one worker within `FORGIVEN_MS`, the worker's session ends
 TRIES_MAX: Final = 3
 #: how many ms of each second the leader spends on rebuilding its tables because of tenants' requests, and how many ms
 #: one tenant may cause before its requests have to wait

@@ -151,7 +151,7 @@ def usage_milli(state: State, tenant: Tenant) -> int:
     return (tenant.usage_base + tenant.rate_milli * state.inflation) // state.inflation
 
 
-# -------------------------------------------------------------------------------------------------- who is next
+# -------------------------------------------------------------------------------------------------- which is next
 
 
 def score(state: State, tenant: Tenant | None, at: int, more_milli: int) -> int:

@@ -410,7 +410,7 @@ class Host:
     def _groups(self, shape: Shape, slots: int, beside: int) -> int:
         """Return how many sharers of several devices each fit on these empty slots and `beside` shared devices.
 
-        A sharer uses each of its devices once. Each device has room for so many sharers, `beside` devices for one each.
+        A sharer uses each of its devices once. Each device has room for several sharers, `beside` devices for one each.
         """
         rooms = [1] * beside + [
             self.cls.places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1

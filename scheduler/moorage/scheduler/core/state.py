@@ -62,7 +62,7 @@ STORY_KEPT: Final = 64
 #: a longer story (plus the second number for each replica) is written to the history in parts before the job ends
 STORY_PART: Final = 96
 STORY_PART_REPLICA: Final = 4
-#: while the history cannot be written, older transitions beyond this (plus so many for each replica) are dropped
+#: while the history cannot be written, older transitions beyond this (plus `STORY_MAX_REPLICA` for each replica) are dropped
 STORY_MAX: Final = 128
 STORY_MAX_REPLICA: Final = 8
 #: a job avoids devices of at most this many workers; beyond it the scheduler forgets some
@@ -123,7 +123,7 @@ class Window(NamedTuple):
         return hash((self.from_ms, self.leave_ms, self.until_ms, zlib.crc32(f"{self.by} {self.why}".encode())))
 
 
-#: a job counts one more towards the memory bound for each so many replicas, and for each so many bytes of its request
+#: a job counts one more towards the memory bound for each 16 replicas, and for each 8 KiB of its request
 REPLICAS_APIECE: Final = 16
 BYTES_APIECE: Final = 8 * 1024
 #: one part in this many of the memory bound is kept for small tenants, see `State.room`

@@ -58,5 +58,5 @@ def _request(row: Row) -> Request:
 
 
 def hosts_of(gpus: int) -> list[SimHost]:
-    """Return hosts of 8 GPUs with at least so many GPUs in all."""
+    """Return hosts of 8 GPUs with at least `gpus` GPUs in all."""
     return [uniform_host(f"n{number:03}", HOST_GPUS, MODEL) for number in range(-(-gpus // HOST_GPUS))]

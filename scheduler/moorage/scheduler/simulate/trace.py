@@ -1,17 +1,17 @@
-"""What a trace says: jobs with the time at which each comes and how long it runs, and the hosts they run on.
+"""Traces: jobs with their arrival and run times, and the hosts that they run on.
 
-Our own format is JSON lines, a job a line:
+Moorage's own format is JSON lines, one line for each job:
 
     {"at_s": 12.5, "runs_s": 3600, "tenant": "vision", "request": {"job": "train-1", "gpu": {"count": 8}}}
 
 `at_s` counts from the trace's beginning and `runs_s` is how long one attempt runs, both in seconds; `tenant` is
 `default` where it is left out. `request` is the request as it would be submitted; `run` may be left out.
-A CSV says the same of simpler jobs, with these columns (the first two are needed, the others may be left out):
+A CSV file can describe simpler jobs, with these columns (the first two are needed, the others may be left out):
 
     at_s,runs_s,tenant,job,gpu,replicas,gang,priority,cpu_milli,memory_mib,workload,timeout_s
 
 where `gpu` is a token as `2xH100:80G` (empty: no GPU) and `gang` is 1 or true for a gang, 0, false or empty for none.
-Each job of a tenant has a name of its own. Whoever reads another format makes `TraceJob`s of it.
+Each job of a tenant has a name of its own. A reader of another format yields `TraceJob`s.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SimHost(msgspec.Struct, frozen=True, gc=False):
 
 
 def uniform_host(name: str, gpus: int, model: str, memory_mib: int = 0, **host: int) -> SimHost:
-    """Return a host with so many equal GPUs; `host` are its `cpu_milli` and `memory_mib`."""
+    """Return a host with `gpus` equal GPUs; `host` are its `cpu_milli` and `memory_mib`."""
     devices = tuple(
         Device(index, "nvidia", model, f"{SIMULATED_UUID}{name}-{index}", memory_mib) for index in range(gpus)
     )

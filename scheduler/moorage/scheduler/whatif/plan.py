@@ -291,7 +291,7 @@ class _Plan(Future):
             planned.in_ms, planned.on = {"p50_ms": found.in_ms, "runs": found.runs}, found.worker
 
     def _empty(self, planned: Planned) -> None:
-        """Fill in after how many ms each drained worker holds nothing; None if unknown.
+        """Compute after how many ms each drained worker holds nothing; None if unknown.
 
         No new job is placed there, so the last end of its members decides, and the queue need not be simulated: on a
         large fleet no look would get that far.

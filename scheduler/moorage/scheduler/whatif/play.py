@@ -188,7 +188,7 @@ class Play:
         self.end_in(held, self.runs_ms(held))
 
     def end_in(self, held: Held, runs_ms: int | None) -> None:
-        """Let a member end by itself after so many ms; never for None."""
+        """Let a member end by itself after `runs_ms` ms; never for None."""
         if runs_ms is not None:
             heappush(self._ends, (self.time_ms + runs_ms, next(self._order), held.name))
 

@@ -16,7 +16,7 @@ from moorage.schemas.request_cache import RequestCache
 
 #: the most ended jobs that one record compacts (big ones count more)
 COMPACT_MAX: Final = 512
-#: compaction waits until `ended_max` is exceeded by one part in so many, so that most records compact nothing
+#: compaction waits until `ended_max` is exceeded by one part in this many, so that most records compact nothing
 COMPACT_PARTS: Final = 256
 #: the most usage rows in one record, before the last job's; some 25 bytes each
 USAGE_ROWS_MAX: Final = 1_000

@@ -39,7 +39,7 @@ from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew, Resized
 from moorage.schemas.release import RELEASE, release_problem
 
-#: after so many renewals in a row without a member, its worker is asked about it
+#: after this many renewals in a row without a member, its worker is asked about it
 MISSED_MAX: Final = 3
 #: fields that the scheduler adds to a recorded hello
 _OUR_OWN: Final = frozenset({"lost_ms", "json"})

@@ -18,7 +18,7 @@ from moorage.scheduler.core.state import State
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import CordonAct, Done, DrainAct, ReleaseAct
 
-#: an unknown name is compared with at most so many names, as that holds up the leader
+#: an unknown name is compared with at most this many names, as that holds up the leader
 LOOKED_AT_MAX: Final = 1_000
 
 

@@ -111,7 +111,7 @@ class View:
         groups = self._engine.queue.groups.values()
         return sorted({item >> REPLICA_BITS for group in groups for item in group.entries})
 
-    # ------------------------------------------------------------------------------------ hosts held back
+    # ------------------------------------------------------------------------------------ reserved hosts
 
     def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """Return the numbers of the hosts that are reserved, or were preempted, for jobs other than such ones."""

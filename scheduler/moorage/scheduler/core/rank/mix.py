@@ -28,12 +28,12 @@ LOOK_LEAST: Final = 64
 LOOK_PART: Final = 4
 LOOK_EVERY: Final = 1_024
 DRIFT_EVERY: Final = 4_096
-#: a drift of less than so many percent of all arrivals keeps the snapshot
+#: a drift of less than this many percent of all arrivals keeps the snapshot
 DRIFT_PERCENT: Final = 4
 #: a class has become more frequent beyond this many standard deviations, squared: 17 single arrivals of an unknown
 #: class suffice, one job of any number of replicas does not
 CHANGE_SQUARED: Final = 16
-#: only the most frequent shapes that cover so many percent of arrivals are used
+#: only the most frequent shapes that cover this many percent of arrivals are used
 TOP_PERCENT: Final = 95
 
 
@@ -77,7 +77,7 @@ class Mix:
         self._used_total = 0
 
     def add(self, shape: Shape, replicas: int = 1) -> None:
-        """Count the arrival of a job with so many replicas of this shape."""
+        """Count the arrival of a job with `replicas` replicas of this shape."""
         self.counts[shape] = self.counts.get(shape, 0) + UNIT * replicas
         self.total += UNIT * replicas
         key = _class_of(shape)
@@ -163,7 +163,7 @@ def _by_class(counted: dict[Shape, int]) -> dict[_Class, int]:
 
 
 def most_frequent(counted: Iterable[tuple[Shape, int]], percent: int = TOP_PERCENT) -> list[tuple[Shape, int]]:
-    """Return the items that cover so many percent of all, most frequent first; equal counts keep their order."""
+    """Return the items that cover `percent` percent of all, most frequent first; equal counts keep their order."""
     ranked = sorted(counted, key=lambda pair: -pair[1])
     total = sum(count for _, count in ranked)
     chosen: list[tuple[Shape, int]] = []

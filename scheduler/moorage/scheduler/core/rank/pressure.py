@@ -48,12 +48,12 @@ PRESSURE_MAX: Final = 2 * ONE
 CHARGED_PART: Final = 4
 #: a change up to this keeps the old pressure: a new one means that every host is scored again
 MOVED: Final = ONE // 16
-#: decisions between two updates: one for each so many hosts, and at least `LOOK_MIN`
+#: decisions between two updates: one for each `LOOK_HOSTS` hosts, at least `LOOK_MIN`
 LOOK_HOSTS: Final = 8
 LOOK_MIN: Final = 32
-#: so many 64ths of the empty fleet always count as left
+#: this many 64ths of the empty fleet always count as left
 LEFT_ALWAYS: Final = 2
-#: only the classes with the most demand count, at most so many
+#: only the classes with the most demand count, at most this many
 CLASSES_MAX: Final = 64
 _DEMAND: Final = 1 << 20
 
@@ -115,7 +115,7 @@ class Pressure:
         return True
 
     def charges(self, gpus_percent: int) -> Ints:
-        """Return the charge for a request of so many hundredths of a GPU by type of host, in thousandths of a GPU."""
+        """Return the charge for a request of `gpus_percent` hundredths of a GPU by type of host, in thousandths of a GPU."""
         return self.of_type * (gpus_percent * 10) // (ONE * CHARGED_PART)
 
     def _found(self, table: HostTable) -> Ints:

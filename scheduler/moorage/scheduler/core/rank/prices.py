@@ -35,7 +35,7 @@ ROUNDS_A_PART: Final = 50
 CHOOSY: Final = 692  # e^-30 for a whole GPU's difference
 #: each round moves a price by 1 / this of the gap between demand and supply
 STEP: Final = 20
-#: packing needs slack: demand for CPU and memory counts with so many percent
+#: packing needs slack: demand for CPU and memory counts with this many percent
 HOST_DEMAND_PERCENT: Final = 110
 #: the most classes of requests that count, those with the most demand first; with more markets than this, nothing is
 #: priced

@@ -61,7 +61,7 @@ class Ranker:
         return True
 
     def arrived(self, shape: Shape, replicas: int) -> None:
-        """Note a job's arrival: so many replicas of this shape. Called once for each job, in the ledger's order."""
+        """Note a job's arrival: `replicas` replicas of this shape. Called once for each job, in the ledger's order."""
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         """Return slot masks for at most `most` more replicas of this shape that `choose` would put on the same host.
@@ -73,7 +73,7 @@ class Ranker:
 
 
 def lowest_slots(mask: int, count: int) -> int:
-    """Return the lowest `count` set bits of a mask that has at least so many."""
+    """Return the lowest `count` set bits of a mask that has at least this many."""
     taken = 0
     for _ in range(count):
         low = mask & -mask

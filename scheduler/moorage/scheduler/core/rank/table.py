@@ -32,7 +32,7 @@ ROOMS: Final = 102
 UNCOUNTED: Final = 1 << 40
 #: how many ways of asking for a device are cached for each kind
 RANKS_MAX: Final = 4_096
-#: everything is renumbered when the classes, types or kinds without hosts exceed this plus so many for each in use.
+#: everything is renumbered when the classes, types or kinds without hosts exceed this plus this many for each in use.
 #: Workers may rejoin with other devices or CPU each time
 STALE_SPARE: Final = 64
 STALE_EACH: Final = 4

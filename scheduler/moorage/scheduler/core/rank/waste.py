@@ -140,7 +140,7 @@ def _short_of(several: Ints, free: int) -> Ints:
 def idle_after(takes: Ints, weight: int, ahead: int) -> Ints:
     """Return the waste of a device after the next `ahead` arrivals, by kind and room: percent times `weight`.
 
-    `takes` is the weight of the requests that take so many percent, by kind; requests that do not fit go elsewhere.
+    `takes` is the weight of the requests that take this many percent, by kind; requests that do not fit go elsewhere.
     """
     stays = weight - takes.cumsum(1)
     idle: Ints = np.arange(takes.shape[1]) * stays

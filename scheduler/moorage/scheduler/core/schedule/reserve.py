@@ -41,14 +41,14 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
 
-#: how often the reservation looks for hosts that become free sooner: at most every so many ms for each host of the
+#: how often the reservation looks for hosts that become free sooner: at most every this many ms for each host of the
 #: fleet, since that walks the fleet: each second up to 333 hosts, every 30 s with 10,000
 MOVE_MS_A_HOST: Final = 3
 #: backfill is tried again once the expected start has moved later by this many ms and by this part of the remaining
 #: time
 LATER_MS: Final = 5_000
 LATER_PART: Final = 8
-#: a reservation whose hosts could not hold the job even if emptied is given up after so many ms
+#: a reservation whose hosts could not hold the job even if emptied is given up after this many ms
 SHORT_MS: Final = 60_000
 
 
@@ -242,7 +242,7 @@ class Reserving:
         self._in_vain: dict[_Sought, InVain] = {}  # failed searches for candidates of the last scan
         self._preemptors = NO_HOSTS  # numbers of the jobs for which other jobs were being ended at the last pass
 
-    # ----------------------------------------------------------------------- which hosts are closed to a group
+    # ----------------------------------------------------------------------- which hosts are excluded for a group
 
     def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """Return the hosts that are excluded for jobs of this priority, shape and tenant.
@@ -558,7 +558,7 @@ class Backfilling:
         return placed
 
     def _surely_ends(self, draft: Draft, shape: Shape, item: int, within_ms: int) -> bool:
-        """Return whether an entry still waits and surely ends within so many ms.
+        """Return whether an entry still waits and surely ends within `within_ms` ms.
 
         That is judged by its time limit, else by how long nine of ten such runs took.
         """

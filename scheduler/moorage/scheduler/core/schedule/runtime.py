@@ -52,7 +52,7 @@ from moorage.schemas.job import Request
 SAMPLES_MAX: Final = 64
 #: a group with fewer runs is used only if no wider group has this many
 SAMPLES_SURE: Final = 3
-#: jobs are siblings if accepted within so many ms of each other
+#: jobs are siblings if accepted within this many ms of each other
 SIBLINGS_MS: Final = 20 * 60_000
 #: groups remembered, each with at most twice `SAMPLES_MAX` integers; the least recently used are dropped
 GROUPS_MAX: Final = 16_384
@@ -64,7 +64,7 @@ LEARNED_AT_START_MAX: Final = 2_000
 ROWS_MAX: Final = 16
 #: later than any ledger ms
 FOREVER_MS: Final = 1 << 62
-#: a run that outlived all others is expected, in nine of ten cases, to last at most so many times longer
+#: a run that outlived all others is expected, in nine of ten cases, to last at most this many times longer
 OUTLIVED_P90: Final = 9
 
 #: ends that show how long the work takes; an end on request does not

@@ -213,7 +213,7 @@ class Compact(Act, tag="compact"):
 
 
 class Expire(Act, tag="expire"):
-    """So many of the oldest rows of finished jobs are dropped."""
+    """The oldest rows, `rows` of them, of finished jobs are dropped."""
 
     rows: int
 
