@@ -1,6 +1,6 @@
 """Ageing: the effective priority of a waiting job rises with time, so that higher priorities cannot starve it.
 
-It rises by a number of points for each hour since the job was accepted, in ledger time and integers, up to a maximum. Age
+It rises by some points for each hour since the job was accepted, in ledger time and integers, up to a maximum. Age
 lifts a job only to priorities that waiting jobs actually have: within one priority, fair share and arrival decide as
 without ageing. A job that has reached a priority is preceded only by jobs of that priority that came earlier, or whose
 tenant is owed more.

@@ -62,7 +62,7 @@ STORY_KEPT: Final = 64
 #: a longer story (plus the second number for each replica) is written to the history in parts before the job ends
 STORY_PART: Final = 96
 STORY_PART_REPLICA: Final = 4
-#: while the history cannot be written, older transitions beyond this (plus `STORY_MAX_REPLICA` for each replica) are dropped
+#: while the history cannot be written, older transitions beyond this (plus the second for each replica) are dropped
 STORY_MAX: Final = 128
 STORY_MAX_REPLICA: Final = 8
 #: a job avoids devices of at most this many workers; beyond it the scheduler forgets some

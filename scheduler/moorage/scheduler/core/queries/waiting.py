@@ -109,7 +109,7 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
 
 
 def _pause_after(job: Job, replica: Replica) -> Reason:
-    """Return why a replica is in backoff: after refusals by more workers than a job can avoid, some are tried again."""
+    """Return the reason for a replica's backoff: too many workers refused the job, claims collided, or a failure."""
     last = _last_why(job)
     if last.startswith(ABOUT_THE_JOB):
         return reasons.REFUSED if len(job.avoid) >= AVOID_MAX else reasons.BACKOFF

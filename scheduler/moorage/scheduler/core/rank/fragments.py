@@ -54,7 +54,7 @@ AVOID_BITS: Final = 44
 WORDS_BITS: Final = 28
 #: prices are recomputed when the fleet has grown or shrunk by this part
 GREW_PART: Final = 16
-#: a mix is large with this many shapes, or `LARGE_LEVELS` CPU demands, times kinds of devices: its tables are then made in parts
+#: a mix is large with this many shapes, or CPU demands, times kinds of devices: its tables are made in parts
 LARGE_SHAPES: Final = 4_096
 LARGE_LEVELS: Final = 512
 #: the most parts made without placing anything in between; then the rest is made at once

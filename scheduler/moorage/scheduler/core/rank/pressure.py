@@ -115,7 +115,7 @@ class Pressure:
         return True
 
     def charges(self, gpus_percent: int) -> Ints:
-        """Return the charge for a request of `gpus_percent` hundredths of a GPU by type of host, in thousandths of a GPU."""
+        """Return the charge for `gpus_percent` hundredths of a GPU by type of host, in thousandths of a GPU."""
         return self.of_type * (gpus_percent * 10) // (ONE * CHARGED_PART)
 
     def _found(self, table: HostTable) -> Ints:
