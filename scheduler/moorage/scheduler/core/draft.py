@@ -215,11 +215,11 @@ class Draft:
 
     @property
     def load(self) -> int:
-        """What the jobs accepted in this record count towards `jobs_max`."""
+        """What the jobs accepted in this record count towards the memory bound."""
         return self.next_num - self.state.next_num + self.extra_all
 
     def load_of(self, tenant: str) -> int:
-        """Return what the jobs of one tenant that this record accepts count towards its `jobs_max`."""
+        """Return what the jobs of one tenant that this record accepts count towards the memory bound."""
         row = self._tenants.get(tenant)
         return row.load if row is not None else 0
 

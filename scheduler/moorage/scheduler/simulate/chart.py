@@ -34,9 +34,9 @@ class Series(NamedTuple):
 
 
 def ticks(most: float, count: int = 5) -> list[float]:
-    """Round numbers from 0 to just below or at `most`, about `count` of them: steps of 1, 2 or 5 times a power of 10.
+    """Return about `count` round numbers from 0 up to `most`: steps of 1, 2 or 5 times a power of 10.
 
-    Just 0 where nothing is above it.
+    Only 0 if `most` is not above 0.
     """
     if most <= 0:
         return [0.0]

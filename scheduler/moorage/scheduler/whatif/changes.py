@@ -170,7 +170,7 @@ def _vendor(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _memory(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """Yield requests for less memory, down to each kind of device in the fleet, the largest first."""
+    """Yield requests for as much memory as each smaller kind of device in the fleet has, the largest first."""
     gpu = request.effective_gpu
     if gpu is None or not gpu.min_memory_mib:
         return

@@ -140,7 +140,7 @@ class Claims:
             self._began_ms = now_ms
 
     def due_ms(self, claim: Claim, now_ms: int, waits: Callable[[int], bool]) -> int:
-        """Return from when on hosts are excluded for the first candidate, and remember it. `waits` checks an entry.
+        """Return from when on hosts may be reserved for the first candidate, and remember it. `waits` checks an entry.
 
         Called only within a pass, so that a replay of the term remembers the same.
         """
@@ -412,7 +412,7 @@ class Reserving:
         return None
 
     def _due_ms(self, draft: Draft, claim: Claim) -> int:
-        """Return from when on hosts are excluded for a candidate. Under fair share that is at once.
+        """Return from when on hosts may be reserved for a candidate. Under fair share that is at once.
 
         Under fair share the tenants that went before it have had more than their share already.
         """

@@ -151,7 +151,7 @@ class Preemption:
     def choose(
         self, draft: Draft, shape: Shape, right: Right, excluded: frozenset[int], ending: Mapping[str, int]
     ) -> Choice | None:
-        """Return the cheapest victims; None if even all candidates make no room, or none is needed.
+        """Return the cheapest victims; None if no victims make room, none are needed, or not every host was read yet.
 
         `ending` are GPUs by tenant that are ending already: still leased, but they cannot be taken back again.
         """
