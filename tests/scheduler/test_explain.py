@@ -311,7 +311,8 @@ def test_while_nothing_is_placed_after_a_restore_a_job_that_fits_says_so() -> No
     drive.pass_time(5_000)
     found = why(drive, "j")
     assert (found["reason"], found["means"]) == ("restored", REASONS["restored"].means)
-    assert found["because"] == "jobs that were placed after the backup may still run on workers that are not heard yet"
+    unheard = "may still run on workers that have not reported yet"
+    assert found["because"] == f"jobs that were placed after the backup {unheard}"
     assert 0 < found["starts_in_ms"] <= drive.config.lost_ms - 5_000
     assert drive.fixes("j") == []
     drive.pass_time(found["starts_in_ms"] + 1_000)

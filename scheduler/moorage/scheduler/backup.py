@@ -95,7 +95,8 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
         state = await recover(ledger, Snapshots(jetstream, subjects))
         await ledger.follow(state)
     if not state.ledger_id:
-        raise _refused(f"nobody has led the ledger {subjects.ledger_stream} yet: it holds nothing", "start a scheduler")
+        empty = f"no scheduler has led the ledger {subjects.ledger_stream} yet: it holds nothing"
+        raise _refused(empty, "start a scheduler")
     data = dump(state)
     header = Header(
         state.ledger_id,
@@ -157,7 +158,7 @@ def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
     if not rehash and trouble(header.digests, COMPUTED):
         raise _refused(
             f"{file} has digests of the hash {header.digests}, and this Python computes {COMPUTED}",
-            "restore it with --rehash: its digests are made anew",
+            "restore it with --rehash: its digests are recomputed",
             found=header.digests,
         )
     try:
@@ -265,13 +266,13 @@ async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bo
         silent_s = await _silent_s(jetstream, subjects, info)
         if silent_s < SILENT_S:
             raise _refused(
-                f"somebody leads the ledger {subjects.ledger_stream}: its last record is {silent_s:.0f} s old",
+                f"a scheduler leads the ledger {subjects.ledger_stream}: its last record is {silent_s:.0f} s old",
                 "stop every scheduler, then restore",
             )
         if not replace:
             raise _refused(
                 f"there is a ledger {subjects.ledger_stream} with {info.messages} records",
-                "back it up (moorage admin backup), then say --replace: it is deleted",
+                "back it up (moorage admin backup), then use --replace: the ledger is deleted",
                 found=f"records {info.first_seq} to {info.last_seq}",
             )
 
@@ -318,8 +319,8 @@ def _check_empty(info: StreamInfo, through: int) -> None:
     if info.messages:
         raise _refused(
             f"the request queue {info.name} ends at {info.last_seq}, and the backup had read it to"
-            f" {through}: it is another one, and what waits in it would be passed over",
-            "let its senders send again what waits in it, purge it (nats stream purge), and restore again",
+            f" {through}: it is another queue, and the messages in it would be skipped",
+            "let the senders send those messages again, purge it (nats stream purge), and restore again",
             found=f"{info.messages} messages",
         )
 

@@ -184,7 +184,7 @@ class DeadLetters:
             return _row(message, _decode_letter(message.data))
         except (Refused, LookupError):
             nothing = problem(
-                "invalid-argument", "this is no dead letter of moorage's: another program wrote it; drop it"
+                "invalid-argument", "this message is not a dead letter of moorage: another program wrote it; drop it"
             )
             tenant = self._subjects.token(message.subject, 1)
             letter = DeadLetter(f"{message.subject}.{tenant}.-", 0, nothing, message.data)

@@ -217,7 +217,7 @@ class Foresight:
             raise Refused(explain_decode_error(error, PlanAsk)) from None
         check_known(self._engine, question)
         if self.children is None:
-            raise refuse("unknown-verb", "plan needs a scheduler in a process of its own", found="plan")
+            raise refuse("unknown-verb", "plan needs a scheduler that runs in a separate process", found="plan")
         engine, now_ms = self._engine, self._now_ms()
 
         def planned(answer: bytes | None) -> None:
@@ -251,7 +251,7 @@ class Foresight:
         try:
             data = self.explained(tenant, job, fixes)
         except Exception:
-            log.exception("why job %s of %s waits cannot be told", job, tenant)
+            log.exception("why job %s of %s waits could not be explained", job, tenant)
             return None
         return data if isinstance(data, dict) else None
 

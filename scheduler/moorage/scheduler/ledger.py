@@ -67,7 +67,7 @@ class LedgerOlder(LedgerBroken):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"{why}. Bring back the newer one; or, if this is all there is, say so: stop every scheduler, then"
+            f"{why}. Bring back the newer one; if there is none, confirm this one: stop every scheduler, then"
             " `moorage admin backup FILE` and `moorage admin restore FILE --replace`"
         )
 
@@ -460,7 +460,7 @@ class Ledger:
             raise Deposed(f"epoch {record.epoch} has begun in a restored ledger")
         begun = next((act.ledger_id for act in record.acts if isinstance(act, acts.Epoch)), "") if record else ""
         if begun and state.ledger_id and begun != state.ledger_id:
-            raise Deposed(f"ledger {begun} stands in the place of {state.ledger_id}")
+            raise Deposed(f"ledger {begun} has replaced {state.ledger_id}")
 
 
 @contextlib.contextmanager
@@ -469,7 +469,7 @@ def _reading(state: State) -> Iterator[None]:
     try:
         yield
     except StreamGap as gap:
-        raise LedgerGap(f"the ledger has a hole behind record {state.seq}: {gap}") from None
+        raise LedgerGap(f"the ledger has a gap after record {state.seq}: {gap}") from None
     except FoldError as error:
         raise LedgerBroken(str(error)) from None
 

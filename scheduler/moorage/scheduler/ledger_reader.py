@@ -79,12 +79,12 @@ class LedgerReader:
                 continue
             return
         first = await self.first()
-        why = f"record {at} can no longer be shown: the ledger was cut behind a snapshot" if at else cut
+        why = f"record {at} can no longer be shown: older records were purged after a snapshot" if at else cut
         raise _cannot(
             why or "the ledger holds no record",
             at,
             f"records {first} to {last}",
-            "moorage history JOB tells its transitions for as long as they are kept; a backup of then its state",
+            "moorage history JOB has its transitions while they are kept; a backup from that time has the state",
         )
 
     async def first(self) -> int:

@@ -64,8 +64,8 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     elif await is_led_elsewhere(world, Subjects(prefix)):
         await world.close()
         raise LedgerBroken(
-            f"somebody leads here, and its ledger is not in this account: name its account with {LEDGER_URL_VARIABLE}"
-            f" or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end what the fleet runs"
+            "a scheduler already leads here, and its ledger is not in this account: name that account with"
+            f" {LEDGER_URL_VARIABLE} or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end the jobs that the fleet runs"
         )
     follower = follower_of(settings, target)
     recorder = None if settings.record is None else Recorder(settings.record)
@@ -155,7 +155,7 @@ def log_settings(found: Mapping[str, Found]) -> None:
     """Log the settings that differ from the defaults with their source, and unknown variables."""
     log.info("settings: %s", told(found) or "defaults")
     for name in unknown_variables(SECTION, found):
-        log.warning("%s is no setting: it does nothing", name)
+        log.warning("%s is not a setting and has no effect", name)
 
 
 def main() -> None:

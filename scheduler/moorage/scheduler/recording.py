@@ -260,11 +260,11 @@ def _frames(path: Path) -> Iterator[list[Any]]:
             while at < size:
                 frame, then = _frame_at(data, at)
                 if not at and (not frame or frame[0] != "reign"):
-                    raise CannotReplay(f"{path.name} is no recording of a leader")
+                    raise CannotReplay(f"{path.name} is not a recording of a leader")
                 if frame is not None:
                     yield frame
                 else:
-                    log.warning("%s breaks off at byte %d, and goes on with the next reign", path.name, at)
+                    log.warning("%s is cut off at byte %d, and continues with the next term", path.name, at)
                     then = _next_reign(data, at + 1)
                 at = then
 

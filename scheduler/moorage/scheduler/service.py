@@ -86,7 +86,7 @@ class Scheduler(Parts):
                 if gaps > GAPS_MAX:
                     raise LedgerBroken(
                         f"{gap}. Records were deleted that no snapshot holds: bring the nats-server's folder back, or"
-                        " stop every scheduler and say `moorage admin restore FILE --replace` with the last backup"
+                        " stop every scheduler and run `moorage admin restore FILE --replace` with the last backup"
                     ) from None
                 log.warning("%s", gap)
                 await asyncio.sleep(STANDBY_LOOK_S)

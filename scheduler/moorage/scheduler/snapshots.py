@@ -98,7 +98,7 @@ async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
             continue
         if state.seq == seq:
             return state
-        log.warning("snapshot %s stands at %d, the ledger says %d", name, state.seq, seq)
+        log.warning("snapshot %s is of record %d, the ledger says %d", name, state.seq, seq)
     return State()
 
 

@@ -400,7 +400,7 @@ def _failed(what: str, job: str = "") -> Problem:
         "internal",
         f"the scheduler failed on this {what}: it was set aside, and nothing of it was recorded",
         job=job,
-        next="for an operator: the scheduler's log says where it failed, and `moorage doctor` how often",
+        next="for an operator: the scheduler's log shows where it failed, and `moorage doctor` how often",
     )
 
 

@@ -417,18 +417,18 @@ class Fleet:
         """Check that buckets and shelves agree with the hosts. Raises AssertionError."""
         for cls in self.classes.values():
             sized = {num: size for size, alike in cls.sizes.items() for num in alike}
-            assert sized == {num: host.size for num, host in cls.hosts.items()}, "hosts stand by another size"
+            assert sized == {num: host.size for num, host in cls.hosts.items()}, "hosts are filed by another size"
             assert all(cls.sizes.values()), "a size that no host has"
             filed = {num: count for count, bucket in enumerate(cls.buckets) for num in bucket}
             for num, host in cls.hosts.items():
-                assert cls.labels.items() <= host.labels.items(), f"{host.worker.id} stands with others' labels"
+                assert cls.labels.items() <= host.labels.items(), f"{host.worker.id} is in a class with other labels"
                 for label, value in host.labels.items():
                     assert num in self.labelled[label][value], f"{host.worker.id} is not known by its {label}"
                     required = value in self._asked.get(label, ())
                     assert not required or label in cls.labels, f"{host.worker.id} is not told apart by {label}"
                 expected = host.open.bit_count() if host.usable else -1
                 assert host.bucket == expected, f"{host.worker.id} is filed under {host.bucket}, not {expected}"
-                assert filed.get(num, -1) == host.bucket, f"{host.worker.id} stands in bucket {filed.get(num)}"
+                assert filed.get(num, -1) == host.bucket, f"{host.worker.id} is in bucket {filed.get(num)}"
                 for slot, device in host.shared.items():
                     assert not host.free >> slot & 1, f"{host.worker.id}: slot {slot} is free and shared"
                     is_open = (num, slot) in cls.shared_open[device.mode]

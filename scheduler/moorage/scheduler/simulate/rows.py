@@ -55,7 +55,7 @@ class Row:
         if not value.isascii() and value != _printable(value):
             found = value.encode("utf-8", "surrogateescape")[:_FOUND_CHARS_MAX]
             raise self.trouble(
-                f"{column} is {found!r}, which is no UTF-8",
+                f"{column} is {found!r}, which is not UTF-8",
                 found=repr(found),
                 allowed="UTF-8",
                 next="save the file as UTF-8",
@@ -158,7 +158,7 @@ def _cells(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
                 line,
                 f"no CSV: {error}",
                 allowed="cells split by commas, quotes closed",
-                next="look for a quote that is not closed",
+                next="look for an unclosed quote",
             ) from None
         if len(cells) > 1 or (cells and cells[0].strip()):
             yield line, cells
@@ -191,7 +191,7 @@ def _check_names(
             raise trouble(
                 path,
                 line,
-                f"column {at + 1}, {name[:_FOUND_CHARS_MAX]!r}, is none of a trace",
+                f"column {at + 1}, {name[:_FOUND_CHARS_MAX]!r}, is not a column of a trace",
                 found=found,
                 allowed=", ".join(known),
             )

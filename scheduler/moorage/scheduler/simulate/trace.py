@@ -107,7 +107,7 @@ def once(path: Path, numbered: Iterable[tuple[int, TraceJob]]) -> Iterator[Trace
             raise trouble(
                 path,
                 line,
-                f"job {name} of tenant {job.tenant} stands on line {first} already",
+                f"job {name} of tenant {job.tenant} is already on line {first}",
                 found=name,
                 allowed="names of which each tenant has one",
                 next="name one of the two otherwise, or take it out",

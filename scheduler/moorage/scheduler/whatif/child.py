@@ -174,7 +174,7 @@ class Children:
             self._start(work, told)
         except OSError as error:
             if time.monotonic() >= self._silent_until_s:
-                log.warning("no copy of the leader can be started, and jobs go on: %s", error)
+                log.warning("no copy of the leader can be started; jobs are not affected: %s", error)
                 self._silent_until_s = time.monotonic() + TOLD_EVERY_S
             return False
         return True
@@ -209,7 +209,7 @@ class Children:
         try:
             told(answer)
         except Exception:
-            log.exception("the answer of a copy of the leader could not be told")
+            log.exception("the answer of a copy of the leader could not be passed on")
 
     def _end(self, pid: int) -> int:
         receive, timer = self._running.pop(pid)

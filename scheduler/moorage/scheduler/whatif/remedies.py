@@ -52,7 +52,7 @@ def _cancel(job: Job, say: str) -> Remedy:
 def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     before = View(engine).gpus_before(job)
     gpus_max = engine.state.tenants[job.tenant].gpus + before + engine.shape_of(job).gpus
-    queued = f", {before} of them for jobs of yours before it" if before else ""
+    queued = f", {before} of them for your jobs before it" if before else ""
     command = f"moorage admin limit --tenant {job.tenant} --gpus {gpus_max}"
     yield _order(f"ask your operator for {gpus_max} GPUs{queued}", command, "limit", tenant=job.tenant, gpus=gpus_max)
 

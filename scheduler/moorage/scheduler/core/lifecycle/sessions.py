@@ -149,7 +149,7 @@ class Sessions:
         return problem(
             "worker-id-in-use",
             f"{holder} has the id {worker.id} until it leaves, or is silent for {lost_ms / 1000:g} s",
-            next=f"give this worker an id of its own with --id, or start it on {which}, or stop the other one",
+            next=f"give this worker another id with --id, or start it on {which}, or stop the other one",
             retry_after_s=self.config.lost_ms / 1000,
         )
 
@@ -449,7 +449,7 @@ def session_over(worker_id: str) -> Problem:
 
 def no_leader() -> Problem:
     """Return the answer to a worker that knows a newer term: it asks again, and the real leader answers."""
-    return problem("not-leading", "a newer reign was heard of: this scheduler does not lead, or may not")
+    return problem("not-leading", "a worker knows a newer term: this scheduler does not lead, or must not")
 
 
 def has_kept_jobs(worker: Worker) -> bool:

@@ -44,9 +44,9 @@ class StaleLedgerGuard:
         if state.restored_ms >= 0 and state.epoch != state.restored_epoch + 1:
             left_ms = state.restored_ms + lost_ms - time_ms
         if state.restored_ms >= 0 and left_ms > 0:
-            return "jobs that were placed after the backup may still run on workers that are not heard yet", left_ms
+            return "jobs that were placed after the backup may still run on workers that have not reported yet", left_ms
         left_ms = int(BEHIND_RENEWALS * self._config.renew_s * 1000) - (mono_ms - self._began_mono_ms)
-        return f"of its workers {len(self._sessions.ahead)} know of records that the ledger lacks", max(0, left_ms)
+        return f"{len(self._sessions.ahead)} of its workers know of records that the ledger lacks", max(0, left_ms)
 
     def behind(self, mono_ms: int) -> str:
         """Return why this ledger is an older backup; empty if it is not.

@@ -121,7 +121,7 @@ class Orders:
             return problem(
                 "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
             )
-        again = "submit it again under another job id" if verb == "requeue" else "moorage show tells how it ended"
+        again = "submit it again under another job id" if verb == "requeue" else "moorage show says how it ended"
         return problem(
             "failed-precondition",
             f"job {name} is over: there is nothing of it to {verb}",
@@ -205,7 +205,7 @@ class Orders:
             found=found,
             allowed=allowed,
             job=job.name,
-            next="to take it off its GPUs, hold it and requeue it: it begins anew",
+            next="to take it off its GPUs, hold it and requeue it: it starts again from the beginning",
         )
 
     def _prioritize(self, draft: Draft, job: Job, asked: PriorityAct, by: str) -> Done:
@@ -270,7 +270,7 @@ class Orders:
                 field="$.level",
                 found=f"{len(announced) - len(behind)} schedulers",
                 allowed=f"at least {asked.schedulers}, and none that cannot",
-                next="upgrade or stop the others; moorage admin feature-level lists who was heard",
+                next="upgrade or stop the others; moorage admin feature-level lists the schedulers heard from",
             )
         draft.add(acts.Level(wanted, by, asked.why))
         return Done("feature-level", True, level=wanted)

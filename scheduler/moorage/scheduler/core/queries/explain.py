@@ -95,7 +95,7 @@ def explain(
     staying = [host for host in unreserved if host.worker.num not in leaving]
     counts["not-leaving"] = len(staying)
     if not staying:
-        drained = [f"{host.worker.id}: is to be drained" for host in unreserved[:HOLDERS_MAX]]
+        drained = [f"{host.worker.id}: will be drained" for host in unreserved[:HOLDERS_MAX]]
         return Explanation(reasons.LEAVING, counts, [], troubles=drained)
     now = _now(staying, shape)
     if shape.together > 1 and now < shape.together:

@@ -41,7 +41,7 @@ def usage(engine: Engine, tenant: str | None, arguments: dict[str, Any]) -> dict
         said = f"by lists some of {', '.join(BY)}"
         return problem("invalid-argument", said, field="$.by", found=str(by)[:80], allowed=", ".join(BY), next=_NEXT)
     if after is not None and not _is_key(after):
-        said = "after is what `next` of the page before says"
+        said = "after must be the `next` of the previous page"
         return problem("invalid-argument", said, field="$.after", found=str(after)[:80], next=_NEXT)
     now_ms = engine.state.time_ms
     from_hour = max(0, now_ms - int(since_s * 1000)) // HOUR_MS

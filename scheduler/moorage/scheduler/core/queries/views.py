@@ -311,7 +311,7 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
         return problem("invalid-argument", no_list, field="$.states", found=states, next=LS_HELP)
     for state in states:
         if state not in STATES:
-            no_state = f"{str(state)[:80]!r} is no state of a job"
+            no_state = f"{str(state)[:80]!r} is not a state of a job"
             allowed = ", ".join(STATES)
             return problem("invalid-argument", no_state, field="$.states", found=state, allowed=allowed, next=LS_HELP)
     row = engine.state.tenants.get(tenant)
