@@ -93,7 +93,7 @@ async def test_a_scheduler_that_starts_before_the_last_of_its_servers_waits_for_
         for node in two:
             node.start()
         scheduler = await made.set_scheduler("s1", {"replicas": 3}, cluster.url, cluster.ledger_url)
-        await until(lambda: "trying on: see which nats-servers of the cluster" in scheduler.words(), 150, "told")
+        await until(lambda: "still trying: see which nats-servers of the cluster" in scheduler.words(), 150, "told")
         last.start()
         await acme.leader()
 

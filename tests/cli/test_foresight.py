@@ -105,7 +105,7 @@ async def test_explain_and_event_name_the_same_fix(node: Node, unique: str) -> N
                     break
                 heard = asyncio.ensure_future(anext(news))
         [fix] = [fix for fix in told["fixes"] if fix["command"].startswith(command)]
-        others = ", 1 of them for jobs of yours before it" if told["position"] == 2 else ""
+        others = ", 1 of them for your jobs before it" if told["position"] == 2 else ""
         needed = 2 + told["position"]
         assert fix["command"] == f"{command} {needed}"
         assert fix["say"] == f"ask your operator for {needed} GPUs{others}"

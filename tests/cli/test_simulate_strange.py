@@ -17,7 +17,7 @@ PHILLY = b"vc,job,arrival_s,duration_s,num_gpu\n"
     [
         (PHILLY + b"x,a,0,10,0\n", "jobs.csv line 2: num_gpu is '0', allowed: a whole number 1..8192"),
         (PHILLY + b"x,,0,10,1\n", "jobs.csv line 2: job is '', allowed: [A-Za-z0-9_-]{1,64}"),
-        (PHILLY + b"x,a\xe9,0,10,1\n", r"jobs.csv line 2: job is b'a\xe9', which is no UTF-8"),
+        (PHILLY + b"x,a\xe9,0,10,1\n", r"jobs.csv line 2: job is b'a\xe9', which is not UTF-8"),
         (b"at_s,runs_s,job\n1,2," + b"9" * 200_000, "jobs.csv line 2: the line is too long"),
         (
             b"name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time\na b,1,1,0,0,0,10\n",

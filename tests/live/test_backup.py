@@ -354,7 +354,7 @@ async def test_of_a_ledger_that_nobody_has_led_there_is_no_backup(
     """What is restored from one follows on nothing, so that workers which hold jobs could never join it."""
     async with stack(nats_server, unique) as made, await connect(made.ledger_url, "test") as schedulers:
         await Ledger(JetStream(schedulers), made.subjects, 1).ensure()
-        with pytest.raises(BackupRefused, match="nobody has led the ledger"):
+        with pytest.raises(BackupRefused, match="no scheduler has led the ledger"):
             await take(made, tmp_path)
         assert list(tmp_path.iterdir()) == []
 

@@ -182,7 +182,7 @@ async def test_no_leader_writes_into_a_ledger_that_was_made_in_the_place_of_its_
             await jetstream.delete_stream(stream)
             await until(lambda: "stream not found" in first.words(), 90, "it finds none")
             second = await made.scheduler(config={**QUICK, "heartbeat_s": 0.25, "renewal_append_s": 0.25})
-            await until(lambda: "stands in the place of" in first.words(), 90, "the first one hears of the second's")
+            await until(lambda: "has replaced" in first.words(), 90, "the first one hears of the second's")
             assert (await jetstream.stream_info(stream)).last_seq < 100, "before its own would follow there"
             await until(lambda: "leading epoch 1" in second.words(), 90, "the second one leads")
         await acme.submit("after")

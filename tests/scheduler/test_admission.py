@@ -559,10 +559,10 @@ def test_no_match_waits_with_the_nearest_names() -> None:
             {"gpu": {"model": "H200"}, "requires": {"zone": ["x", "y"]}},
             "no worker is labelled zone=x or zone=y: the fleet has zone=a, b",
         ),
-        ({"gpu": {}, "requires": {"rack": ["1"]}}, "no worker is labelled rack=1: nobody has the label rack"),
+        ({"gpu": {}, "requires": {"rack": ["1"]}}, "no worker is labelled rack=1: no worker has the label rack"),
         (
             {"gpu": {}, "requires": {"zone": ["a"], "disk": ["ssd"]}},
-            "no worker has all the labels that it requires, though each of them somebody has",
+            "no worker has all the labels that it requires, though each label is on some worker",
         ),
         (
             {"gpu": {}, "resources": {"cpu_milli": 9_000}},

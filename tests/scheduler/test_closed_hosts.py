@@ -239,7 +239,7 @@ def test_explain_says_that_others_ended_for_whom_a_host_is_kept() -> None:
     drive.pass_time(2_000)
     drive.submit("late", gpu={"count": 1})
     told = drive.explained("late")
-    assert (told["reason"], told["held_by"]) == ("reserved", ["job hi, which others ended for", "held back: w0"])
+    assert (told["reason"], told["held_by"]) == ("reserved", ["job hi, for which other jobs ended", "reserved: w0"])
 
 
 # ------------------------------------------------------------------------------------------------ limits

@@ -311,7 +311,8 @@ def test_while_nothing_is_placed_after_a_restore_a_job_that_fits_says_so() -> No
     drive.pass_time(5_000)
     found = why(drive, "j")
     assert (found["reason"], found["means"]) == ("restored", REASONS["restored"].means)
-    assert found["because"] == "jobs that were placed after the backup may still run on workers that are not heard yet"
+    unheard = "may still run on workers that have not reported yet"
+    assert found["because"] == f"jobs that were placed after the backup {unheard}"
     assert 0 < found["starts_in_ms"] <= drive.config.lost_ms - 5_000
     assert drive.fixes("j") == []
     drive.pass_time(found["starts_in_ms"] + 1_000)
@@ -382,10 +383,10 @@ def test_for_whom_hosts_are_held_back() -> None:
     drive.submit("theirs", tenant="u", gpu={})
     told = why(drive, "mine")
     assert told["reason"] == "reserved"
-    assert told["held_by"] == ["job big, which has waited longer", "held back: w0"]
+    assert told["held_by"] == ["job big, which has waited longer", "reserved: w0"]
     other = explain_job(drive.engine, "u", "theirs")
     assert isinstance(other, dict)
-    assert other["held_by"] == ["a job of another tenant, which has waited longer", "held back: w0"]
+    assert other["held_by"] == ["a job of another tenant, which has waited longer", "reserved: w0"]
 
 
 def test_a_place_counts_those_who_wait_and_nobody_else() -> None:

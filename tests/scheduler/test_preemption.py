@@ -366,7 +366,7 @@ def test_a_replica_that_runs_on_beside_one_that_has_ended_holds_no_host() -> Non
     worker = drive.workers["w0"]
     worker.finish(next(key for key in worker.held if key[2] == 0), -15, "end")
     drive.settle()
-    assert drive.explained("urgent")["because"] == "those preempted have ended"
+    assert drive.explained("urgent")["because"] == "the preempted jobs have ended"
     drive.pass_time(VOID_MS + 3_000)
     finish_ending(drive)
     assert drive.states("urgent") == ["RUNNING"], "on the other host, by a second preemption"

@@ -63,12 +63,12 @@ def refused(path: Path, kind: str, text: bytes) -> Problem:
         ("philly", b"x,,0,10,1", "job is ''", "", "[A-Za-z0-9_-]{1,64}"),
         ("philly", b"x,a,nan,10,1", "arrival_s is 'nan'", "nan", "seconds, 0..316224000"),
         ("philly", b"x,a,0,inf,1", "duration_s is 'inf'", "inf", "seconds, 0..316224000"),
-        ("philly", b"x,a\xe9,0,10,1", r"job is b'a\xe9', which is no UTF-8", r"b'a\xe9'", "UTF-8"),
-        ("philly", b"x\xe9,a,0,10,1", r"vc is b'x\xe9', which is no UTF-8", r"b'x\xe9'", "UTF-8"),
+        ("philly", b"x,a\xe9,0,10,1", r"job is b'a\xe9', which is not UTF-8", r"b'a\xe9'", "UTF-8"),
+        ("philly", b"x\xe9,a,0,10,1", r"vc is b'x\xe9', which is not UTF-8", r"b'x\xe9'", "UTF-8"),
         ("philly", b"x,a", "arrival_s is ''", "", "seconds"),
         ("philly", b"x,a,0,10,1,,7", "cell 6 is '', in no column", "7 cells", "at most 5 cells"),
         ("openb", b"a b,1,2,0,0,,0,10", "name is 'a b'", "a b", "[A-Za-z0-9_-]{1,64}"),
-        ("openb", b"a\xe9,1,2,0,0,,0,10", r"name is b'a\xe9', which is no UTF-8", r"b'a\xe9'", "UTF-8"),
+        ("openb", b"a\xe9,1,2,0,0,,0,10", r"name is b'a\xe9', which is not UTF-8", r"b'a\xe9'", "UTF-8"),
         ("openb", b"a,9999999999,2,0,0,,0,10", "cpu_milli must be 0..1000000000, found 9999999999", "", ""),
         ("openb", b"a,1,2,1,460,%b,0,10" % (b"T" * 70), "model must have patterns of 1..64", "", ""),
         ("openb", b"a,1,2,1,460,,0,1e11", "deletion_time after creation_time is 100000000000.0", "1000", "seconds"),
@@ -80,7 +80,7 @@ def refused(path: Path, kind: str, text: bytes) -> Problem:
         ("csv", b"1,2,t,,,,,,,,,nan", "timeout_s is 'nan'", "nan", "seconds, 0..31622400"),
         ("csv", b"1,2,A b", "tenant is 'A b'", "A b", "[a-z0-9-]{1,32}"),
         ("csv", b"1,2,t,a.b", "job is 'a.b'", "a.b", "[A-Za-z0-9_-]{1,64}"),
-        ("csv", b"1,2,t,caf\xe9", r"job is b'caf\xe9', which is no UTF-8", r"b'caf\xe9'", "UTF-8"),
+        ("csv", b"1,2,t,caf\xe9", r"job is b'caf\xe9', which is not UTF-8", r"b'caf\xe9'", "UTF-8"),
         ("csv", b"1,2,t,a,0xH100", "gpu is '0xH100': count must be 1..64, found 0", "0xH100", ""),
         ("csv", b"1,2,t,a,1xH100,1,yes", "gang is 'yes'", "yes", "0, 1, true or false"),
         ("csv", b"1,2,t,a,1xH100,1,2", "gang is '2'", "2", "0, 1, true or false"),
@@ -115,9 +115,9 @@ def test_what_is_wrong_with_a_row_is_said_with_file_line_and_what_was_found(
     ("kind", "text", "says", "found"),
     [
         ("csv", b"at_s,tenant\n1,t\n", "line 1: the first line must name at_s, runs_s; it lacks runs_s", "tenant"),
-        ("csv", b"at_s,runs_s,colour\n1,2,red\n", "line 1: column 3, 'colour', is none of a trace", "runs_s, colour"),
+        ("csv", b"at_s,runs_s,hue\n1,2,red\n", "line 1: column 3, 'hue', is not a column of a trace", "runs_s, hue"),
         ("csv", b"at_s,runs_s,at_s\n1,2,3\n", "line 1: column 3 is 'at_s' as column 1 is", "at_s, runs_s, at_s"),
-        ("csv", b"at_s,runs_s,caf\xe9\n1,2,3\n", "line 1: column 3, 'caf�', is none of a trace", "caf�"),
+        ("csv", b"at_s,runs_s,caf\xe9\n1,2,3\n", "line 1: column 3, 'caf�', is not a column of a trace", "caf�"),
         ("csv", b"", "line 1: the first line must name at_s, runs_s; it lacks at_s", "an empty file"),
         ("csv", HEADS["csv"], "there are no jobs in it", "0"),
         ("philly", b"vc,job,num_gpu,vc\n", "line 1: column 4 is 'vc' as column 1 is", "vc, job, num_gpu, vc"),
@@ -142,7 +142,7 @@ def test_a_name_that_stands_there_twice_is_told_with_both_lines(tmp_path: Path, 
     again = refused(tmp_path / "jobs.txt", kind, HEADS[kind] + GOOD[kind] + b"\n" + GOOD[kind])
     first = 1 if kind == "own" else 2
     tenant = {"philly": "x", "openb": "openb"}.get(kind, "t")
-    assert again.message == f"jobs.txt line {first + 2}: job a of tenant {tenant} stands on line {first} already"
+    assert again.message == f"jobs.txt line {first + 2}: job a of tenant {tenant} is already on line {first}"
 
 
 @pytest.mark.parametrize("kind", READERS)

@@ -1,9 +1,9 @@
-"""Backup and restore of the ledger: the folded state at one record, in one file, and a new ledger that begins with it.
+"""Backup and restore of the ledger: the folded state at one record in a file, and a new ledger that begins with it.
 
-A backup is what a snapshot is, with the tail already folded in: every job, session, cursor of the request queue and
-finished id. It is taken beside a running leader, by reading alone. A restore makes a ledger of another id, whose
-records, fences and epochs begin far above all that workers may have heard since the backup was taken (ledger-rules H7);
-the record that says so is the operator's word by which workers follow it.
+A backup is a snapshot with all later records folded in: every job, session, cursor of the request queue and finished
+id. It is taken beside a running leader, only by reading. A restore makes a ledger with another id, whose records,
+fences and epochs begin far above all that workers may have received since the backup (ledger-rules H7). The record that
+says so lets workers follow the new ledger.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from moorage.schemas.subjects import Subjects
 
 MAGIC: Final = b"moorage-backup-1\n"
 HEADER_BYTES_MAX: Final = 4096
-#: records and epochs that a ledger may have had behind its backup: those of the restored one begin above them all
+#: how many records and epochs the old ledger may have had after its backup: the restored ledger begins above them
 SEQUENCES_AHEAD: Final = 1 << 32
 EPOCHS_AHEAD: Final = 1 << 20
-#: ledgers before this one by which workers know it again
+#: how many predecessors a ledger names, by which workers recognise it
 FORMERS_MAX: Final = 16
-#: a leader writes at least every second when idle: a younger record means that somebody leads
+#: an idle leader writes at least every second: a younger record means that a scheduler leads
 SILENT_S: Final = 15.0
 
 Say = Callable[[str], None]
 
 
 class BackupRefused(MoorageError):
-    """A backup or a restore that may not be, with what to do instead."""
+    """A backup or restore is refused, with what to do instead."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The line behind a backup's magic: what it holds. `digest` is BLAKE2b-128 of the rest, `size_bytes` long.
+    """The header line of a backup. `digest` is BLAKE2b-128 of the rest, which is `size_bytes` long.
 
-    `digests` names the hash of the state's own digest. `replicas` is how many copies of the ledger there were; 0 in
-    backups of before 0.3.
+    `digests` names the hash of the state's own digest. `replicas` is the ledger's number of copies; 0 in backups by
+    releases before 0.3.
     """
 
     ledger_id: str
@@ -80,7 +80,7 @@ def _refused(message: str, next_step: str, *, found: object = None) -> BackupRef
 
 
 async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Header]:
-    """Write the ledger's state as it is now to a file, or under its own name into a folder; never over another file.
+    """Write the ledger's current state to a file, or under its own name into a folder; never overwrites a file.
 
     Raises `BackupRefused`, `LedgerBroken`, `BusError`, OSError.
     """
@@ -95,7 +95,8 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
         state = await recover(ledger, Snapshots(jetstream, subjects))
         await ledger.follow(state)
     if not state.ledger_id:
-        raise _refused(f"nobody has led the ledger {subjects.ledger_stream} yet: it holds nothing", "start a scheduler")
+        empty = f"no scheduler has led the ledger {subjects.ledger_stream} yet: it holds nothing"
+        raise _refused(empty, "start a scheduler")
     data = dump(state)
     header = Header(
         state.ledger_id,
@@ -112,12 +113,12 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
     )
     file = to / header.file_name if to.is_dir() else to
     _write(file, MAGIC + msgspec.json.encode(header) + b"\n" + data)
-    read(file)  # what was written can be read again, whole
+    read(file)  # check that the written file can be read again
     return file, header
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Whole and on the disk, or not at all; readable by this user alone, as it holds requests."""
+    """Write a file completely and to disk, or not at all; readable only by this user, as it contains requests."""
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -125,7 +126,7 @@ def _write(file: Path, data: bytes) -> None:
             opened.write(data)
             opened.flush()
             os.fsync(opened.fileno())
-        os.link(partial, file)  # raises where somebody made one meanwhile: a rename would replace it
+        os.link(partial, file)  # raises if the file exists by now: a rename would replace it
     finally:
         partial.unlink()
     folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -136,9 +137,10 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
-    """The state in a backup. Raises `BackupRefused` for what is none, or is damaged, and OSError.
+    """Return the state in a backup. Raises OSError, and `BackupRefused` if the file is no backup or is damaged.
 
-    With `rehash` the state's own digest is not checked but made anew; that of the file's bytes is checked all the same.
+    With `rehash` the state's own digest is recomputed instead of checked; the digest of the file's bytes is always
+    checked.
     """
     another = "take another backup: this one cannot be used"
     data = file.read_bytes()
@@ -156,7 +158,7 @@ def read(file: Path, *, rehash: bool = False) -> tuple[Header, State]:
     if not rehash and trouble(header.digests, COMPUTED):
         raise _refused(
             f"{file} has digests of the hash {header.digests}, and this Python computes {COMPUTED}",
-            "restore it with --rehash: its digests are made anew",
+            "restore it with --rehash: its digests are recomputed",
             found=header.digests,
         )
     try:
@@ -182,11 +184,11 @@ async def restore(
     say: Say,
     rehash: bool = False,
 ) -> State:
-    """Make a ledger that begins with what a backup holds; returns its state. No scheduler may run.
+    """Make a ledger that begins with the state of a backup, and return that state. No scheduler may run.
 
-    `replicas` is how many copies each stream has from now on; 0: as many as the ledger of the backup had. Until its
-    last step a half made ledger names no snapshot and is led by nobody; run it again with `replace`. With `rehash` the
-    backup may be of a Python that computes other digests. Raises `BackupRefused`, `BusError`, OSError.
+    `replicas` is the number of copies of each stream; 0 for as many as the backed up ledger had. Until the last step, a
+    half made ledger names no snapshot and no scheduler leads it; run restore again with `replace`. With `rehash`, the
+    backup may come from a Python that computes other digests. Raises `BackupRefused`, `BusError`, OSError.
     """
     header, state = read(file, rehash=rehash)
     subjects, replicas = Subjects(prefix), replicas or header.replicas or 1
@@ -198,7 +200,7 @@ async def restore(
         await _check_ledger(jetstream, subjects, replace=replace)
         queue_from, stale = await _check_queue(JetStream(world), subjects, state)
         replaced = await _replaced(jetstream, subjects)
-        if await info_of(jetstream, subjects.snapshot_stream) is not None:  # now that nothing is refused any more
+        if await info_of(jetstream, subjects.snapshot_stream) is not None:  # nothing is refused from here on
             await jetstream.delete_stream(subjects.snapshot_stream)
         for stream in stale:
             await JetStream(world).delete_stream(stream)
@@ -206,7 +208,7 @@ async def restore(
             await _new_queue(JetStream(world), subjects, replicas, queue_from, say)
         await _copy(JetStream(world), subjects, state.tenants, replicas, say)
         former = state.ledger_id
-        # a worker that was away through more than one restore follows as well, and one of a ledger that is replaced
+        # also for workers that were away during several restores, and for workers of a replaced ledger
         formers = [each for row in (state, *replaced) for each in (row.ledger_id, *row.former_id.split()) if each]
         state.former_id = " ".join(list(dict.fromkeys(formers))[:FORMERS_MAX])
         state.ledger_id = secrets.token_hex(8)
@@ -217,12 +219,12 @@ async def restore(
         await snapshots.ensure()
         named = await snapshots.write(state)
         say(f"snapshot {named[0]} is written")
-        # only now: should this end here, the next try finds in the snapshot above which numbers it has to begin
+        # only now: if this stops here, the next try finds in the snapshot above which numbers to begin
         if await info_of(jetstream, subjects.ledger_stream) is not None:
             await jetstream.delete_stream(subjects.ledger_stream)
         ledger = Ledger(jetstream, subjects, secrets.randbits(62), replicas=replicas)
         await ledger.ensure(first_seq=state.seq + 1)
-        # until the naming record a state cannot be recovered from this ledger, and nobody leads without one
+        # until the record that names the snapshot, the state cannot be recovered, so no scheduler leads this ledger
         await ledger.begin_restored(state, named, state.former_id, EPOCHS_AHEAD)
         copies = f", in {replicas} copies" if replicas > 1 else ""
         say(f"ledger {state.ledger_id} begins at record {state.seq}, from {header.seq} of {former}{copies}")
@@ -230,23 +232,25 @@ async def restore(
 
 
 async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
-    """What stands where the restored ledger goes, as far as it can be read: it was led after the backup was taken, or
-    was restored from the same one. Its numbers must not come again, and its workers are to follow.
+    """Return the states found where the restored ledger goes, as far as they can be read.
+
+    A ledger there was led after the backup was taken, or was restored from the same backup. The new ledger must not
+    repeat its numbers, and its workers must follow the new one.
     """
     found: list[State] = []
     written = await info_of(jetstream, subjects.snapshot_stream, subjects.snapshot_all)
     for subject in written.subjects if written is not None else ():
         parts = [each.data async for each in jetstream.read_range(subjects.snapshot_stream, subject)]
         try:
-            found.append(load(b"".join(parts), rehash=True))  # its numbers count, whatever its digests are
-        except BadSnapshot:  # half a one
+            found.append(load(b"".join(parts), rehash=True))  # only its numbers matter, whatever its digests are
+        except BadSnapshot:  # an incomplete snapshot
             continue
     info = await info_of(jetstream, subjects.ledger_stream)
     if info is None:
         return found
     ledger = Ledger(jetstream, subjects, 0)
     state = State()
-    with contextlib.suppress(LedgerBroken):  # which is why it is restored, perhaps
+    with contextlib.suppress(LedgerBroken):  # which may be why it is restored
         if written is not None:
             state = await recover(ledger, Snapshots(jetstream, subjects))
         await ledger.follow(state)
@@ -256,7 +260,7 @@ async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
 
 
 async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bool) -> None:
-    """The ledger that stands where the restored one goes may be deleted, if there is one."""
+    """Raise `BackupRefused` if the ledger at that place may not be deleted."""
     info = await info_of(jetstream, subjects.ledger_stream)
     if info is not None and info.messages:
         silent_s = await _silent_s(jetstream, subjects, info)
@@ -268,13 +272,13 @@ async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bo
         if not replace:
             raise _refused(
                 f"there is a ledger {subjects.ledger_stream} with {info.messages} records",
-                "back it up (moorage admin backup), then say --replace: it is deleted",
+                "back it up (moorage admin backup), then use --replace: the ledger is deleted",
                 found=f"records {info.first_seq} to {info.last_seq}",
             )
 
 
 async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) -> float:
-    """Age of the newest record; endless for one that resigned, or is no record."""
+    """Return the age of the newest record in seconds; infinite for a resignation or an invalid record."""
     state = State()
     state.seq = info.last_seq
     ledger = Ledger(jetstream, subjects, 0)
@@ -285,9 +289,11 @@ async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) 
 
 
 async def _check_queue(world: JetStream, subjects: Subjects, state: State) -> tuple[int, list[str]]:
-    """The cursors are sequences of the request queue: it must be theirs (0), or a new one that begins behind them.
+    """Return the first sequence of a new request queue (0: keep the present one), and tenants' streams to delete.
 
-    Also the tenants' own streams that are other ones, and empty: a scheduler makes them anew, behind the cursors.
+    The cursors of the backup are sequences of the queue, so the queue must be the same one, or begin behind the
+    cursors. Tenants' streams that are other ones and empty are deleted: a scheduler makes them again behind the
+    cursors.
     """
     through, stale, apart = 0, list[str](), False
     for tenant, row in state.tenants.items():
@@ -304,23 +310,23 @@ async def _check_queue(world: JetStream, subjects: Subjects, state: State) -> tu
         return 0, stale
     if info is not None:
         _check_empty(info, through)
-    # where tenants have streams of their own, a scheduler makes those that lack, and none for all
+    # if tenants have streams of their own, the scheduler makes the missing ones, and no shared stream
     return 0 if apart else through + 1, stale
 
 
 def _check_empty(info: StreamInfo, through: int) -> None:
-    """Raises BackupRefused for a stream of the queue that is another one and holds messages."""
+    """Raise `BackupRefused` if a stream of the queue is another one and holds messages."""
     if info.messages:
         raise _refused(
             f"the request queue {info.name} ends at {info.last_seq}, and the backup had read it to"
-            f" {through}: it is another one, and what waits in it would be passed over",
-            "let its senders send again what waits in it, purge it (nats stream purge), and restore again",
+            f" {through}: it is another queue, and the messages in it would be skipped",
+            "let the senders send those messages again, purge it (nats stream purge), and restore again",
             found=f"{info.messages} messages",
         )
 
 
 async def _new_queue(world: JetStream, subjects: Subjects, replicas: int, first_seq: int, say: Say) -> None:
-    """An empty one, as large as the server has room."""
+    """Create an empty request queue, as large as the server has room for."""
     if await info_of(world, subjects.request_stream) is not None:
         await world.delete_stream(subjects.request_stream)
 
@@ -332,7 +338,7 @@ async def _new_queue(world: JetStream, subjects: Subjects, replicas: int, first_
 
 
 async def _copy(world: JetStream, subjects: Subjects, tenants: Iterable[str], replicas: int, say: Say) -> None:
-    """As many copies of the users' streams that stay as of the ledger: a scheduler that finds others does not start."""
+    """Give the users' remaining streams as many copies as the ledger: a scheduler checks that when it starts."""
     own = [subjects.request_stream_of(tenant) for tenant in tenants]
     for stream in (subjects.request_stream, *own, subjects.dead_letter_stream, subjects.history_stream):
         info = await info_of(world, stream)

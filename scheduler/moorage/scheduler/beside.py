@@ -1,4 +1,4 @@
-"""What a leader does beside its record loop, kept running: a defect in a report does not end the term."""
+"""Keeps the leader's tasks beside the record loop running: a defect in a report does not end the term."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from moorage.scheduler.reminders import Reminders
 
 log = logging.getLogger("moorage.scheduler")
 
-#: a task that failed is started again after so long, and after twice as long each time that it fails again
+#: a failed task is started again after this pause, which doubles each time that it fails again
 AGAIN_S: Final = 1.0
 AGAIN_S_MAX: Final = 60.0
-#: a task that has run for so long begins with the short pause again
+#: a task that has run this long begins with the short pause again
 FORGIVEN_S: Final = 60.0
 
 
 async def keep_running(
     name: str, work: Callable[[], Awaitable[None]], failed: Callable[[str, Exception], None]
 ) -> None:
-    """Run `work` until it returns, and start it again when it raises; `failed` is then called with the name.
+    """Run `work` until it returns; restart it when it raises, after a call of `failed` with the name.
 
-    What is raised about the ledger ends the term. The log has each failure once a minute.
+    Exceptions about the ledger end the term. Each failure is logged at most once a minute.
     """
     loop, reminders, pause_s = asyncio.get_running_loop(), Reminders(), AGAIN_S
     while True:

@@ -1,4 +1,4 @@
-"""Which servers lack their copy of the ledger: nobody notices the first one that is lost, and the second stops all."""
+"""Watches which servers lack their copy of the ledger: losing one goes unnoticed, losing a second stops everything."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from moorage.bus.jetstream import JetStream
 
 log = logging.getLogger("moorage.ledger")
 
-#: a copy counts as lacking that two looks in a row find so: a server that was restarted catches up within seconds
+#: a copy counts as lacking after two checks in a row: a restarted server catches up within seconds
 LOOK_S: Final = 10.0
 
 
 class Copies:
-    """Of a ledger with several copies, as its leader sees them; `lacking` names the servers."""
+    """The copies of a ledger, as its leader sees them; `lacking` names the servers without an up-to-date copy."""
 
     def __init__(self, jetstream: JetStream, stream: str, replicas: int) -> None:
         self._js = jetstream
@@ -25,14 +25,14 @@ class Copies:
         self.lacking: frozenset[str] = frozenset()
 
     async def watch(self) -> None:
-        """For ever, where there is more than one copy: tell in the log which are lost, and when all are there."""
-        found = self.lacking = frozenset()  # of a reign before
+        """Log which copies are lost, and when all are back; returns at once if there is only one copy."""
+        found = self.lacking = frozenset()  # may be left from an earlier term
         while self._replicas > 1:
             before = found
             try:
                 found = (await self._js.stream_info(self._stream)).lacking
             except BusError:
-                found = before  # whoever appends says so
+                found = before  # the append logs it
             self._tell(before & found)
             await asyncio.sleep(LOOK_S)
 
@@ -53,7 +53,7 @@ class Copies:
             log.info("all %d copies of the ledger are kept up", self._replicas)
 
     def figures(self) -> dict[str, Any]:
-        """What `fleet` shows of them; empty where there is one copy."""
+        """Return what `fleet` shows of the copies; empty if there is only one."""
         if self._replicas < 2:
             return {}
         return {"ledger_copies": {"wanted": self._replicas, "lacking": sorted(self.lacking)}}

@@ -1,9 +1,8 @@
-"""The dead letters: queued requests that could not be read or were refused, kept for a person to look at and resend.
+"""The dead letters: queued requests that could not be read or were refused, kept for an operator to resend.
 
-Nobody waits for the answer to what was published to the durable queue. So a refusal is stored with the message as it
-came: the reason, the sequence in the queue, the subject that the sender published to. An operator lists the letters,
-shows one, resends it (as it was, or corrected; under the same job id, so that it becomes one job even if this is done
-twice) or drops it.
+No client waits for the answer to a message published to the durable queue. So a refusal is stored with the message: the
+reason, the sequence in the queue, and the subject to which it was published. An operator lists the letters, shows one,
+resends it (unchanged or corrected, under the same job id, so that resending twice makes one job) or drops it.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.dlq")
 
 LETTERS_MAX: Final = 100_000
-#: of one tenant: the oldest of its own go, and no one else's
+#: of one tenant; beyond it that tenant's oldest are dropped
 LETTERS_MAX_TENANT: Final = 10_000
-#: JetStream reserves it, where the server has so much
+#: JetStream reserves this much, if the server has it
 BYTES_MAX: Final = 64 * 1024**2
 BYTES_MIN: Final = 1024**2
-#: settings of the stream that may change under one that is there: nothing but what is kept depends on them
+#: settings that may change on an existing stream: they affect only what is kept
 MAY_CHANGE: Final = frozenset({"max_age", "max_bytes", "max_msgs_per_subject"})
 AT_ONCE_MAX: Final = 8
 LIST_BYTES_MAX: Final = 256 * 1024
 AGAIN_S: Final = 1.0
-#: marks the answers to what was resent; a subject has no blank
+#: marks answers to resent letters; a subject has no blank
 _REPLY_MARK: Final = "letter "
 
 _decode_letter: Final = Decoder[DeadLetter](DeadLetter, 1024 * 1024)
@@ -52,7 +51,7 @@ Say = Callable[[str, bytes], None]
 
 
 class DeadLetters:
-    """The store behind one reign. `wake` is called when something was offered to the engine."""
+    """The dead letters of one term. `wake` is called when something was offered to the engine."""
 
     def __init__(
         self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None], replicas: int
@@ -68,7 +67,7 @@ class DeadLetters:
 
     @staticmethod
     def stream(subjects: Subjects, replicas: int, keep_s: float) -> dict[str, Any]:
-        """Bounded in number, bytes and age; the oldest go."""
+        """Return the stream's settings: bounded in number, bytes and age; the oldest letters are dropped."""
         return {
             "name": subjects.dead_letter_stream,
             "subjects": [subjects.dead_letters_all],
@@ -85,20 +84,20 @@ class DeadLetters:
 
     @staticmethod
     async def ensure(jetstream: JetStream, subjects: Subjects, replicas: int, keep_s: float) -> None:
-        """Make the stream, as large as the server has room. Raises `BusError`."""
+        """Create the stream, as large as the server has room for. Raises `BusError`."""
         await jetstream.ensure_stream_with_room(DeadLetters.stream(subjects, replicas, keep_s), MAY_CHANGE, BYTES_MIN)
 
     async def bury(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> None:
-        """Keep a queued message that is refused, with the reason; returns once it is stored."""
+        """Store a refused message with the reason; returns once it is stored."""
         while True:
             if await self.keep(tenant, message, why, evidence):
                 return
             await asyncio.sleep(AGAIN_S)
 
     async def keep(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> bool:
-        """Try once to store it; False if that fails, and the log says why. A store that is gone is made again.
+        """Try once to store a refused message; on failure log why and return False. A deleted stream is made again.
 
-        `evidence` is the traceback where the scheduler itself has failed on the request.
+        `evidence` is the traceback if the scheduler itself failed on the request.
         """
         headers = {MESSAGE_ID: f"{message.subject}.{message.seq}", "Moorage-Code": why.code}
         trace = (message.headers or {}).get("traceparent", "")
@@ -109,7 +108,7 @@ class DeadLetters:
                 log.warning("request %d of %s is refused: %s", message.seq, tenant, why.message)
                 return True
             trouble = answer.description
-            if answer.nobody_listens:  # no such stream, any more
+            if answer.nobody_listens:  # the stream no longer exists
                 keep_s = self._engine.config.dead_letters_keep
                 await DeadLetters.ensure(self._js, self._subjects, self._replicas, keep_s)
         except BusError as error:
@@ -118,7 +117,7 @@ class DeadLetters:
         return False
 
     def decided(self, reply: str, answer: bytes) -> bool:
-        """Whether this answer is about a letter that was resent."""
+        """Return whether this answer is about a resent letter."""
         if not reply.startswith(_REPLY_MARK):
             return False
         waiting = self._waiting.pop(reply, None)
@@ -127,7 +126,7 @@ class DeadLetters:
         return True
 
     def ask(self, arguments: dict[str, Any], answer: Say, reply: str, json: bool) -> None:
-        """An operator's act, done in a task of its own. Raises `Refused` for what cannot be."""
+        """Carry out an operator's act in a task of its own. Raises `Refused` for an invalid act."""
         act = DlqAct.of(arguments)
         if len(self._tasks) >= AT_ONCE_MAX:
             raise refuse("overloaded", f"{AT_ONCE_MAX} acts on dead letters are under way", retry_after_s=0.5)
@@ -158,16 +157,16 @@ class DeadLetters:
                 else:
                     data = await self._resend(act, message)
             frame = Answer("dlq", self._engine.state.seq, data)
-        except MoorageError as error:  # of the request, or of the bus
+        except MoorageError as error:  # from the request or the bus
             frame = error.problem
-        except Exception:  # a defect of ours must not leave an operator without an answer
+        except Exception:  # a defect of moorage must not leave an operator without an answer
             log.exception("an act on dead letters failed")
             frame = problem("internal", "moorage failed on this act")
         if reply:
             answer(reply, encode(frame, json=json))
 
     async def _list(self, act: DlqAct) -> dict[str, Any]:
-        """Letters, oldest first, from behind `after` on; behind `next` the next page begins, 0 at the end."""
+        """Return the letters after the sequence `after`, oldest first; `next` begins the next page, 0 at the end."""
         subject = self._subjects.dead_letter(act.tenant) if act.tenant else self._subjects.dead_letters_all
         stream = self._subjects.dead_letter_stream
         info = await self._js.stream_info(stream, subject)
@@ -180,12 +179,12 @@ class DeadLetters:
         return {"letters": rows, "counts": counts, "next": messages[-1].seq if more else 0}
 
     def _listed(self, message: StoredMessage) -> dict[str, Any]:
-        """Its row; whatever else stands in the store is listed too, to be dropped."""
+        """Return a letter's row; foreign messages in the stream get a row too, so that they can be dropped."""
         try:
             return _row(message, _decode_letter(message.data))
         except (Refused, LookupError):
             nothing = problem(
-                "invalid-argument", "this is no dead letter of moorage's: somebody else wrote it; drop it"
+                "invalid-argument", "this message is not a dead letter of moorage: another program wrote it; drop it"
             )
             tenant = self._subjects.token(message.subject, 1)
             letter = DeadLetter(f"{message.subject}.{tenant}.-", 0, nothing, message.data)
@@ -198,7 +197,7 @@ class DeadLetters:
         return message
 
     async def _resend(self, act: DlqAct, message: StoredMessage) -> dict[str, Any]:
-        """Hand it in once more, for its tenant and under its id; it leaves the store once a record holds it."""
+        """Submit a letter again under its tenant and id; it leaves the store once a record contains it."""
         letter = _decode_letter(message.data)
         tenant, verb = self._subjects.token(message.subject, 1), letter.subject.rpartition(".")[2]
         body = letter.body if act.body is None else msgspec.json.encode(act.body)
@@ -226,7 +225,7 @@ class DeadLetters:
 
 
 def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
-    """A letter in a list: what it was and why it is here."""
+    """Return a letter's row in a list: what it was and why it is here."""
     return {
         "sequence": message.seq,
         "tenant": letter.subject.split(".")[-2],
@@ -242,7 +241,7 @@ def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
 
 
 def _whole(message: StoredMessage) -> dict[str, Any]:
-    """The message too: as text, and as it is (base64 in JSON) where it is none."""
+    """Return the message of a letter as text; if it is not UTF-8, also as bytes (base64 in JSON)."""
     letter = _decode_letter(message.data)
     whole: dict[str, Any] = {"problem": letter.problem}
     if letter.evidence:
@@ -254,7 +253,7 @@ def _whole(message: StoredMessage) -> dict[str, Any]:
 
 
 def _job_of(letter: DeadLetter) -> str:
-    """The job that the message names, where that much of it can be read."""
+    """Return the job id in the message, as far as it can be read."""
     if letter.problem.job:
         return letter.problem.job
     try:

@@ -1,6 +1,6 @@
-"""`$SRV` discovery: who leads, what it answers and how it does, for `nats micro` and any client's service API.
+"""`$SRV` discovery: which scheduler leads, what it answers and how it does, for `nats micro` and other clients.
 
-Spoken over plain subscriptions, as nats-py's service framework cannot leave out its queue group: the leader alone
+It uses plain subscriptions, because nats-py's service framework cannot leave out its queue group: only the leader
 answers, and every api subject is a plain one. Source: NATS ADR-32 (revision 6).
 """
 
@@ -29,9 +29,9 @@ Facts = Callable[[], dict[str, Any]]
 
 
 class Discovery:
-    """One leader as a service instance. `id` names its reign; `facts` is asked for what STATS shows as `data`.
+    """One leader as a service instance. `id` names its term; `facts` returns what STATS shows as `data`.
 
-    `data` stands in every endpoint, where ADR-32 has room for it. `counters` of the facts may hold `api.<verb>`, the
+    `data` is in every endpoint, where ADR-32 has room for it. `counters` of the facts may hold `api.<verb>`, the
     requests by verb; errors and times are not kept by verb and are 0.
     """
 
@@ -50,7 +50,7 @@ class Discovery:
         }
 
     async def open(self, world: Transport) -> list[Subscribed]:
-        """Subscribe to the nine subjects. A user without permission for `$SRV` leads all the same, unseen."""
+        """Subscribe to the nine subjects. A user without permission for `$SRV` leads too, but is not discoverable."""
         opened: list[Subscribed] = []
         for verb in VERBS:
             for subject in (f"$SRV.{verb}", f"$SRV.{verb}.{SERVICE}", f"$SRV.{verb}.{SERVICE}.{self.id}"):
@@ -65,7 +65,7 @@ class Discovery:
             self._answer(delivery.reply, encode(self.frame(delivery.subject.split(".")[1])))
 
     def frame(self, verb: str) -> dict[str, Any]:
-        """The answer to PING, INFO or STATS."""
+        """Return the answer to PING, INFO or STATS."""
         frame: dict[str, Any] = {"type": f"io.nats.micro.v1.{verb.lower()}_response", **self._identity}
         if verb == "INFO":
             frame["description"] = DESCRIPTION

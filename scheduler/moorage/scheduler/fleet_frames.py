@@ -1,4 +1,4 @@
-"""The fleet as observers see it, twice a second: of ten thousand workers only those are written anew that changed."""
+"""The fleet frame for observers, twice a second: of ten thousand workers, only rows that changed are written again."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from moorage.scheduler.core.state import Worker
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import FleetFrame
 
-#: rows that are written between two turns of the loop
+#: rows written before the event loop runs other tasks
 AT_ONCE: Final = 2_048
 
 
 class FleetFrames:
-    """Keeps each worker's row as it was sent last, and the order of their names."""
+    """Keeps each worker's last row, and the workers sorted by name."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -29,7 +29,7 @@ class FleetFrames:
         engine.fleet.redrawn.clear()
 
     def catch_up(self) -> Iterator[None]:
-        """Write the rows of workers that came or changed; yields where others should have a turn of the loop."""
+        """Write the rows of workers that joined or changed; yields where the event loop should run other tasks."""
         known, redrawn, rows = self._engine.state.worker_by_num, self._engine.fleet.redrawn, self._rows
         written = 0
         while redrawn or len(rows) < len(known):
@@ -47,7 +47,7 @@ class FleetFrames:
                 insort(self._order, (worker.id, worker.num))
 
     def frame(self) -> bytes:
-        """The frame, as of now once all is caught up with."""
+        """Return the frame; current once `catch_up` has ended."""
         engine, rows = self._engine, self._rows
         state = engine.state
         workers: list[Any] = [rows[num] for _, num in self._order]

@@ -1,8 +1,8 @@
-"""Questions about what will be: why a job waits and when it starts, told when asked, at submit, and when it changes.
+"""Answers why a job waits and when it starts: to `explain`, to submits, and to followers when that changes.
 
-The reason is found in this process. When the job starts, and what would start it now, is found by a copy of it
-(`whatif.child`): one for all the questions that came while there was none. A forecast is shared by the questions of
-`FORECAST_KEPT_MS`. Where there is no copy, a question is answered with the reason alone.
+This process finds the reason. A copy of it (`whatif.child`) finds when the job starts and what would start it now: one
+copy for all questions that arrived while none was running. A forecast is shared by the questions of `FORECAST_KEPT_MS`.
+Without a copy, the answer has only the reason.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from moorage.schemas.reasons import REASONS, Ends
 log = logging.getLogger("moorage.scheduler")
 
 FORECAST_KEPT_MS: Final = 2_000
-#: of one processor's time, what forecasts that nobody waits for may take: one part in so many
+#: one part in this many of a CPU's time may go into forecasts that no client waits for
 FORECAST_SHARE: Final = 4
-#: how often a followed job that waits is looked at, and how many of them each time
+#: how often followed waiting jobs are checked, and how many each time
 FOLLOW_S: Final = 2.0
 FOLLOWED_AT_ONCE: Final = 16
 FOLLOWED_MAX: Final = 256
-#: a job that nobody has asked for so long is followed no more
+#: a job is no longer followed this long after the last question about it
 FOLLOWED_MS: Final = 60_000
-#: of the leader's time, what answers to submits may take: one part in so many
+#: one part in this many of the leader's time may go into explanations in answers to submits
 SUBMIT_SHARE: Final = 100
-#: an estimate has changed when it is off by a fifth, and by more than this
+#: an estimate counts as changed if it is off by a fifth and by more than this
 CHANGED_MS: Final = 5_000
 
 
 class _Followed(NamedTuple):
-    """A job whose followers hear of changes: until when, and what they were told last."""
+    """A job whose followers get changes: until when, and what was sent last."""
 
     until_ms: int
     gist: tuple[Any, ...]
-    starts_at_ms: int  # ledger time of the start that was told; 0 for none
+    starts_at_ms: int  # ledger ms of the start that was sent; 0 for none
 
 
 class _Question(NamedTuple):
-    """A job that waits, asked about; `told` is called with its fixes, or with None if they are not known."""
+    """A question about a waiting job; `told` is called with the fixes, or None if they are unknown."""
 
     tenant: str
     job: str
@@ -67,7 +67,7 @@ class _Question(NamedTuple):
 
 
 class Foresight:
-    """`now_ms` is ledger time. `answer` sends an answer of the verb explain, `plain` a frame; `send` sends messages."""
+    """`now_ms` returns ledger time. `answer` sends an answer to `explain`, `plain` a frame; `send` sends messages."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Foresight:
         self._forecast: Forecast | None = None
         self._forecast_wanted = False
         self._asked: RoundRobin[_Question] = RoundRobin()  # for the next copy
-        self._asking = False  # whether a copy is under way, or begins with this turn of the loop
-        self._free_from_ms = 0  # ledger time from which on fixes are found that no caller waits for
+        self._asking = False  # whether a copy is running, or starts with this turn of the loop
+        self._free_from_ms = 0  # ledger ms from which on fixes are searched that no client waits for
         self._answering: set[asyncio.Task[None]] = set()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
         self._submits_from_s = 0.0
@@ -97,7 +97,7 @@ class Foresight:
     # ------------------------------------------------------------------------------------------- asked
 
     def explain(self, tenant: str, job: str, reply: str, json: bool) -> Problem | None:
-        """Answer at once, or behind a copy of this process if the job waits."""
+        """Answer at once, or with the help of a copy of this process if the job waits."""
         found = self._engine.state.job(tenant, job)
         if found is None or not waits(found):
             self._answer_explain(tenant, job, reply, json, None)
@@ -115,7 +115,7 @@ class Foresight:
         self._answer(explanation, reply, json)
 
     def explained(self, tenant: str, job: str, fixes: Fixes | None = None) -> Any:
-        """Return what `explain` answers: with the start that the last forecast knows, and fixes of the same reason."""
+        """Return the answer to `explain`, with the start in the last forecast, and fixes for the same reason."""
         data = explain_job(self._engine, tenant, job)
         if isinstance(data, dict) and "reason" in data:
             if REASONS[data["reason"]].ends is Ends.BY_ITSELF:
@@ -138,21 +138,21 @@ class Foresight:
         return {"starts": {**band, "runs": start.runs}}
 
     def _wants_forecast(self, job: Job, *, asked: bool = True) -> bool:
-        """Whether the last one is too old; `asked` where somebody waits for the answer."""
+        """Return whether the last forecast is too old; `asked` if a client waits for the answer."""
         if self.children is None:
             return False
         known = self._forecast
         if known is None:
             return True
         age_ms = self._now_ms() - known.time_ms
-        if asked and job.accepted_ms > known.time_ms:  # of who came since it says nothing
+        if asked and job.accepted_ms > known.time_ms:  # it does not contain jobs accepted since
             return age_ms > max(FORECAST_KEPT_MS // 4, known.cpu_ms)
         return age_ms > max(FORECAST_KEPT_MS, FORECAST_SHARE * known.cpu_ms)
 
     # ------------------------------------------------------------------------- asked of a copy of this process
 
     def _ask(self, question: _Question, job: Job) -> bool:
-        """Have a question answered by the next copy, or at once where there are none; False where too many wait."""
+        """Let the next copy answer a question, or answer without one if there are no copies; False if too many wait."""
         if self.children is None:
             question.told(None)
             return True
@@ -163,13 +163,13 @@ class Foresight:
         return True
 
     def _begin(self) -> None:
-        """Make a copy once all that has come in this turn of the loop is asked, unless one is under way."""
+        """Start a copy at the end of this turn of the event loop, unless one is running."""
         if not self._asking:
             self._asking = True
             asyncio.get_running_loop().call_soon(self._make_copy)
 
     def _make_copy(self) -> None:
-        """Ask a copy all that waits. Where there can be none, each is told so at once."""
+        """Pass all waiting questions to a copy; without one, answer them at once without fixes."""
         assert self.children is not None
         engine, now_ms, forecasts = self._engine, self._now_ms(), self._forecast_wanted
         asked, self._asked, self._forecast_wanted = self._asked, RoundRobin(), False
@@ -194,14 +194,14 @@ class Foresight:
                 self._forecast = found.forecast or self._forecast
                 fixes = {(row.tenant, row.job): row for row in found.fixes}
         except msgspec.MsgspecError:
-            log.exception("what a copy of the leader says could not be read; its questions are answered without it")
+            log.exception("the answer of a copy of the leader could not be read; its questions are answered without it")
         if questions:
             task = asyncio.get_running_loop().create_task(self._tell_all(questions, fixes))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
 
     async def _tell_all(self, questions: list[_Question], fixes: dict[tuple[str, str], Fixes]) -> None:
-        """Each takes its time, and there may be thousands: other work has its turns of the loop in between."""
+        """Answer all questions; there may be thousands, so other tasks of the event loop run in between."""
         ends = time.monotonic() + question_queue.QUESTIONS_S
         for question in questions:
             question.told(fixes.get((question.tenant, question.job)))
@@ -210,14 +210,14 @@ class Foresight:
                 ends = time.monotonic() + question_queue.QUESTIONS_S
 
     def plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        """Answer what would happen, from a copy. Raises Refused for what cannot be asked."""
+        """Answer what would happen, from a copy. Raises Refused for an invalid question."""
         try:
             question = msgspec.convert(arguments, PlanAsk)
         except (msgspec.ValidationError, ValueError) as error:
             raise Refused(explain_decode_error(error, PlanAsk)) from None
         check_known(self._engine, question)
         if self.children is None:
-            raise refuse("unknown-verb", "plan needs a scheduler in a process of its own", found="plan")
+            raise refuse("unknown-verb", "plan needs a scheduler that runs in a separate process", found="plan")
         engine, now_ms = self._engine, self._now_ms()
 
         def planned(answer: bytes | None) -> None:
@@ -235,7 +235,7 @@ class Foresight:
     # --------------------------------------------------------------------------------------- at submit
 
     def at_submit(self, job: Job) -> dict[str, Any] | None:
-        """What the answer to a submit says of a job that waits; None where that would take too much of the leader."""
+        """Return why a job waits, for the answer to its submit; None if that would take the leader too long."""
         if len(self._followed) < FOLLOWED_MAX:
             self._follow(job.tenant, job.name)
         began_s = time.perf_counter()
@@ -247,11 +247,11 @@ class Foresight:
         return data
 
     def _unasked(self, tenant: str, job: str, fixes: Fixes | None = None) -> dict[str, Any] | None:
-        """What is told though nobody asked. None where that fails: a defect in it must not end the reign."""
+        """Return an explanation that no client asked for. None on failure: a defect here must not end the term."""
         try:
             data = self.explained(tenant, job, fixes)
         except Exception:
-            log.exception("why job %s of %s waits cannot be told", job, tenant)
+            log.exception("why job %s of %s waits could not be explained", job, tenant)
             return None
         return data if isinstance(data, dict) else None
 
@@ -265,13 +265,13 @@ class Foresight:
         self._followed[key] = known._replace(until_ms=self._now_ms() + FOLLOWED_MS)
 
     def _note_explained(self, key: tuple[str, str], data: Any) -> None:
-        """Whoever asked knows this: unless something else was told before, what differs from it is news."""
+        """Remember the first explanation that the caller got, so that only differences from it are sent."""
         followed = self._followed.get(key)
         if followed is not None and not followed.gist and isinstance(data, dict) and "reason" in data:
             self._followed[key] = followed._replace(gist=_gist(data), starts_at_ms=_starts_at_ms(data, self._now_ms()))
 
     async def run(self) -> None:
-        """Tell the followers of jobs that wait when the reason, the place or the estimate has changed."""
+        """Send the followers of waiting jobs a message when the reason, position or estimate has changed."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             messages = self._news()
@@ -279,7 +279,7 @@ class Foresight:
                 self._send(messages)
 
     def _news(self) -> list[Message]:
-        """The messages that can be sent now. Those with fixes are sent once a copy of this process has found them."""
+        """Return the messages that can be sent now. Those with fixes follow once a copy has found them."""
         state, now_ms, messages = self._engine.state, self._now_ms(), []
         with_fixes = now_ms >= self._free_from_ms
         for key in list(self._followed)[:FOLLOWED_AT_ONCE]:
@@ -291,7 +291,7 @@ class Foresight:
                 self._forecast_wanted = True
                 self._begin()
             data = self._unasked(*key)
-            if data is None:  # it is followed no more
+            if data is None:  # it is no longer followed
                 continue
             gist, starts_at_ms = _gist(data), _starts_at_ms(data, now_ms)
             if followed.gist and (gist != followed.gist or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
@@ -303,7 +303,7 @@ class Foresight:
         return messages
 
     def _ask_for_news(self, job: Job) -> bool:
-        """Send a job's news with its fixes, once they are found; False where that cannot be asked."""
+        """Send a job's news with its fixes once they are found; return False if that cannot be asked now."""
 
         def told(fixes: Fixes | None) -> None:
             data = self._unasked(job.tenant, job.name, fixes)
@@ -329,27 +329,27 @@ def _planned(answer: bytes) -> Answer:
 
 
 def _unknown(known: Forecast) -> dict[str, Any]:
-    """Why a forecast says nothing of a job that it looked at."""
+    """Return why a forecast has no start for a job that it covers."""
     why = why_unknown(known.unknown_runs, known.unknown_starts, cut=known.cut)
     return {"starts_unknown": why} if why else {}
 
 
 def _gist(data: dict[str, Any]) -> tuple[Any, ...]:
-    """What of an explanation is news when it is another one."""
+    """Return the parts of an explanation whose change is news."""
     return (data["reason"], data.get("position"), data.get("needs"), data.get("waiting_replicas"))
 
 
 def _starts_at_ms(data: dict[str, Any], now_ms: int) -> int:
-    """The ledger time at which it starts as likely as not; 0 where that is not known."""
+    """Return the ledger time of the median estimate of the start; 0 if unknown."""
     in_ms: int | None = data.get("starts", {}).get("p50_ms")
     return 0 if in_ms is None else now_ms + in_ms
 
 
 def _moved(before_ms: int, now_is_ms: int, now_ms: int) -> bool:
-    """Whether a start that was told for one time is now expected at quite another one.
+    """Return whether the expected start differs much from the one sent before.
 
-    A run of which nothing is known is expected to go on for as long as it has: what waits for it is told each time that
-    it is off by a fifth of what is left now, and not every few seconds.
+    A run without known history is expected to continue for as long as it has lasted. So the start of a job behind it
+    moves all the time; it is sent when it is off by a fifth of the remaining time, not every few seconds.
     """
     if not before_ms or not now_is_ms:
         return before_ms != now_is_ms

@@ -1,8 +1,9 @@
-"""The history stream: what became of jobs, kept for days after they left memory.
+"""The history stream: the transitions of jobs, kept for days after the jobs left memory.
 
-A job's story is written once the job is over, or in parts while it grows long; the job leaves memory only after the
-acknowledgement, so a crash loses nothing: the next leader writes again what is still in its memory. All of it runs
-beside the loop that places jobs, at most four frames a second a tenant; a stream that takes nothing stops nobody.
+A job's story is written once the job has ended, or in parts while it grows long. The job leaves memory only after the
+acknowledgement, so a crash loses nothing: the next leader writes again what is still in its memory. All of this runs
+beside the loop that places jobs, at most four frames a second for each tenant; if the stream accepts nothing, jobs go
+on.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.history")
 
-#: between two frames of one tenant, and how long a story waits for others at least
+#: time between two frames of one tenant; also the least time for which a story waits for others
 FRAME_EVERY_S: Final = 0.25
-#: after a frame that was not taken
+#: pause after a frame that was not stored
 AGAIN_S: Final = 1.0
 AGAIN_S_MAX: Final = 30.0
-#: stories packed between two turns of the event loop, so that other work is not held up
+#: stories packed before the event loop runs other tasks
 PACK_AT_ONCE: Final = 100
-#: a tenant with more stories waiting gets them written without their requests: transitions come first
+#: with more waiting stories, a tenant's stories are written without requests: transitions come first
 WITH_REQUEST_MAX: Final = 1000
-#: numbers of jobs that wait beyond twice those in memory: then those that are not there any more are cleared out
+#: a queue longer than twice the jobs in memory plus this is cleared of jobs that have left memory
 QUEUE_SPARE: Final = 1_000
-#: the smallest stream that is tried where the server has no room for what is configured
+#: the smallest stream that is tried if the server has no room for the configured size
 BYTES_MIN: Final = 4 * 1024**2
 
 
 def stream_config(subjects: Subjects, config: Config, replicas: int) -> dict[str, Any]:
-    """The stream's settings; the oldest goes at either bound."""
+    """Return the stream's settings; the oldest messages are dropped at either bound."""
     return {
         "name": subjects.history_stream,
         "subjects": [subjects.history_all],
@@ -57,7 +58,7 @@ def stream_config(subjects: Subjects, config: Config, replicas: int) -> dict[str
 
 
 class History:
-    """One reign's writer. `take` is called after every record; `wake` when something was offered to the engine."""
+    """The writer of one term. `take` is called after every record; `wake` when something was offered to the engine."""
 
     def __init__(
         self, jetstream: JetStream, subjects: Subjects, engine: Engine, replicas: int, wake: Callable[[], None]
@@ -67,13 +68,13 @@ class History:
         self._engine = engine
         self._replicas = replicas
         self._wake = wake
-        self._waiting: dict[str, deque[int]] = {}  # tenant -> numbers of its jobs, in the order of their ends
+        self._waiting: dict[str, deque[int]] = {}  # tenant -> job numbers, in the order in which the jobs ended
         self._some = asyncio.Event()
         self._wait_s = AGAIN_S
         self.frames = 0
         self.stories = 0
-        self.refused = 0  # frames that the stream did not take
-        # whatever is in memory may not be written: the leader before knew, this one writes it again
+        self.refused = 0  # frames that were not stored
+        # stories in memory may be unwritten, which only the previous leader knew: write them again
         state = engine.state
         some = [state.jobs[num] for num in state.ended]
         for job in state.jobs.values():
@@ -87,7 +88,7 @@ class History:
         return sum(map(len, self._waiting.values()))
 
     def figures(self) -> dict[str, int]:
-        """What `fleet` and the discovery show."""
+        """Return the figures for `fleet` and service discovery."""
         return {
             "waiting": self.waiting,
             "frames": self.frames,
@@ -97,7 +98,7 @@ class History:
         }
 
     def take(self, outputs: Outputs) -> None:
-        """Note whose story is to be written."""
+        """Queue the jobs whose stories are to be written."""
         if outputs.ended or outputs.long:
             self._add([*outputs.ended, *outputs.long])
 
@@ -113,8 +114,8 @@ class History:
                 queue.append(job.num)
         for queue in touched.values():
             while queue and queue[0] not in jobs:
-                queue.popleft()  # it left memory without its history: the stream has taken nothing for long
-            if len(queue) > 2 * len(jobs) + QUEUE_SPARE:  # behind a long story that waits, too
+                queue.popleft()  # it left memory unwritten, as the stream has accepted nothing for long
+            if len(queue) > 2 * len(jobs) + QUEUE_SPARE:  # also behind a long story that waits
                 waits = [num for num in dict.fromkeys(queue) if num in jobs]
                 queue.clear()
                 queue.extend(waits)
@@ -128,7 +129,7 @@ class History:
     # ---------------------------------------------------------------------------------------------- writing
 
     async def run(self) -> None:
-        """Write for ever. Nothing that happens here ends it."""
+        """Write for ever; no failure ends it."""
         while not await self._tried(self.ensure()):
             pass
         while True:
@@ -139,12 +140,12 @@ class History:
                 await self._tried(self._write(tenant))
 
     async def _tried(self, work: Coroutine[Any, Any, None]) -> bool:
-        """False, after a pause, when it failed; why is in the log."""
+        """Run `work`; on failure log it, pause, and return False."""
         try:
             await work
         except BusError as error:
             log.warning("the history cannot be written now, jobs go on: %s", error)
-        except Exception:  # a defect of ours must not stop the scheduler
+        except Exception:  # a defect of moorage must not stop the scheduler
             log.exception("the history could not be written")
         else:
             self._wait_s = AGAIN_S
@@ -156,12 +157,12 @@ class History:
         return False
 
     async def ensure(self) -> None:
-        """Make the stream, as large as it is configured or else as the server has room. Raises `BusError`."""
+        """Create the stream, as large as configured, or else as the server has room for. Raises `BusError`."""
         config = stream_config(self._subjects, self._engine.config, self._replicas)
         await self._js.ensure_stream_with_room(config, frozenset({"max_age", "max_bytes"}), BYTES_MIN)
 
     async def _write(self, tenant: str) -> None:
-        """One frame of a tenant: what waits, as far as it has room. Raises `BusError`; then all of it waits still."""
+        """Write one frame of a tenant's waiting stories. Raises `BusError`; then all of them still wait."""
         queue = self._waiting[tenant]
         packing = Packing(self._engine.state, tenant)
         taken: list[int] = []
@@ -171,14 +172,14 @@ class History:
                 await self._publish(tenant, packing)
                 taken = [job.num for job, _, _, over in packing.packed if job.over and not over]
         finally:
-            queue.extendleft(reversed(taken))  # those that were not written, or in part
+            queue.extendleft(reversed(taken))  # stories not written, or written in part
         if queue:
             self._some.set()
         else:
             del self._waiting[tenant]
 
     async def _pack(self, packing: Packing, queue: deque[int], taken: list[int]) -> None:
-        """Fill a frame from the queue; what was taken from there is in `taken`, whatever happens."""
+        """Fill a frame from the queue; `taken` gets what was taken from it, even on failure."""
         jobs, with_request = self._engine.state.jobs, len(queue) <= WITH_REQUEST_MAX
         while queue:
             some: list[Job] = []
@@ -201,7 +202,7 @@ class History:
     async def _publish(self, tenant: str, packing: Packing) -> None:
         answer = await self._js.append(self._subjects.history(tenant), packing.frame())
         if not isinstance(answer, Ack):
-            if answer.nobody_listens:  # no such stream, any more
+            if answer.nobody_listens:  # the stream no longer exists
                 await self.ensure()
             raise JetStreamRefused(
                 f"append to the history of {tenant}", answer.code, answer.err_code, answer.description

@@ -1,7 +1,7 @@
-"""What became of a job, from memory and from the history stream: the verb `history`, and `show` of what left memory.
+"""Reads jobs' transitions from memory and the history stream: for `history`, and for `show` of jobs not in memory.
 
-The sequence of a frame is known (from the row of a finished job, or the parts of a long story), so a look-up reads that
-message and no other. Look-ups run beside the loop, a few at a time; beyond a bound, whoever asks is told to ask again.
+The sequence of a frame is known (from the row of a finished job, or the parts of a long story), so a look-up reads only
+that message. Look-ups run beside the loop, a few at a time; beyond a bound the caller is asked to try again.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ log = logging.getLogger("moorage.history")
 #: changes in one answer
 LIMIT_DEFAULT: Final = 1000
 LIMIT_MAX: Final = 2000
-#: messages that are read at a time, questions that wait for one, frames kept for the next question
+#: messages read at a time, waiting questions, and frames cached for the next question
 READS_MAX: Final = 4
 QUESTIONS_MAX: Final = 256
 FRAMES_KEPT: Final = 16
-#: parts of a long story that one answer reads; what is left comes with the next
+#: parts of a long story read for one answer; the rest comes with the next
 PARTS_MAX: Final = 8
 RETRY_AFTER_S: Final = 0.5
 
 
 class Gone(Exception):
-    """The frame is not in the stream any more, or never was."""
+    """The frame is no longer in the stream, or never was."""
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class HistoryReader:
-    """`answer` sends what a look-up found: reply subject, frame, whether as JSON."""
+    """`answer` sends the result of a look-up: reply subject, frame, whether as JSON."""
 
     def __init__(
         self, jetstream: JetStream, subjects: Subjects, engine: Engine, answer: Callable[[str, Any, str, bool], None]
@@ -68,7 +68,7 @@ class HistoryReader:
         self._questions: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Give up what is being read; nobody is answered."""
+        """Cancel the reads in progress; their questions get no answer."""
         tasks = [*self._questions, *self._frames.values()]
         for task in tasks:
             task.cancel()
@@ -79,7 +79,7 @@ class HistoryReader:
     def show(
         self, tenant: str, name: str, reply: str, json: bool, *, follow: bool = True
     ) -> dict[str, Any] | Problem | None:
-        """What `show` answers now; None where the stream is asked first. `follow` as `views.show` has it."""
+        """Return the answer to `show`; None if the stream is read first. `follow` is as in `views.show`."""
         data = views.show(self._engine, tenant, name, follow=follow)
         if isinstance(data, Problem) or not data.get("compacted"):
             return data
@@ -89,7 +89,7 @@ class HistoryReader:
         return self._ask("show", self._shown(tenant, name, seq, data), reply, json, name)
 
     def history(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Any:
-        """What `history` answers now; None where the stream is asked first. The arguments are checked."""
+        """Return the answer to `history`; None if the stream is read first. The arguments were checked."""
         name = arguments["job"]
         after, limit = check_page(arguments)
         job = self._engine.state.job(tenant, name)
@@ -105,7 +105,7 @@ class HistoryReader:
         return _gone(name) if isinstance(known, dict) else known
 
     async def story(self, tenant: str, name: str) -> tuple[list[Change], Request | None] | Problem:
-        """The transitions of a job that left memory, as far as its last part has them, and its request if kept."""
+        """Return the transitions in the last part of the story of a job not in memory, and its request if kept."""
         try:
             read, found = await self._story(tenant, name, self._seq(tenant, name))
         except Gone:
@@ -127,7 +127,7 @@ class HistoryReader:
         task = asyncio.get_running_loop().create_task(self._run(verb, work, reply, json, name))
         self._questions.add(task)
         task.add_done_callback(self._questions.discard)
-        task.add_done_callback(lambda _: work.close())  # where it was cancelled before its first step
+        task.add_done_callback(lambda _: work.close())  # if it was cancelled before its first step
         return None
 
     async def _run(self, verb: str, work: Any, reply: str, json: bool, name: str) -> None:
@@ -138,7 +138,7 @@ class HistoryReader:
         except (BusError, TimeoutError) as error:
             log.warning("the history cannot be read now: %s", error)
             answer = _busy(name, "the history cannot be read now")
-        except Exception:  # a defect of ours must not leave a caller without an answer
+        except Exception:  # a defect of moorage must not leave a caller without an answer
             log.exception("the history of %s could not be shown", name)
             answer = problem("internal", "moorage failed on this question", job=name)
         self._answer(verb, answer, reply, json)
@@ -150,7 +150,7 @@ class HistoryReader:
         return _page(job.tenant, job.name, job.state, job.rev, changes, after, limit)
 
     async def _of_parts(self, job: Job, after: int, limit: int) -> dict[str, Any]:
-        """Of a job in memory whose older transitions stand in the stream."""
+        """Return the answer for a job in memory whose older transitions are in the stream."""
         begin = [accepted(job.tenant, job.accepted_ms)]
         before, whole = await self._parts(job.tenant, job.name, job.parts, after, limit)
         if not whole:
@@ -168,7 +168,7 @@ class HistoryReader:
         return data | self._kept(read)
 
     async def _shown(self, tenant: str, name: str, seq: int, row: dict[str, Any]) -> dict[str, Any] | Problem:
-        """The job as `show` has it while it is in memory; the bare row where its history is gone."""
+        """Return the job as `show` has it while it is in memory; only its row if its history is gone."""
         try:
             read, found = await self._story(tenant, name, seq)
         except Gone:
@@ -189,7 +189,7 @@ class HistoryReader:
     async def _parts(
         self, tenant: str, name: str, parts: Iterable[tuple[int, int, int]], after: int, limit: int
     ) -> tuple[list[Change], bool]:
-        """Transitions of earlier parts behind `after`, and whether none of those asked for was left out."""
+        """Return the transitions of earlier parts after `after`, and whether all of those asked for were read."""
         changes: list[Change] = []
         reads = 0
         for seq, _, last in parts:
@@ -200,7 +200,7 @@ class HistoryReader:
             try:
                 read, found = await self._story(tenant, name, seq)
             except Gone:
-                continue  # the answer says that it is not complete
+                continue  # the answer says that it is incomplete
             reads += 1
             for story in found:
                 changes += [change for change in changes_in(read.frame, story) if change.rev > after]
@@ -209,7 +209,7 @@ class HistoryReader:
     # ------------------------------------------------------------------------------------------- the stream
 
     async def _story(self, tenant: str, name: str, seq: int) -> tuple[Read, list[Found]]:
-        """What a frame holds of a job. Raises `Gone`, `BusError`."""
+        """Return what a frame contains of a job. Raises `Gone`, `BusError`."""
         if seq == 0:
             raise Gone
         known = seq in self._frames
@@ -233,7 +233,7 @@ class HistoryReader:
             return await asyncio.shield(task)
         except Exception:
             if self._frames.get(seq) is task:
-                del self._frames[seq]  # next time it may be there
+                del self._frames[seq]  # it may be there next time
             raise
 
     async def _read(self, seq: int) -> Read:
@@ -252,7 +252,7 @@ class HistoryReader:
         return Read(frame, jobs, int(wall_seconds(message.stored_at) * 1000))
 
     async def _message(self, seq: int) -> StoredMessage:
-        """By direct get, and where a replica lags from the stream's leader."""
+        """Read by direct get, and if a replica lags, from the stream's leader."""
         stream = self._subjects.history_stream
         try:
             for message in await self._js.direct_get_batch(stream, seq=seq, batch=1):
@@ -260,14 +260,14 @@ class HistoryReader:
                     return message
             found = await self._js.get_message(stream, seq)
         except JetStreamRefused:
-            raise Gone from None  # no such stream
+            raise Gone from None  # the stream does not exist
         if found is None:
             raise Gone
         return found
 
 
 def check_page(arguments: dict[str, Any]) -> tuple[int, int]:
-    """`after_rev` and `limit` of a question. Raises `Refused`."""
+    """Return `after_rev` and `limit` of a question. Raises `Refused`."""
     return _number(arguments, "after_rev", 0, 0, 2**53), _number(arguments, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
 
 
@@ -280,7 +280,7 @@ def _number(arguments: dict[str, Any], name: str, default: int, least: int, most
 
 
 def _merged(lists: Iterable[list[Change]], after: int) -> list[Change]:
-    """In order, each revision once: a part and memory may both hold it."""
+    """Return the changes in order, each revision once: a part and memory may both contain it."""
     by_rev = {change.rev: change for changes in lists for change in changes if change.rev > after}
     return [by_rev[rev] for rev in sorted(by_rev)]
 
@@ -288,7 +288,7 @@ def _merged(lists: Iterable[list[Change]], after: int) -> list[Change]:
 def _page(
     tenant: str, name: str, state: str, rev: int, changes: list[Change], after: int, limit: int
 ) -> dict[str, Any]:
-    """The answer: at most `limit` changes, and no more than a frame has room for."""
+    """Return an answer of at most `limit` changes that fits into a frame."""
     changes = changes[:limit]
     changes = changes[: fitting(changes)]
     last = changes[-1].rev if changes else rev

@@ -1,7 +1,7 @@
-"""Asking every worker to look at its own devices, for an audit: one question to all, answers until a time-out.
+"""Asks all workers to inspect their devices, for an audit: one question to all, and answers until a time-out.
 
-A worker does not reply to the question but publishes on its own subject, which nobody else may write, so that what it
-says is proven to be its own. Audits that come while workers look share that look.
+A worker does not reply but publishes on its own subject, to which no other client may write, so its answer is proven to
+be its own. Audits that arrive during an inspection share it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
 
-#: how long workers may take: a device that hangs is given up after 2 s
+#: how long workers may take; a worker gives up a hanging device after 2 s
 LOOK_S: Final = 2.5
 
 _decode_looked: Final = Decoder[Looked](Looked)
 
 
 class Inspection:
-    """Looks of one leader. `run` for the life of the reign; `ask` calls back with what the workers answered."""
+    """The inspections of one leader. `run` lasts for the term; `ask` calls back with the workers' answers."""
 
     def __init__(self, world: Transport, subjects: Subjects, expected: Callable[[], set[str]], reign: int) -> None:
         self._world = world
@@ -42,12 +42,12 @@ class Inspection:
         self._all = asyncio.Event()
 
     def ask(self, told: Callable[[dict[str, Looked], list[str]], None]) -> None:
-        """`told` gets the answers by worker, and the workers that gave none in time."""
+        """Start an inspection; `told` gets the answers by worker, and the workers that did not answer in time."""
         self._asked.append(told)
         self._some.set()
 
     def on_looked(self, delivery: Delivery) -> None:
-        """A worker's answer; of another look, of nobody asked, or unreadable: dropped."""
+        """Take a worker's answer; ignore answers to other inspections, unexpected ones and unreadable ones."""
         worker = self._subjects.token(delivery.subject, 1)
         if worker not in self._missing:
             return
@@ -67,13 +67,13 @@ class Inspection:
             await self._some.wait()
             self._some.clear()
             if not self._asked:
-                continue  # it came during the look before, and was answered by it
+                continue  # answered by the previous inspection already
             answers, silent = await self._look()
             asked, self._asked = self._asked, []
             for told in asked:
                 try:
                     told(answers, silent)
-                except Exception:  # a defect of ours must not end the reign; who asked asks again
+                except Exception:  # a defect of moorage must not end the term; the client asks again
                     log.exception("an audit could not be answered")
 
     async def _look(self) -> tuple[dict[str, Looked], list[str]]:
@@ -85,13 +85,13 @@ class Inspection:
                 async with asyncio.timeout(LOOK_S):
                     await self._all.wait()
             except TimeoutError:
-                pass  # who did not answer is told
+                pass  # workers without an answer are reported as silent
         silent, self._missing = sorted(self._missing), set()
         return self._answers, silent
 
 
 def device_drift(answers: dict[str, Looked]) -> list[dict[str, Any]]:
-    """The findings as rows of an audit's `drift`; `member` names device and process alike from one look to the next."""
+    """Return the findings as rows of an audit's `drift`; `member` is stable from one inspection to the next."""
     return [
         {
             "worker": worker,

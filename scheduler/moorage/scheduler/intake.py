@@ -1,7 +1,7 @@
-"""Decodes what arrives: a raw message becomes an event for the core, or is refused at once.
+"""Decodes incoming messages: each becomes an event for the core, or is refused at once.
 
-Message handlers only enqueue; `Intake.drain` decodes in batches, outside the path that reads the socket. No message,
-whatever it is, stops the loop.
+Message handlers only enqueue; `Intake.drain` decodes in batches, outside the code that reads the socket. No message,
+whatever it contains, stops the loop.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from moorage.schemas.subjects import API_VERBS, Subjects
 
 log = logging.getLogger("moorage.intake")
 
-#: messages of workers and operators that wait to be decoded, and as many of tenants; of these, requests of one tenant:
-#: the rest is for the others
+#: the most messages of workers and operators that wait for decoding, the same for tenants, and the most of one tenant:
+#: the rest is kept for other tenants
 WAITING_MAX: Final = 100_000
 WAITING_MAX_TENANT: Final = 90_000
 BATCH_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 200
-#: subjects of tenants' submits that are remembered
+#: the most submit subjects whose tenant is remembered
 SUBMITTERS_MAX: Final = 10_000
-#: one turn of the loop decodes up to so many requests; so many bytes of other messages count like one
+#: one turn of the loop decodes this many requests; this many bytes of other messages count like one request
 AT_ONCE: Final = 4_000
 AT_ONCE_BYTES: Final = 256
-#: the part of a turn that is for tenants' requests, however much workers have said
+#: the part of a turn reserved for tenants' requests, however much workers send
 REQUESTS_PART: Final = 4
 
 _decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
@@ -55,7 +55,7 @@ _KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (Fac
 
 
 def fresh_job_id() -> str:
-    """An id that sorts by time: 9 characters of milliseconds, then 5 random ones."""
+    """Return an id that sorts by time: 9 characters of milliseconds, then 5 random ones."""
     ms, text = int(time.time() * 1000), ""
     for _ in range(9):
         ms, digit = divmod(ms, 32)
@@ -64,9 +64,10 @@ def fresh_job_id() -> str:
 
 
 class Intake:
-    """The queue of raw messages and their decoding.
+    """The queue of undecoded messages, and their decoding.
 
-    `on_read` gets questions (tenant, verb, arguments, reply subject, whether JSON), `on_admin` operators' verbs.
+    `on_read` is called for questions (tenant, verb, arguments, reply subject, whether JSON), `on_admin` for operators'
+    verbs.
     """
 
     def __init__(
@@ -83,19 +84,19 @@ class Intake:
         self._on_read = on_read
         self._on_admin = on_admin
         self._raw: deque[Delivery] = deque()  # of workers and operators
-        #: requests of tenants, in turns: one that sends as fast as it can, or what is slow to read, holds up itself
+        #: tenants take turns: a tenant that sends without pause, or large messages, delays only itself
         self._requests: RoundRobin[Delivery] = RoundRobin(WAITING_MAX_TENANT)
-        self._array: _Array | None = None  # the batch of requests that is being read
+        self._array: _Array | None = None  # the batch of requests being read
         self._skip = len(subjects.prefix) + 1
         self._questions = QuestionQueue(self._skip)
-        #: the tenant by the subject of its submits
+        #: tenant by submit subject
         self._submitters: Memo[str, str] = Memo(SUBMITTERS_MAX)
         self.counters: Counter[str] = Counter()
 
     def put(self, delivery: Delivery) -> None:
-        """Enqueue a message; when the queue is full it is dropped and counted, as its sender will repeat it.
+        """Enqueue a message; if the queue is full, drop and count it, since its sender repeats it.
 
-        If the reply subject is one that the sender itself may not write to, the message is taken without it.
+        If the sender itself may not publish to the reply subject, the message is taken without the reply subject.
         """
         if delivery.reply and not may_answer(self._prefix, delivery.subject, delivery.reply):
             self.counters["reflected"] += 1
@@ -110,7 +111,7 @@ class Intake:
             self.counters["dropped"] += 1
 
     def _put_other(self, delivery: Delivery) -> None:
-        """Enqueue what is no submit on a subject that was looked at before."""
+        """Enqueue a message that is not a submit on a known subject."""
         subject, skip = delivery.subject, self._skip
         if subject[skip : skip + 4] != "api.":
             if len(self._raw) >= WAITING_MAX:
@@ -134,7 +135,7 @@ class Intake:
         return len(self._raw) + self._requests.size + self._questions.size
 
     def drain(self, mono_ms: int) -> bool:
-        """Decode what waits and offer it to the engine, as much as fits one turn of the loop; whether that was all."""
+        """Decode messages and offer them to the engine for one turn of the loop; return whether none is left."""
         raw, requests, questions, room = self._raw, self._requests, self._questions, AT_ONCE
         for_requests = AT_ONCE // REQUESTS_PART if requests.size or self._array is not None else 0
         while room > for_requests and raw:
@@ -150,7 +151,7 @@ class Intake:
         return self._array is None and not self.waiting
 
     def _try(self, delivery: Delivery, array: _Array | None, room: int, mono_ms: int) -> int:
-        """Handle a message, or the next part of an array; returns how much of the turn it took."""
+        """Handle a message, or the next part of an array; return how much of the turn it used."""
         took = 1 + len(delivery.data) // AT_ONCE_BYTES
         try:
             if array is not None:
@@ -163,12 +164,12 @@ class Intake:
         except Refused as refused:
             self.counters["refused"] += 1
             self._refuse(delivery, refused)
-        except Exception:  # a defect of ours must not stop the loop
+        except Exception:  # a defect of moorage must not stop the loop
             self._refuse(delivery, self._defect(delivery))
         return took
 
     def _defect(self, delivery: Delivery) -> Refused:
-        """Log the exception that is being handled; return what its sender is told."""
+        """Log the exception being handled; return the refusal to send."""
         self.counters["defects"] += 1
         log.exception("a frame on %s could not be handled", delivery.subject)
         return refuse("internal", "moorage failed on this; nothing of it was recorded")
@@ -197,7 +198,7 @@ class Intake:
     def _from_worker(self, worker: str, verb: str, delivery: Delivery) -> None:
         kinds = _KIND_OF_VERB.get(verb)
         if kinds is None:
-            return  # a frame that we sent ourselves
+            return  # one of the scheduler's own frames
         if not is_worker(worker):
             raise refuse("invalid-argument", f"a worker id must match {WORKER.pattern}", found=worker)
         frame = _decode_from_worker(delivery.data)
@@ -241,7 +242,7 @@ class Intake:
         engine.offer(Submit(tenant, name, data, request, shape, delivery.reply, json, 0, trace))
 
     def _read(self, array: _Array, at_most: int) -> int:
-        """Offer up to `at_most` more requests of an array, each of which is accepted or refused by itself. How many."""
+        """Offer up to `at_most` more requests of an array, each decided by itself; return how many were read."""
         batch, engine, tenant, trace = array.batch, self._engine, array.tenant, array.trace
         read, offer, json, first = engine.read, engine.offer, batch.json, array.read
         bodies = array.bodies[first : first + at_most]
@@ -257,7 +258,8 @@ class Intake:
                 continue
             except Refused as refused:
                 answer = refused.problem
-            except Exception:  # a defect of ours fails this request alone: others of the array may be accepted already
+            # a defect of moorage fails this request only: other requests of the array may be accepted already
+            except Exception:
                 answer = failed = failed or self._defect(array.delivery).problem  # logged once a turn
             if batch.decide(position, answer) and batch.reply:
                 self._answer(batch.reply, encode(batch.answers, json=json))
@@ -265,7 +267,7 @@ class Intake:
 
 
 class _Array:
-    """Many requests in one message, of which `read` are read already. The answer is an array in the same order."""
+    """An array of requests in one message; `read` of them are read so far. The answer is an array in the same order."""
 
     __slots__ = ("batch", "bodies", "delivery", "read", "tenant", "trace")
 
@@ -282,7 +284,7 @@ class _Array:
 
 
 def is_array(payload: bytes) -> bool:
-    """Whether a JSON or msgpack payload is an array."""
+    """Return whether a JSON or msgpack payload is an array."""
     if not payload:
         return False
     first = payload[0]
@@ -292,7 +294,7 @@ def is_array(payload: bytes) -> bool:
 
 
 def named_by_header(headers: dict[str, str] | None) -> str | None:
-    """The job id in `Nats-Msg-Id`, for a request without an id of its own: so a retry makes no second job."""
+    """Return the job id in `Nats-Msg-Id`, for a request without an id: then a retry creates no second job."""
     name = headers.get("Nats-Msg-Id", "") if headers else ""
     return name if is_job(name) else None
 
@@ -300,7 +302,10 @@ def named_by_header(headers: dict[str, str] | None) -> str | None:
 def cancel_of(
     tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
 ) -> Cancel:
-    """A cancel from its arguments: `job`, and optionally `reason` and `by`, the caller's name. Raises `Refused`."""
+    """Return the cancel that these arguments ask for: `job`, optionally `reason`, and `by`, the caller's name.
+
+    Raises `Refused`.
+    """
     job = arguments.get("job")
     if not isinstance(job, str) or not is_job(job):
         raise refuse("invalid-argument", "cancel needs a job id", field="$.job", found=job, allowed=JOB.pattern)

@@ -1,9 +1,9 @@
-"""The ledger: a JetStream stream of records, appended by one leader and read by everybody else.
+"""The ledger: a JetStream stream of records, appended by one leader and read by all schedulers.
 
-One append is in flight at a time. It is fenced: it names the last sequence of the stream and of the epoch's subject, so
-the server refuses it if anybody else has written meanwhile. Only an acknowledgement counts as an answer. After anything
-else the end of the stream is read through its leader and the same bytes are sent again, until it is known whether the
-record is stored (ledger-rules H1 to H6).
+One append is in flight at a time. It names the last sequence of the stream and of the epoch's subject, so the server
+refuses it if another process has written meanwhile (the fence). Only an acknowledgement counts as success. After any
+other result, the end of the stream is read through the stream leader and the same bytes are sent again, until it is
+known whether the record is stored (ledger-rules H1 to H6).
 """
 
 from __future__ import annotations
@@ -44,29 +44,30 @@ from moorage.scheduler.write_stall import NOT_CONNECTED, AppendProgress, what_ne
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
-#: a wall clock that is further from the server's is reported in the log
+#: a wall clock that differs this much from the server's is logged
 CLOCK_OFF_S_MAX: Final = 5.0
-#: two leaders that ended without a goodbye within so long may have died of what they were given
+#: if two leaders ended without a goodbye within this time, some input may have killed them
 DEATHS_WITHIN_S: Final = 60.0
-#: a look at the end that came while no server led the stream is never answered: the append is sent again after this.
-#: Ten seconds of waiting took a third of a lease from every worker of a cluster, long after the servers were back.
+#: how long to wait for a read of the stream's end before the append is sent again: a read sent while the stream had no
+#: leader is never answered. Waiting ten seconds cost every worker of a cluster a third of its lease, long after the
+#: servers were back
 READ_BACK_PATIENCE_S: Final = 2.0
 
 
 class Deposed(Exception):
-    """The ledger says that somebody else leads: drop all memory and stand by."""
+    """The ledger says that another scheduler leads: drop all memory and stand by."""
 
 
 class LedgerBroken(Exception):
-    """The ledger cannot be read on (a gap, another ledger, an unknown format). An operator must look at it."""
+    """The ledger cannot be read further (a gap, another ledger, an unknown format). An operator must act."""
 
 
 class LedgerOlder(LedgerBroken):
-    """Workers know of later reigns than this ledger does, so it is an older backup (ledger-rules H7)."""
+    """Workers know of later terms than this ledger does, so it is an older backup (ledger-rules H7)."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"{why}. Bring back the newer one; or, if this is all there is, say so: stop every scheduler, then"
+            f"{why}. Bring back the newer one; if there is none, confirm this one: stop every scheduler, then"
             " `moorage admin backup FILE` and `moorage admin restore FILE --replace`"
         )
 
@@ -83,11 +84,11 @@ class Ledger:
         self._subjects = subjects
         self._leader = leader
         self._replicas = replicas
-        self.unclear = 0  # appends that were not acknowledged at the first try
-        self.junk = 0  # messages in the stream that are no records of this reign
+        self.unclear = 0  # appends not acknowledged at the first try
+        self.junk = 0  # messages in the stream that are no valid records
         self.appending = AppendProgress()
-        self._stalled = Reminders()  # what the log says of the append that is under way
-        self._server_ahead_s: float | None = None  # of this machine's monotonic clock
+        self._stalled = Reminders()  # what was logged about the current append
+        self._server_ahead_s: float | None = None  # compared with this machine's monotonic clock
 
     async def ensure(self, *, first_seq: int = 0) -> int:
         """Create the ledger's stream (discard new, no age limit, no deletes), or check the settings of an existing one.
@@ -113,18 +114,18 @@ class Ledger:
     # ------------------------------------------------------------------------------------------ wall clocks
 
     def note_server_clock(self, info: StreamInfo) -> None:
-        """Remember how far the server's wall clock is from ours: stream information carries its time."""
+        """Remember the difference between the server's wall clock and this machine's; stream information carries it."""
         if info.now:
             self._server_ahead_s = wall_seconds(info.now) - time.monotonic()
 
     def server_s(self) -> float:
-        """Wall seconds by the server that was asked last; by this machine if no server said its time."""
+        """Return the wall time by the server asked last; by this machine's clock if no server has given its time."""
         return time.time() if self._server_ahead_s is None else time.monotonic() + self._server_ahead_s
 
     def wall_s(self) -> float:
-        """The wall time from which a new leader continues ledger time: the earlier of its own and the server's clock.
+        """Return the wall time from which a new leader continues ledger time: the earlier of its own and the server's.
 
-        Ledger time never goes back. Taken from a clock that is ahead, it would end every deadline and forget every
+        Ledger time never goes back. Taken from a clock that is ahead, it would pass every deadline and forget every
         finished job at once.
         """
         own_s, server_s = time.time(), self.server_s()
@@ -159,7 +160,7 @@ class Ledger:
         return count
 
     async def fold_range(self, state: State, through: int) -> AsyncIterator[tuple[int, Record, Folded]]:
-        """Fold the records after `state.seq` up to `through`, and yield what each one changed; junk is left out.
+        """Fold the records after `state.seq` up to `through`, yielding what each changed; invalid messages are skipped.
 
         Raises `LedgerGap`, `LedgerBroken`.
         """
@@ -173,9 +174,10 @@ class Ledger:
                 yield message.seq, record, fold(state, record, message.seq)
 
     async def silent_for(self, state: State) -> float:
-        """Seconds since the last record was stored, by the server's wall clock.
+        """Return the seconds since the last record was stored, by the server's wall clock.
 
-        Only a hint, by which a scheduler that has just started need not wait for silence: the fence decides who leads.
+        Only a hint, so that a scheduler that just started need not wait for silence; the fence decides which scheduler
+        leads.
         """
         message = await self._js.get_message(self._subjects.ledger_stream, state.seq)
         if message is None:
@@ -183,14 +185,14 @@ class Ledger:
         return self.server_s() - wall_seconds(message.stored_at)
 
     async def named_snapshots(self) -> list[tuple[str, int, str]]:
-        """Name, sequence and digest of the last two valid snapshots, newest first.
+        """Return name, sequence and digest of the last two valid snapshots, newest first.
 
-        The record that names a snapshot repeats the one before, and has a subject of its own: one read finds both.
+        The record that names a snapshot repeats the previous one, and has a subject of its own: one read finds both.
         """
         stream, subject = self._subjects.ledger_stream, self._subjects.ledger_snapshot
         message = await self._js.get_last(stream, subject)
         record = self._decode(message) if message is not None else None
-        if message is not None and record is None:  # the newest message is junk: find the last one that is a record
+        if message is not None and record is None:  # the newest message is invalid: find the last valid record
             async for earlier in self._js.read_range(stream, subject):
                 record = self._decode(earlier) or record
         if record is None:
@@ -198,7 +200,7 @@ class Ledger:
         return [(act.name, act.seq, act.digest) for act in reversed(record.acts) if isinstance(act, acts.Snapshot)]
 
     async def last_reign(self) -> State:
-        """The ledger's id and its epoch as the newest epoch record says, which is there whatever else is lost."""
+        """Return a state with only the ledger's id and epoch, from the newest epoch record, which is never purged."""
         state = State()
         message = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
         record = self._decode(message) if message is not None else None
@@ -211,7 +213,7 @@ class Ledger:
         return state
 
     async def check_digests(self) -> None:
-        """Raise `LedgerBroken` where the newest epoch record names another hash than this Python computes."""
+        """Raise `LedgerBroken` if the newest epoch record names another hash than this Python computes."""
         message = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
         record = self._decode(message) if message is not None else None
         for act in record.acts if record is not None else ():
@@ -221,11 +223,11 @@ class Ledger:
                     raise LedgerBroken(f"this ledger cannot be read: {trouble}")
 
     async def purge_below(self, seq: int) -> int:
-        """Delete the records below a sequence. Purged by subject, so that the epoch record stays (ledger-rules H36)."""
+        """Delete the records below a sequence. By subject, so that the epoch record stays (ledger-rules H36)."""
         return await self._js.purge(self._subjects.ledger_stream, subject=self._subjects.ledger_record, below_seq=seq)
 
     def fold_message(self, state: State, message: StoredMessage) -> bool:
-        """Fold one stored record; junk is only counted, and gives False."""
+        """Fold one stored record and return True; an invalid or stale message is only counted."""
         record = self._decode(message)
         if record is None or record.epoch < state.epoch:
             self._skip(state, message)
@@ -234,9 +236,12 @@ class Ledger:
         return True
 
     def _skip(self, state: State, message: StoredMessage) -> None:
-        """Step over junk or a stale leader's record; on the epoch's subject the fence must name it from now on."""
+        """Step over an invalid message or a stale leader's record.
+
+        If it is on the epoch's subject, the fence must name it from now on.
+        """
         self.junk += 1
-        log.warning("ledger record %d is not of this reign: skipped", message.seq)
+        log.warning("ledger record %d does not belong to the current term: skipped", message.seq)
         state.seq = message.seq
         if message.subject == self._subjects.ledger_epoch:
             state.epoch_seq = message.seq
@@ -244,13 +249,13 @@ class Ledger:
     def _decode(self, message: StoredMessage) -> Record | None:
         try:
             return decode_record(message.data)
-        except Exception:  # not written by any scheduler
+        except Exception:  # not written by a scheduler
             return None
 
     # ---------------------------------------------------------------------------------------- appending
 
     async def take_over(self, state: State, name: str, ledger_id: str, time_ms: int, wall_s: float) -> None:
-        """Append the epoch record that begins this reign, and fold it. Raises `Deposed` if another was first."""
+        """Append the epoch record that begins this term, and fold it. Raises `Deposed` if another leader was first."""
         record = Record(
             state.level if state.ledger_id else FORMAT,
             state.epoch + 1,
@@ -263,9 +268,9 @@ class Ledger:
         await self._append_and_fold(state, record, self._subjects.ledger_epoch)
 
     async def append_record(self, state: State, rid: int, payload: bytes, *, names_snapshot: bool = False) -> int:
-        """Append an encoded record of this reign; returns its sequence. The caller folds it. Raises `Deposed`.
+        """Append an encoded record of this term and return its sequence; the caller folds it. Raises `Deposed`.
 
-        A record that names a snapshot gets a subject of its own, so that recovery finds it.
+        A record that names a snapshot has a subject of its own, so that recovery finds it.
         """
         subject = self._subjects.ledger_snapshot if names_snapshot else self._subjects.ledger_record
         return await self._append(state, state.epoch, rid, payload, subject)
@@ -273,9 +278,9 @@ class Ledger:
     async def begin_restored(
         self, state: State, snapshot: tuple[str, int, str], former: str, epochs_ahead: int
     ) -> None:
-        """Append the first two records of a restored ledger: an epoch that nobody leads, and the name of its snapshot.
+        """Append the first two records of a restored ledger: an epoch without a leader, and the name of its snapshot.
 
-        `state` is the backup's, at the sequence before them; both are folded into it. Raises `Deposed`.
+        `state` is the backup's, at the sequence before them; both records are folded into it. Raises `Deposed`.
         """
         wall_s = self.wall_s()
         first = Record(
@@ -305,17 +310,17 @@ class Ledger:
         await self._append_and_fold(state, named, self._subjects.ledger_snapshot)
 
     async def is_resigned(self, seq: int) -> bool:
-        """Whether a leader resigned with the record at this sequence."""
+        """Return whether the record at this sequence is a leader's resignation."""
         message = await self._js.get_message(self._subjects.ledger_stream, seq)
         record = self._decode(message) if message is not None else None
         return record is not None and any(isinstance(act, acts.Resign) for act in record.acts)
 
     async def has_lost_leaders(self, state: State) -> bool:
-        """Whether the last two leaders have ended without a goodbye within `DEATHS_WITHIN_S`, as by a crash.
+        """Return whether the last two leaders ended within `DEATHS_WITHIN_S` without a goodbye, as by a crash.
 
-        To be asked before the epoch record of the next one is written. Raises `BusError`.
+        Must be asked before the next leader writes its epoch record. Raises `BusError`.
         """
-        if not state.leader or state.epoch < 2:  # the last one has resigned, or it was the first
+        if not state.leader or state.epoch < 2:  # the last leader resigned, or was the first
             return False
         stream = self._subjects.ledger_stream
         began = await self._js.get_message(stream, state.epoch_seq)
@@ -326,7 +331,7 @@ class Ledger:
         return record is not None and not any(isinstance(act, acts.Resign) for act in record.acts)
 
     async def mark_behind(self, state: State, rid: int, why: str) -> None:
-        """Append the last record of a ledger that turned out to be an older backup, so that nobody leads it.
+        """Append the last record of a ledger found to be an older backup, so that no scheduler leads it.
 
         Raises `Deposed`.
         """
@@ -346,9 +351,9 @@ class Ledger:
         fold(state, record, seq)
 
     async def _append(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
-        """Append one record; returns its sequence, once it is known to be stored. Raises `Deposed`.
+        """Append one record and return its sequence once it is known to be stored. Raises `Deposed`.
 
-        Steps over junk at the end of the stream, so that the fence names its true end.
+        Steps over invalid messages at the end of the stream, so that the fence names its true end.
         """
         self.appending.begin()
         try:
@@ -380,7 +385,7 @@ class Ledger:
                 self.unclear += 1
                 first = False
             connected = self._js.is_connected
-            if connected or not cut_off:  # once only while there is no server: the connection logs when it is back
+            if connected or not cut_off:  # only once while disconnected: the connection logs when it is back
                 self._warn(f"append {rid} of epoch {epoch} is unclear: {_words_of(answer)}")
             cut_off = not connected
             self.appending.trouble = _trouble_of(answer) if connected else NOT_CONNECTED
@@ -392,12 +397,12 @@ class Ledger:
             wait_s = min(wait_s * 2, RETRY_WAIT_S_MAX)
 
     def _warn(self, words: str) -> None:
-        """Log what one of many tries found, but not at every try: without servers there is one a second, for hours."""
+        """Log a finding of a retry loop, but not at every try: without servers there is one a second, for hours."""
         if self._stalled.due(words):
             log.warning("%s", words)
 
     def _log_stall(self, answer: JsError | BusError, *, connected: bool) -> None:
-        """Tell the operator why nothing is accepted now, and what to do."""
+        """Log why nothing is accepted now, and what an operator can do."""
         if isinstance(answer, JsError) and answer.err_code == ERR_STREAM_FULL:
             todo = "the ledger is full: nothing is lost, but nothing is accepted until it has room"
         elif connected and isinstance(answer, RequestTimeout | JsError):
@@ -411,10 +416,10 @@ class Ledger:
             log.error("%s%s", todo, f" (for {for_s:.0f} s now)" if for_s >= AGAIN_S else "")
 
     async def _read_back(self, state: State, epoch: int, rid: int, subject: str) -> int | None:
-        """Look through the stream's leader whether the record is stored after all; returns its sequence if so.
+        """Read through the stream leader whether the record is stored after all; return its sequence if so.
 
         None means that it is not there now. It may still arrive, so the caller sends the same bytes again. A record of
-        another leader raises `Deposed`; junk is stepped over.
+        another leader raises `Deposed`; invalid messages are stepped over.
         """
         while True:
             try:
@@ -432,16 +437,16 @@ class Ledger:
             record = self._decode(message)
             if record is not None and record.leader == self._leader and record.rid == rid and record.epoch == epoch:
                 return message.seq
-            # Also during a takeover, for the epoch that is to end: its leader lives, and was acknowledged.
+            # also during a takeover, for the epoch that is to end: its leader lives, and was acknowledged
             if record is not None and record.epoch >= state.epoch:
                 raise Deposed(f"record {message.seq} begins or belongs to epoch {record.epoch}")
             self._skip(state, message)
 
     async def _check_epoch(self, state: State, epoch: int, subject: str) -> None:
-        """Raises `Deposed` if an operator has restored or replaced the ledger under us.
+        """Raise `Deposed` if an operator has restored or replaced the ledger meanwhile.
 
-        Such a ledger has a newer epoch or another id. Our record may not be at its end, but once it had as many
-        records as ours, our append would be accepted as its next.
+        Such a ledger has a newer epoch or another id. It may end before this record's place; but once it had as many
+        records as the old ledger, it would accept this append as its next record.
         """
         try:
             stream, subject_of_epochs = self._subjects.ledger_stream, self._subjects.ledger_epoch
@@ -455,34 +460,34 @@ class Ledger:
             raise Deposed(f"epoch {record.epoch} has begun in a restored ledger")
         begun = next((act.ledger_id for act in record.acts if isinstance(act, acts.Epoch)), "") if record else ""
         if begun and state.ledger_id and begun != state.ledger_id:
-            raise Deposed(f"ledger {begun} stands in the place of {state.ledger_id}")
+            raise Deposed(f"ledger {begun} has replaced {state.ledger_id}")
 
 
 @contextlib.contextmanager
 def _reading(state: State) -> Iterator[None]:
-    """What stands in the way of folding on is a matter of the ledger. Raises `LedgerGap`, `LedgerBroken`."""
+    """Turn errors of reading and folding into errors of the ledger. Raises `LedgerGap`, `LedgerBroken`."""
     try:
         yield
     except StreamGap as gap:
-        raise LedgerGap(f"the ledger has a hole behind record {state.seq}: {gap}") from None
+        raise LedgerGap(f"the ledger has a gap after record {state.seq}: {gap}") from None
     except FoldError as error:
         raise LedgerBroken(str(error)) from None
 
 
 def _words_of(answer: JsError | BusError) -> str:
-    """An answer that is no acknowledgement, for the log."""
+    """Return the text of an answer that is not an acknowledgement, for the log."""
     if isinstance(answer, JsError):
         return f"the nats-server says: {answer.description} ({answer.code}, {answer.err_code})"
     return str(answer)
 
 
 def _trouble_of(answer: JsError | BusError) -> str:
-    """Why an append was not acknowledged, for whoever waits for it."""
+    """Return why an append was not acknowledged, for the callers that wait for it."""
     if isinstance(answer, JsError):
         return f"the nats-server says: {answer.description}"
     return NOT_CONNECTED if isinstance(answer, Disconnected) else "nothing acknowledges it"
 
 
 def _is_headless(error: BusError) -> bool:
-    """Whether a read was not served as no server leads the stream, or the cluster itself: then nobody may answer."""
+    """Return whether a read failed because the stream, or the cluster, has no leader: then no server may answer."""
     return not isinstance(error, JetStreamRefused) or error.servers_missing

@@ -1,8 +1,8 @@
-"""Read past decisions from a ledger: fold its records one by one, and show what each changed and on what evidence.
+"""Reads past decisions from a ledger: folds its records one by one, and shows what each changed and on what evidence.
 
 This only reads, and may run beside a leader. However long the ledger is, memory holds one folded state and one record.
-Records older than the last snapshots are deleted; of those only the outcome is known, and the reader says so. Records
-also hold lease sessions and inventories, which are not shown.
+Records before the last snapshots are deleted; of those only the outcome is known, and the reader says so. Records also
+contain lease sessions and inventories, which are not shown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 
 _PLACE: Final = int(Op.PLACE)
-#: fields of decisions that are not shown
+#: fields of acts that are not shown
 _HIDDEN: Final = ("wall_s", "digests")
 
 
@@ -45,20 +45,20 @@ class FoldedRecord(NamedTuple):
 
 
 class LedgerReader:
-    """One ledger, seen by somebody who does not lead it."""
+    """Reads one ledger as a process that does not lead it."""
 
     def __init__(self, jetstream: JetStream, subjects: Subjects) -> None:
         self._js = jetstream
         self._subjects = subjects
         self._ledger = Ledger(jetstream, subjects, 0)
         self._snapshots = Snapshots(jetstream, subjects)
-        self.base_seq = 0  # the record at which the snapshot was taken that reading began with; 0 without one
-        self.before: list[dict[str, Any]] = []  # what that snapshot knows of the job in question
+        self.base_seq = 0  # sequence of the snapshot that reading began with; 0 without one
+        self.before: list[dict[str, Any]] = []  # the transitions of the job in question in that snapshot
 
     async def records(self, at: int | None = None, job: str | None = None) -> AsyncIterator[FoldedRecord]:
-        """Every record that can still be read, or only the one with sequence `at`. Raises CannotShow, LedgerBroken.
+        """Yield every record that can still be read, or only record `at`. Raises CannotShow, LedgerBroken.
 
-        From the first record on, `before` holds what the snapshot that reading began with knows of `job`.
+        Once the first record is yielded, `before` has the transitions of `job` in the snapshot that reading began with.
         """
         last = (await self._js.stream_info(self._subjects.ledger_stream)).last_seq
         if at is not None and not 1 <= at <= last:
@@ -79,16 +79,16 @@ class LedgerReader:
                 continue
             return
         first = await self.first()
-        why = f"record {at} can no longer be shown: the ledger was cut behind a snapshot" if at else cut
+        why = f"record {at} can no longer be shown: older records were purged after a snapshot" if at else cut
         raise _cannot(
             why or "the ledger holds no record",
             at,
             f"records {first} to {last}",
-            "moorage history JOB tells its transitions for as long as they are kept; a backup of then its state",
+            "moorage history JOB has its transitions while they are kept; a backup from that time has the state",
         )
 
     async def first(self) -> int:
-        """The first record that can be shown."""
+        """Return the first record that can be shown."""
         if await self._is_whole():
             return 1
         return 1 + min((seq for _, seq, _ in await self._ledger.named_snapshots()), default=0)
@@ -99,7 +99,7 @@ class LedgerReader:
         return all([await self._js.get_message(stream, seq) is not None for seq in range(1, min(last, 2) + 1)])
 
     async def _bases(self, at: int | None) -> AsyncIterator[State]:
-        """States to begin with: for one record the nearest before it comes first, else the oldest one."""
+        """Yield the states to begin with: for one record the nearest before it first, else the oldest first."""
         named = [row for row in await self._ledger.named_snapshots() if at is None or row[1] < at]
         whole = await self._is_whole()
         if whole and at is None:
@@ -129,7 +129,7 @@ def _cannot(message: str, found: object, allowed: str, next_step: str) -> Cannot
 
 
 def rows(of: FoldedRecord) -> Iterator[dict[str, Any]]:
-    """What a record decided, as plain rows: first the transitions with their evidence, then the acts."""
+    """Yield a record's decisions as plain rows: first the transitions with their evidence, then the acts."""
     seq, record, folded, state = of
     evidence = _evidence(record)
     for job in {**folded.jobs, **{job.num: job for job in folded.accepted}}.values():
@@ -144,14 +144,14 @@ def rows(of: FoldedRecord) -> Iterator[dict[str, Any]]:
 
 
 def transitions_in(state: State) -> Iterator[dict[str, Any]]:
-    """The transitions in a state whose records can no longer be read, so without evidence."""
+    """Yield the transitions in a state whose records can no longer be read, so without evidence."""
     for job in state.jobs.values():
         for row in _transitions(state, job, 0):
             yield {"kind": "decision", "recorded": False, "ledger": row["fence"] or None, **row}
 
 
 def placements_in(state: State, at: int | None) -> Iterator[dict[str, Any]]:
-    """The placements in a state that record `at` made, or those that hold GPUs now; without evidence."""
+    """Return the placements that record `at` made, or those holding GPUs now; from a state, so without evidence."""
     jobs = state.jobs.values() if at is not None else {member.replica.job for member in state.members()}
     found = []
     for job in jobs:
@@ -181,7 +181,7 @@ def _named(row: dict[str, Any], replica: int, fence: int) -> dict[str, Any]:
 
 
 def _evidence(record: Record) -> dict[tuple[int, int], dict[str, Any]]:
-    """The evidence in a record, by job number and replica; one decision may have placed several replicas."""
+    """Return the evidence in a record by job number and replica; one decision may place several replicas."""
     by_job = {record.evidence[at]: record.evidence[at + 1 : at + 4] for at in range(0, len(record.evidence) - 3, 4)}
     found, current = {}, list[int]()
     steps = record.steps
@@ -199,7 +199,7 @@ def _evidence(record: Record) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def _act(state: State, act: AnyAct) -> dict[str, Any]:
-    """An act as it is shown: jobs and workers are numbers in a record, and shown by name."""
+    """Return an act with names in place of the numbers of jobs and workers."""
     said = {name: getattr(act, name) for name in act.__struct_fields__ if name not in _HIDDEN}
     for name, value in said.items():
         if name == "worker":
@@ -221,7 +221,7 @@ def _job_name(state: State, num: int) -> str:
 
 
 def concerns(row: dict[str, Any], job: str) -> bool:
-    """Whether a row is about a job, named alone or as tenant/job."""
+    """Return whether a row is about a job, given by name or as tenant/job."""
     if row["kind"] == "act":
         named = [row.get("job", ""), *row.get("victims", ())]
         return any(name and job in (name, name.partition("/")[2]) for name in named)

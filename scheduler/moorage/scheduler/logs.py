@@ -1,4 +1,4 @@
-"""Questions for kept output: the leader finds the worker, asks it, and hands its page on, beside the tick."""
+"""Relays questions for kept output: the leader finds the worker, asks it, and passes its page on, beside the loop."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
 
-#: below a caller's own patience for one try
+#: less than a client waits for one try
 RELAY_S: Final = 2.0
-#: questions on their way to workers at once: in all, and of one tenant
+#: questions to workers in progress at once: in all, and of one tenant
 RELAYS_MAX: Final = 64
 RELAYS_MAX_TENANT: Final = 16
 RETRY_AFTER_S: Final = 0.2
@@ -35,7 +35,7 @@ _decode_page: Final[Decoder[LogPage | Problem]] = Decoder(LogPage | Problem)
 
 
 class LogRelay:
-    """One reign's. `ask` begins, the answer leaves by `answer`; `close` lets go of what is under way."""
+    """The relay of one term. `ask` begins, `answer` sends the answer, `close` cancels what is in progress."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class LogRelay:
         self._asking: Counter[str] = Counter()
 
     def ask(self, tenant: str, asked: LogsAsked, reply: str, json: bool) -> None:
-        """Answer, or ask the worker first. As of the state now: the caller sees to it that it is fresh."""
+        """Answer now, or ask the worker first. Uses the current state, which the caller has made sure is fresh."""
         found = find_log(self._engine, tenant, asked)
         if found is not None and not isinstance(found, Kept):
             self._say(found, reply, json)
@@ -79,7 +79,7 @@ class LogRelay:
         return None
 
     async def _begin(self, tenant: str, asked: LogsAsked, kept: Kept | None, reply: str, json: bool) -> None:
-        """A job that left memory is looked up in the history first."""
+        """Ask the worker; a job that left memory is looked up in the history first."""
         try:
             found: Kept | LogPage | Problem
             if kept is not None:
@@ -108,7 +108,7 @@ class LogRelay:
         return self._away(kept) if page.code == "session-over" else page
 
     def _away(self, kept: Kept) -> Problem:
-        """The worker that has it does not answer: which, and since when."""
+        """Return the problem that the worker with the output does not answer: which worker, and since when."""
         worker, state = kept.worker, self._engine.state
         if worker.session:
             since = "does not answer now"
@@ -136,7 +136,7 @@ class LogRelay:
 
 
 def logs_asked(arguments: dict[str, Any]) -> LogsAsked:
-    """The arguments of the verb, checked. Raises `Refused`, naming the field."""
+    """Return the checked arguments of the verb. Raises `Refused`, naming the field."""
     try:
         asked = msgspec.convert(arguments, LogsAsked)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""A scheduler as a process: settings from flags, environment and file, clean end on a signal.
+"""A scheduler as a process: settings from flags, environment and file; clean end on a signal.
 
 The ledger's URL holds a password, so it comes by environment or file, never in argv.
 """
@@ -43,7 +43,7 @@ EXIT_UNREACHABLE: Final = 5
 EXIT_BROKEN: Final = 1
 EXIT_USAGE: Final = 2
 
-#: whose jobs are asked for to find out whether somebody answers
+#: the tenant whose jobs are asked for, to find out whether a leader answers
 TENANT_ASKED: Final = "default"
 ASKED_S: Final = 2.0
 
@@ -51,11 +51,11 @@ log = logging.getLogger("moorage.scheduler")
 
 
 async def serve(settings: SchedulerSettings, target: str | None) -> None:
-    """Run a scheduler until SIGTERM or SIGINT. Without a ledger target the ledger lives where the users are."""
+    """Run a scheduler until SIGTERM or SIGINT. Without a ledger target, the ledger is in the users' account."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    read_capacities(settings.tflops_file)  # a file that cannot be read is told now, and not to the first job
+    read_capacities(settings.tflops_file)  # an unreadable file is reported now, not to the first job
     ledger_target, prefix, replicas = ledger_url(settings.ledger_url_file), settings.prefix, settings.replicas
     world = await connect_logged(target, "moorage-scheduler", log)
     ledger_world = world
@@ -64,8 +64,8 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     elif await is_led_elsewhere(world, Subjects(prefix)):
         await world.close()
         raise LedgerBroken(
-            f"somebody leads here, and its ledger is not in this account: name its account with {LEDGER_URL_VARIABLE}"
-            f" or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end what the fleet runs"
+            "a scheduler already leads here, and its ledger is not in this account: name that account with"
+            f" {LEDGER_URL_VARIABLE} or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end the jobs that the fleet runs"
         )
     follower = follower_of(settings, target)
     recorder = None if settings.record is None else Recorder(settings.record)
@@ -101,12 +101,12 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
 
 
 async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:
-    """Whether a leader answers on these subjects though this account, where a ledger would begin, holds none."""
+    """Return whether a leader answers on these subjects although this account contains no ledger."""
     try:
         await world.request(subjects.api(TENANT_ASKED, "ls"), b"{}", ASKED_S)
-    except BusError:  # nobody, or nobody whom this user may ask
+    except BusError:  # no answer, or this user may not ask
         return False
-    try:  # it wrote its ledger's first record before it answered
+    try:  # a leader writes its ledger's first record before it answers
         await JetStream(world).stream_info(subjects.ledger_stream)
     except JetStreamRefused as refused:
         return refused.err_code == ERR_STREAM_NOT_FOUND
@@ -114,7 +114,7 @@ async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:
 
 
 def follower_of(settings: SchedulerSettings, target: str | None) -> Command:
-    """What writes a snapshot. It finds the ledger by its environment: `ps` shows everybody an argument."""
+    """Return the command that writes a snapshot. The ledger's URL is in its environment, as `ps` shows arguments."""
     env = {}
     if settings.ledger_url_file is not None:
         env[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)
@@ -125,14 +125,14 @@ def follower_of(settings: SchedulerSettings, target: str | None) -> Command:
 
 
 def print_problem(told: Problem) -> None:
-    """What ended a scheduler, to stderr."""
+    """Print to stderr why the scheduler ended."""
     print(f"error[{told.code}]: {told.message}", file=sys.stderr)
     if told.next:
         print(f"fix: {told.next}", file=sys.stderr)
 
 
 def run(settings: SchedulerSettings, target: str | None = None, tell: Callable[[Problem], None] = print_problem) -> int:
-    """`serve` on uvloop where it is there; one clear line and an exit code for what an operator can mend."""
+    """Run `serve`, on uvloop if installed; report what an operator can fix in one line, and return an exit code."""
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings, target or settings.nats))
@@ -152,10 +152,10 @@ def run(settings: SchedulerSettings, target: str | None = None, tell: Callable[[
 
 
 def log_settings(found: Mapping[str, Found]) -> None:
-    """Say what differs from the defaults and from where, and which variables only look like settings."""
+    """Log the settings that differ from the defaults with their source, and unknown variables."""
     log.info("settings: %s", told(found) or "defaults")
     for name in unknown_variables(SECTION, found):
-        log.warning("%s is no setting: it does nothing", name)
+        log.warning("%s is not a setting and has no effect", name)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What one record lets out, as messages: answers to one inbox in one frame, events in one frame a tenant."""
+"""Turns the outputs of a record into messages: answers in one frame for each inbox, events in one for each tenant."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
 def messages_of(
     outputs: Outputs, subjects: Subjects, seq: int, decided: Callable[[str, bytes], bool], bytes_max: int
 ) -> list[Message]:
-    """Everything one record lets out, in one write: wanted frames first, where they have not left yet.
+    """Return all messages of one record, to send in one write; frames for workers come first if not sent yet.
 
-    `decided` takes the answers that the durable queue's reader waits for. `bytes_max` is what the server takes.
+    `decided` takes the answers that the durable queue's reader waits for. `bytes_max` is the most that the server
+    accepts.
     """
     messages = outputs.messages
-    # a subject has no blank, so that what has one is the reader's own
+    # the reader's own marks contain a blank; subjects never do
     answers = [answer for answer in outputs.answers if " " not in answer[0] or not decided(*answer)]
     messages += coalesced(answers, bytes_max)
     by_tenant: dict[str, list[bytes]] = {}
@@ -42,9 +43,9 @@ def messages_of(
 
 
 def coalesced(answers: list[tuple[str, bytes]], bytes_max: int) -> list[Message]:
-    """Answers to one inbox that opted in (the SDK's) leave in one frame; a bare caller gets its own.
+    """Return the answers as messages; answers to one inbox of an SDK share a frame, other callers get their own.
 
-    One that has more bytes than the server takes would never arrive: a refusal that says so leaves in its place.
+    An answer with more bytes than the server accepts would never arrive: a refusal that says so is sent in its place.
     """
     messages: list[Message] = []
     frames: dict[str, list[tuple[int, bytes]]] = {}
@@ -71,7 +72,7 @@ def _too_large(answer: bytes, bytes_max: int) -> bytes:
 
 
 def _event_frames(tenant: str, seq: int, events: list[bytes]) -> list[bytes]:
-    """The tenant's events of this record as `Events` frames; each event is encoded already."""
+    """Return the tenant's events of this record as `Events` frames; the events are encoded already."""
     head = b'{"kind":"events","v":1,"tenant":' + msgspec.json.encode(tenant) + b',"ledger":%d,"jobs":[' % seq
     if sum(map(len, events)) + len(events) <= EVENTS_FRAME_BYTES_MAX:  # as nearly always
         return [head + b",".join(events) + b"]}"] if events else []

@@ -1,4 +1,4 @@
-"""What a scheduler process is made of, whether it leads or stands by."""
+"""The parts of a scheduler process, whether it leads or stands by."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from moorage.schemas.subjects import Subjects
 
 
 class Parts:
-    """The connections, streams and settings of a scheduler process, which it leads with as well.
+    """The connections, streams and settings of a scheduler process.
 
-    `world` is the connection to the users' account, `ledger_world` that to the schedulers' own. `leading` is
+    `world` is the connection to the users' account, `ledger_world` the one to the schedulers' own account. `leading` is
     set while this process leads.
     """
 
@@ -44,8 +44,8 @@ class Parts:
     ) -> None:
         """`snapshot_command` starts the follower that writes snapshots; with None there are none.
 
-        `own_process` says that nothing else runs in this process: then the scheduler sets when the garbage collector
-        runs, and copies the process for questions about the future. Without it there are no forecasts.
+        `own_process` says that nothing else runs in this process: then the scheduler controls the garbage collector,
+        and copies the process for questions about the future. Otherwise there are no forecasts.
         """
         self.own_process = own_process
         self.recorder = recorder

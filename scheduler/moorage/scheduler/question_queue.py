@@ -1,8 +1,8 @@
-"""Questions that wait for their answers: tenants take turns, and the queue of each is bounded.
+"""Queues of questions: tenants take turns, and each tenant's queue is bounded.
 
-A question is answered from memory, and takes from a few µs to tens of ms, as `ls` looks at every job of its tenant. If
-questions were answered as they arrive, a few hundred at once would hold up renewals and requests for seconds. So
-those go first, and questions get a slice of each turn of the event loop.
+A question is answered from memory in some µs to tens of ms, as `ls` reads every job of its tenant. Answered on arrival,
+a few hundred at once would delay renewals and requests for seconds. So those go first, and questions get a slice of
+each turn of the event loop.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ log = logging.getLogger("moorage.scheduler")
 
 #: the verbs that only read; all others change something and go to the core
 QUESTIONS: Final = frozenset(("show", "ls", "explain", "plan", "history", "logs", "usage"))
-#: questions of one tenant that may wait; the next one is answered with `overloaded`
+#: the most waiting questions of one tenant; further ones are answered with `overloaded`
 ASKED_MAX: Final = 20_000
-#: items of all tenants together that may wait in one queue
+#: the most items of all tenants together in one queue
 ASKED_ALL_MAX: Final = 100_000
-#: the slice of one turn of the event loop, in which at least one question is answered
+#: the slice of one turn of the event loop; at least one question is answered in it
 QUESTIONS_S: Final = 0.004
 
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def contained(answer: Callable[[], Any]) -> Any:
-    """The answer, or a problem in its place: a question that fails must end neither the reign nor others' answers."""
+    """Return the answer, or a problem in its place: a failing question must not end the term or other answers."""
     try:
         return answer()
     except Refused as refused:
@@ -46,15 +46,15 @@ class RoundRobin(Generic[T]):
     """One queue for each tenant, served in turns: after each item the next tenant's queue is next."""
 
     def __init__(self, most: int | None = None, most_of_all: int | None = None) -> None:
-        """At most so many of one tenant, else ASKED_MAX, and of all tenants together, else ASKED_ALL_MAX."""
+        """Bound the items of one tenant (default ASKED_MAX), and of all together (default ASKED_ALL_MAX)."""
         self._most = most
         self._most_of_all = most_of_all
         self._by_tenant: dict[str, deque[T]] = {}
-        self._turns: deque[tuple[str, deque[T]]] = deque()  # the tenants with items, and these; whose turn it is first
+        self._turns: deque[tuple[str, deque[T]]] = deque()  # tenants with items, in the order of their turns
         self.size = 0
 
     def put(self, tenant: str, item: T) -> bool:
-        """Enqueue; False where the tenant's queue is full, or all of them together are."""
+        """Enqueue an item; return False if the tenant's queue, or the total, is full."""
         if self.size >= (self._most_of_all or ASKED_ALL_MAX):
             return False
         mine = self._by_tenant.get(tenant)
@@ -80,7 +80,7 @@ class RoundRobin(Generic[T]):
 
 
 class QuestionQueue(RoundRobin[Delivery]):
-    """The questions as they were received."""
+    """The questions as received."""
 
     def __init__(self, subject_skip: int) -> None:
         """`subject_skip` is the length of the subjects' prefix and its dot."""
@@ -88,9 +88,9 @@ class QuestionQueue(RoundRobin[Delivery]):
         self._skip = subject_skip
 
     def tenant_of(self, subject: str) -> str:
-        """The tenant whose question is on this subject; "" if it is no question."""
+        """Return the tenant of a question's subject; "" if it is not a question."""
         skip = self._skip
-        if subject[-7:] == ".submit" or subject[skip : skip + 4] != "api.":  # most are requests
+        if subject[-7:] == ".submit" or subject[skip : skip + 4] != "api.":  # most messages are requests
             return ""
         tenant, _, verb = subject[skip + 4 :].partition(".")
         return tenant if verb in QUESTIONS and is_tenant(tenant) else ""

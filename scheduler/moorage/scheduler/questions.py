@@ -1,8 +1,8 @@
-"""Routes what the leader is asked, by verb: the questions of tenants and operators, and operators' orders.
+"""Routes questions of tenants and operators, and operators' orders, by verb.
 
 Questions are answered from memory, the history stream, a worker or a copy of this process: at once while no other
-scheduler can have taken over yet, else after the next acknowledged record, which proves that we still lead. Orders go
-to the core, for the next record.
+scheduler can have taken over yet, else after the next acknowledged record, which proves that this one still leads.
+Orders go to the core, for the next record.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from moorage.schemas.subjects import Subjects
 
 
 class Leader(Protocol):
-    """What answering a question needs of the reign."""
+    """What answering questions needs of the term."""
 
     @property
     def engine(self) -> Engine:
-        """The core that it leads with."""
+        """The core of this term."""
 
     def is_fresh(self) -> bool:
-        """Whether the last acknowledged append was sent so recently that nobody else can lead yet."""
+        """Return whether the last acknowledged append is so recent that no other scheduler can lead yet."""
 
     def mono_ms(self) -> int:
-        """This process's own clock."""
+        """Return this process's monotonic time in ms."""
 
     def time_ms(self) -> int:
-        """Ledger time now."""
+        """Return the ledger time now."""
 
     def answer_now(self, reply: str, payload: bytes) -> None:
         """Send an answer that needs no record, at once."""
 
     def say(self, messages: list[Message]) -> None:
-        """Send messages that nobody waits for."""
+        """Send messages without waiting for it."""
 
     def figures(self) -> dict[str, Any]:
-        """What the answer to `fleet` has in addition to the fleet."""
+        """Return what the answer to `fleet` contains in addition to the fleet."""
 
 
 class Questions:
-    """Tenants' verbs (`read`) and operators' (`admin`). `inspection` and `foresight` are tasks of the reign."""
+    """Tenants' verbs (`read`) and operators' verbs (`admin`). `inspection` and `foresight` are tasks of the term."""
 
     def __init__(
         self,
@@ -84,19 +84,19 @@ class Questions:
         )
 
     async def close(self) -> None:
-        """Give up what is being asked; nobody is answered."""
+        """Cancel the questions in progress; they get no answer."""
         self.foresight.close()
         await self._relay.close()
         await self._history.close()
 
     def read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        """Answer a tenant's question, now or later. Raises `Refused` for what cannot be asked."""
+        """Answer a tenant's question, now or later. Raises `Refused` for an invalid question."""
         engine = self._engine
         if verb == "logs":
             self._logs(tenant, arguments, reply, json)
             return
         if verb == "plan":
-            # only while we surely lead: an old leader would plan with another ledger's state
+            # only while this scheduler surely leads: a former leader would plan with an old state
             self._ask(verb, partial(self.foresight.plan, tenant, arguments, reply, json), reply, json)
             return
         if verb == "ls":
@@ -127,7 +127,7 @@ class Questions:
         else:
             answer = partial(self.foresight.explain, tenant, job, reply, json)
         if self._engine.state.job(tenant, job) is None:
-            # "unknown job" may only be said once a record was acknowledged after the question came
+            # "unknown job" may only be answered after a record that was acknowledged after the question arrived
             self._ask_behind_a_record(verb, answer, reply, json)
         else:
             self._ask(verb, answer, reply, json)
@@ -150,7 +150,7 @@ class Questions:
             self._ask_behind_a_record(verb, answer, reply, json)
 
     def _ask_behind_a_record(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
-        """Offer a question to the core. No other place may: what raises there would end the leader's term."""
+        """Offer a question to the core. No other code may: an exception in the answer would end the term."""
         self._engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
 
     def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
@@ -165,7 +165,7 @@ class Questions:
         return Answer(verb, self._engine.state.seq, data) if isinstance(data, dict) else data
 
     def admin(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        """Answer an operator's question, or offer their order to the core. Raises `Refused` for what cannot be done."""
+        """Answer an operator's question, or offer the order to the core. Raises `Refused` for an invalid one."""
         if verb == "fleet":
             self._fleet(arguments, reply, json)
         elif verb == "audit":
@@ -195,7 +195,7 @@ class Questions:
         return Order(verb, act, reply, json, announced)
 
     def _to_inspect(self) -> set[str]:
-        """The workers that can be asked to inspect their devices."""
+        """Return the workers that can be asked to inspect their devices."""
         return {host.worker.id for host in self._engine.fleet.hosts.values() if host.heard and host.worker.session}
 
     def _audit(self, reply: str, json: bool) -> None:

@@ -1,11 +1,13 @@
-"""The durable queue: requests and cancels that are published to a stream, also while no scheduler leads.
+"""The durable queue: requests and cancels published to a stream, which is also possible while no scheduler leads.
 
-There is no JetStream consumer. The ledger holds a cursor for each tenant, and the stream is read from there with
-batched direct get (ledger-rules H16): no tenant's flood hides another, nothing is redelivered, and the stream is purged
-up to the cursor. What cannot be read goes to the dead letters before the cursor passes it. What is read and then
-refused (a conflict, say) goes there afterwards, since nobody waits for an answer. A stream that is gone is made again,
-beginning after the cursors, which are sequences of it. A stream that ends before a cursor is another stream, and is
-read from its beginning, so that nothing that it acknowledged is skipped. `queue_streams` says which stream is whose.
+There is no JetStream consumer. The ledger holds a cursor for each tenant, from which the stream is read with batched
+direct get (ledger-rules H16). So one tenant's flood hides no other tenant, nothing is redelivered, and the stream is
+purged up to the cursor. Messages that cannot be read go to the dead letters before the cursor passes them. Requests
+refused later (a conflict, say) go there afterwards, since no client waits for an answer.
+
+A deleted stream is made again, beginning after the cursors, which are sequences of it. A stream that ends before a
+cursor is another stream; it is read from its beginning, so that nothing it acknowledged is skipped. `queue_streams`
+says which stream belongs to which tenant.
 """
 
 from __future__ import annotations
@@ -36,21 +38,21 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.queue")
 
 BATCH: Final = 500
-#: events offered and not yet recorded at which reading pauses
+#: reading pauses at this many events that were offered and are not recorded yet
 AHEAD_MAX: Final = 5_000
 PURGE_EVERY_S: Final = 5.0
 SWEEP_EVERY_S: Final = 10.0
-#: the part of its bytes from which on the log, `moorage doctor` and an alert warn that the queue fills
+#: from this part of its bytes on, the log, `moorage doctor` and an alert warn that the queue fills
 FULL_PERCENT: Final = 80
 AGAIN_S: Final = 1.0
-#: requests laid with the dead letters at once, each of which waits for a disk: so many that could not be read, and
-#: beside them so many that were refused. The refused wait for dead letters that take nothing; reading must not
+#: how many unreadable messages are stored as dead letters at once, since each waits for a disk; refused requests have
+#: as many tasks of their own, because they may wait for dead letters that cannot be stored, and reading must not
 BURIED_AT_ONCE: Final = 16
-#: refused requests of one tenant that wait for that, at which its queue waits, too
+#: with this many refused requests of one tenant to store, that tenant's queue pauses
 UNBURIED_MAX: Final = BATCH
 
 _VERBS: Final = ("submit", "cancel")
-#: marks the answers to what was read here; a subject has no blank
+#: marks answers to messages read here; a subject has no blank
 _REPLY_MARK: Final = "queue "
 
 _decode_refusal: Final = Decoder[Problem](Problem)
@@ -58,12 +60,12 @@ _decode_cancel: Final = Decoder[dict[str, Any]](dict[str, Any], 4096)
 
 
 def read_through(state: State) -> int:
-    """The highest cursor that the ledger holds: all of the stream up to it was read, or is nobody's."""
+    """Return the highest cursor in the ledger: the stream up to it was read, or belongs to no tenant."""
     return max((max(row.submit_cursor, row.cancel_cursor) for row in state.tenants.values()), default=0)
 
 
 def _part(info: StreamInfo) -> float:
-    """How full a stream is, 0 to 1; 0 for one without a bound."""
+    """Return how full a stream is, 0 to 1; 0 for one without a bound."""
     bytes_max = info.config.get("max_bytes", -1)
     return info.size_bytes / bytes_max if bytes_max > 0 else 0.0
 
@@ -85,34 +87,37 @@ class QueueReader:
         self._engine = engine
         self._wake = wake
         self._streams = streams
-        self._former_read = set[tuple[str, str]]()  # nothing of theirs waits any more in the stream that was for all
+        self._former_read = set[tuple[str, str]]()  # queues with nothing left in the former shared stream
         self._former: StreamInfo | None = None
-        #: that is known, and which streams there are. Nothing is read before, or what waits there would be passed over
+        #: set once `_former` and the list of streams are known; reading earlier would skip messages of the former
+        #: stream
         self._known = asyncio.Event()
         self._to_make = False
         self.letters = DeadLetters(jetstream, subjects, engine, wake, replicas)
         self._dirty: dict[tuple[str, str], None] = {}  # (tenant, verb), in order of arrival
-        self._read: dict[tuple[str, str], int] = {}  # read through, ahead of the folded cursor
+        self._read: dict[tuple[str, str], int] = {}  # sequence read so far, ahead of the cursor in the ledger
         self._purged: dict[tuple[str, str, str], int] = {}  # by stream, tenant, verb
-        self._offered: dict[str, tuple[str, StoredMessage]] = {}  # by their mark, until the core has decided
+        self._offered: dict[str, tuple[str, StoredMessage]] = {}  # by mark, until the core has decided
         self._refused: asyncio.Queue[tuple[str, StoredMessage, Problem, str]] = asyncio.Queue()
-        self._unburied: Counter[str] = Counter()  # of each tenant in `_refused`
+        self._unburied: Counter[str] = Counter()  # by tenant, the number in `_refused`
         self._some = asyncio.Event()
         self._room = asyncio.Event()
-        self._held_back: list[tuple[str, str]] = []  # whose cancels wait for room to be remembered
-        self._filled: dict[str, StreamInfo] = {}  # as counted last; by tenant, "" for the stream of all
+        self._held_back: list[tuple[str, str]] = []  # queues that wait for room (for jobs, or to remember cancels)
+        self._filled: dict[str, StreamInfo] = {}  # as last counted; by tenant, "" for the shared stream
         self._full_told = set[str]()
 
     def hint(self, delivery: Delivery) -> None:
-        """A message was published: look at its tenant's queue."""
+        """Note that a message was published, so that its tenant's queue is read."""
         parts = delivery.subject.split(".")
         if len(parts) >= 3 and parts[-1] in _VERBS and is_tenant(parts[-2]):
             self._dirty[(parts[-2], parts[-1])] = None
             self._some.set()
 
     def figures(self) -> dict[str, Any]:
-        """How full the fullest stream of the queue is, in bytes and of how many (0: no bound), and whose it is where it
-        is one tenant's own. Empty until counted."""
+        """Return size, limit (0: none) and owner of the fullest stream of the queue; empty until counted.
+
+        The owner is given if the stream belongs to one tenant.
+        """
         if not self._filled:
             return {}
         tenant, info = max(self._filled.items(), key=lambda row: _part(row[1]))
@@ -121,7 +126,7 @@ class QueueReader:
         return {"request_queue": {**whose, "messages": info.messages, "bytes": info.size_bytes, "bytes_max": bytes_max}}
 
     def _watch(self, tenant: str, info: StreamInfo) -> None:
-        """Warn once while a stream is nearly full: at its bound the server refuses what is published to it."""
+        """Warn once while a stream is nearly full: when it is full, the server refuses what is published to it."""
         self._filled[tenant] = info
         if _part(info) * 100 < FULL_PERCENT:
             self._full_told.discard(tenant)
@@ -143,23 +148,25 @@ class QueueReader:
         )
 
     def unburied(self, tenant: str) -> int:
-        """Refused requests of a tenant that are not with the dead letters yet."""
+        """Return how many refused requests of a tenant are not stored as dead letters yet."""
         return self._unburied[tenant]
 
     def decided(self, reply: str, answer: bytes) -> bool:
-        """Whether this answer is about a queued message; a refusal is laid with the dead letters, as nobody waits.
+        """Return whether this answer is about a queued message or a resent dead letter.
 
-        So is one about a letter that was resent."""
+        A refused queued message becomes a dead letter, since no client waits for the answer.
+        """
         if not reply.startswith(_REPLY_MARK):
             return self.letters.decided(reply, answer)
-        offered = self._offered.pop(reply, None)  # None: read twice, as reading had failed behind it
+        # None: read twice, because an earlier run of the reader failed after it
+        offered = self._offered.pop(reply, None)
         if offered is not None and b'"kind":"error"' in answer:
             self._unburied[offered[0]] += 1
             self._refused.put_nowait((*offered, _decode_refusal(answer), self._engine.evidence_of(reply)))
         return True
 
     def made_room(self) -> None:
-        """A record was folded: reading may go on, also of cancels that had no room to be remembered."""
+        """Resume reading after a fold, also for queues that had waited for room."""
         self._room.set()
         if self._held_back:
             self._dirty.update(dict.fromkeys(self._held_back))
@@ -167,7 +174,7 @@ class QueueReader:
             self._some.set()
 
     async def run(self) -> None:
-        """Read for ever: on hints, and now and then whatever a hint has missed. May be run again after it raised."""
+        """Read for ever: on hints, and regularly to find what hints missed. May be run again after it raised."""
         self._some.set()
         async with asyncio.TaskGroup() as group:
             for _ in range(BURIED_AT_ONCE):
@@ -182,7 +189,7 @@ class QueueReader:
                     del self._dirty[key]
                     try:
                         if await self._read_some(*key):
-                            self._dirty[key] = None  # more may wait; the others come first
+                            self._dirty[key] = None  # more may wait; other queues come first
                     except BusError as error:
                         log.warning("the queue of %s cannot be read now: %s", key[0], error)
                         self._dirty[key] = None
@@ -217,7 +224,7 @@ class QueueReader:
             await asyncio.sleep(wait_s)
 
     async def _count(self) -> None:
-        """Look at each stream of the queue. Raises `BusError`."""
+        """Check each stream of the queue, and hint at each subject with messages. Raises `BusError`."""
         if await self._streams.refresh():
             self._known.clear()
             self._to_make = True
@@ -243,15 +250,15 @@ class QueueReader:
         return self._read_through() + 1
 
     def _read_through(self, tenant: str = "") -> int:
-        """The highest cursor of a tenant, "" for all: those that no record holds yet with them."""
+        """Return the highest cursor of a tenant ("" for all), including those that no record holds yet."""
         return max((self._cursor(*key) for key in self._cursors() if tenant in ("", key[0])), default=0)
 
     def _cursors(self) -> set[tuple[str, str]]:
-        """Whose queues have been read, in this reign or before."""
+        """Return the (tenant, verb) of all queues read in this term or before."""
         return {(tenant, verb) for tenant in self._engine.state.tenants for verb in _VERBS} | self._read.keys()
 
     async def _make_again(self, error: BusError) -> None:
-        """Where the stream was deleted, make it anew: nobody is acknowledged meanwhile."""
+        """Make the stream again if it was deleted; until then no publisher gets an acknowledgement."""
         if not isinstance(error, JetStreamRefused) or (error.status != 503 and error.err_code != ERR_STREAM_NOT_FOUND):
             return
 
@@ -265,10 +272,10 @@ class QueueReader:
             log.warning("the request queue cannot be made again now: %s", refused)
 
     async def _begin_anew(self, tenant: str, stream: str) -> None:
-        """Read a stream that is not the one that was read so far: it ends before what was read. Raises `BusError`.
+        """Read another stream from its beginning, if it ends before what was read. Raises `BusError`.
 
-        Looked at twice: the leader of a replicated stream may lag behind who answered the reading. A job that it holds
-        and that was accepted before is the same job, as it would be were it sent again.
+        Checked twice: the leader of a replicated stream may lag behind the server that answered the reads. A job
+        accepted before and found again is the same job, as if it were sent again.
         """
         await asyncio.sleep(AGAIN_S)
         last_seq, through = (await self._js.stream_info(stream)).last_seq, self._read_through(tenant)
@@ -297,17 +304,19 @@ class QueueReader:
         return 0 if row is None else (row.submit_cursor if verb == "submit" else row.cancel_cursor)
 
     def _may_remember(self, tenant: str) -> bool:
-        """Whether a batch of cancels may all be of unknown jobs: else their cursor waits."""
+        """Return whether a batch of cancels could all be remembered if their jobs are unknown; else they wait."""
         row = self._engine.state.tenants.get(tenant)
         return row is None or len(row.tombstones) + BATCH <= self._engine.config.tombstones_max
 
     def _room_for(self, tenant: str) -> int:
-        """How many requests may be read: what fits under the bound of memory beside what was read and is not recorded;
-        under an operator's limit of jobs only what fits once all read is folded."""
+        """Return how many requests may be read, considering the memory bound and what is read but not recorded.
+
+        With an operator's limit of jobs, nothing more is read until everything read is folded.
+        """
         engine = self._engine
         if engine.holds_back(tenant):
             return 0
-        ahead = engine.waiting  # whose they are does not matter: it is only for a moment
+        ahead = engine.waiting  # of any tenant: the difference lasts only a moment
         room = min(BATCH, engine.state.room(engine.config.jobs_max, tenant, ahead, ahead))
         row = engine.state.tenants.get(tenant)
         if row is None or not row.jobs_max:
@@ -316,7 +325,7 @@ class QueueReader:
         return min(room, row.jobs_max - row.live) if is_folded else 0
 
     async def _read_some(self, tenant: str, verb: str) -> bool:
-        """Read one batch of a tenant's queue; True when it may hold more."""
+        """Read one batch of a tenant's queue; return whether it may hold more."""
         while self._engine.waiting > AHEAD_MAX:
             self._room.clear()
             await self._room.wait()
@@ -339,12 +348,12 @@ class QueueReader:
             self._read[(tenant, verb)] = through
             self._engine.offer(QueueRead(tenant, verb, through))
             self._wake()
-        if lost:  # nobody else's queue waits for it
+        if lost:  # other tenants' queues do not wait for it
             asyncio.get_running_loop().call_later(AGAIN_S, self._look_at, (tenant, verb))
         return not lost
 
     async def _next(self, tenant: str, verb: str, seq: int, most: int) -> list[StoredMessage]:
-        """The next messages of a queue: first what waits in the stream that was for all, then its own."""
+        """Return the next messages of a queue: first those in the former shared stream, then those in its own."""
         await self._known.wait()
         key, subject = (tenant, verb), self._subjects.request(tenant, verb)
         if self._former is not None and self._former.messages and key not in self._former_read:
@@ -359,7 +368,7 @@ class QueueReader:
     def _decoded(
         self, tenant: str, verb: str, messages: list[StoredMessage]
     ) -> tuple[list[tuple[StoredMessage, Submit | Cancel]], list[tuple[StoredMessage, Problem, str]]]:
-        """What was read as the core takes it, and what cannot be read, with why and with the evidence."""
+        """Return the messages as events for the core, and the unreadable messages with reason and traceback."""
         events: list[tuple[StoredMessage, Submit | Cancel]] = []
         unread: list[tuple[StoredMessage, Problem, str]] = []
         for message in messages:
@@ -372,14 +381,15 @@ class QueueReader:
                     events.append((message, cancel_of(tenant, arguments, reply=reply, sequence=message.seq)))
             except Refused as refused:
                 unread.append((message, refused.problem, ""))
-            except Exception as raised:  # a defect of ours must end no term: the next one would read it again
+            # a defect of moorage must not end the term: the next leader would read the message again
+            except Exception as raised:
                 log.exception("request %d of %s could not be read", message.seq, tenant)
                 failed = problem("internal", "the scheduler failed on this request as it read it; nothing was recorded")
                 unread.append((message, failed, trace_of(raised)))
         return events, unread
 
     async def _bury_unread(self, tenant: str, unread: list[tuple[StoredMessage, Problem, str]]) -> int:
-        """Lay what cannot be read with the dead letters; the sequence of the first that is not stored, or 0."""
+        """Store unreadable messages as dead letters; return the first sequence that could not be stored, or 0."""
         for first in range(0, len(unread), BURIED_AT_ONCE):
             some = unread[first : first + BURIED_AT_ONCE]
             kept = await asyncio.gather(*(self.letters.keep(tenant, *each) for each in some))
@@ -398,7 +408,7 @@ class QueueReader:
         return Submit(tenant, name or f"q{message.seq}", body, request, shape, reply, True, message.seq, trace)
 
     async def _purge(self) -> None:
-        """Delete behind the folded cursors; a purge that is repeated or lost does no harm."""
+        """Delete messages behind the folded cursors; repeating or losing a purge does no harm."""
         while True:
             await asyncio.sleep(PURGE_EVERY_S)
             for tenant in list(self._engine.state.tenants.values()):

@@ -1,9 +1,9 @@
-"""The streams of the durable queue: one for all tenants, or one for each where the server knows the tenants.
+"""The streams of the durable queue: one shared by all tenants, or one for each tenant that the server knows.
 
-In a stream for all, a tenant at its limit fills the bytes of everybody. So where the permissions of this scheduler name
-a stream for a tenant (`nats-config` writes them for tenants with an account of their own), that tenant has its own,
-bounded by itself. The stream for all then takes nothing any more; what waits in it is read first. A tenant's own stream
-begins behind it, so that sequences, cursors and the ids `q<sequence>` go on.
+In a shared stream, one tenant can fill the bytes of all. So if this scheduler's permissions name a stream for a tenant
+(`nats-config` writes them for tenants with an account of their own), that tenant has its own stream with its own bound.
+The shared stream then accepts nothing more; what it still contains is read first. A tenant's own stream begins behind
+it, so that sequences, cursors and the ids `q<sequence>` continue.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from moorage.schemas.roles import USER_INFO
 from moorage.schemas.subjects import Subjects
 
 MESSAGES_PER_SUBJECT_MAX: Final = 1_000_000
-#: JetStream reserves it, where the server has so much: of the stream for all, and of one tenant's own
+#: JetStream reserves this much, if the server has it: for the shared stream, and for a tenant's own
 BYTES_MAX: Final = 1024**3
 TENANT_BYTES_MAX: Final = 256 * 1024**2
 BYTES_MIN: Final = 16 * 1024**2
-#: for so long the server drops a message whose `Nats-Msg-Id` it has seen, whoever sent that and whatever it says; the
-#: smallest that it takes. What is the same job is decided by the job's id, never by this
+#: the time for which the server drops messages with a `Nats-Msg-Id` it has seen, whatever the sender or content; the
+#: smallest that it accepts. Moorage recognises repeated jobs by the job's id only
 DUPLICATES_NS: Final = 100_000_000
-#: settings of a stream that may change under one that is there: nothing that is kept depends on them
+#: settings that may change on an existing stream: no stored message depends on them
 MAY_CHANGE: Final = frozenset({"max_bytes", "duplicate_window"})
 USER_INFO_S: Final = 2.0
 
@@ -37,7 +37,7 @@ _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def stream_config(subjects: Subjects, replicas: int, tenant: str = "") -> dict[str, Any]:
-    """The stream for all tenants, or one's own: bounded, and refusing the new at the bound."""
+    """Return the settings of the shared stream, or of one tenant's: bounded, and refusing new messages when full."""
     return {
         "name": subjects.request_stream_of(tenant) if tenant else subjects.request_stream,
         "subjects": [subjects.request(tenant, ">") if tenant else subjects.request_all],
@@ -55,11 +55,11 @@ def stream_config(subjects: Subjects, replicas: int, tenant: str = "") -> dict[s
 
 
 async def tenants_of(world: Connection, subjects: Subjects) -> frozenset[str]:
-    """The tenants that have a stream of their own here: those for which this user may make one. Raises `BusError`."""
+    """Return the tenants with a stream of their own: those for which this user may create one. Raises `BusError`."""
     head = f"$JS.API.STREAM.CREATE.{subjects.request_stream_of('')}"
     try:
         answer = _decode((await world.request(USER_INFO, b"", USER_INFO_S)).data)
-    except (NoResponders, PermissionRefused):  # rights that an older release wrote
+    except (NoResponders, PermissionRefused):  # permissions written by an older release
         return frozenset()
     permissions = (answer.get("data") or {}).get("permissions") or {}
     allowed = (permissions.get("publish") or {}).get("allow") or ()
@@ -67,7 +67,7 @@ async def tenants_of(world: Connection, subjects: Subjects) -> frozenset[str]:
 
 
 class QueueStreams:
-    """Which stream holds whose queue. `tenants` are those with one of their own, as `world` said last."""
+    """Which stream holds which tenant's queue. `tenants` are those with their own stream, as of the last refresh."""
 
     def __init__(
         self, jetstream: JetStream, subjects: Subjects, replicas: int, world: Connection | None = None
@@ -79,20 +79,20 @@ class QueueStreams:
         self.tenants = frozenset[str]()
 
     async def refresh(self) -> bool:
-        """Ask anew which tenants have a stream of their own; whether that changed. Raises `BusError`."""
+        """Ask again which tenants have their own stream; return whether that changed. Raises `BusError`."""
         before = self.tenants
         if self._world is not None:
             self.tenants = await tenants_of(self._world, self._subjects)
         return self.tenants != before
 
     def of(self, tenant: str) -> str:
-        """The stream to which a tenant's messages are published now."""
+        """Return the stream to which a tenant's messages are published now."""
         return self._subjects.request_stream_of(tenant) if tenant in self.tenants else self._subjects.request_stream
 
     async def ensure(self, first_seq: Callable[[], Awaitable[int]]) -> None:
-        """Make the streams, as large as the server has room; `first_seq` is asked where one that has to be made begins.
+        """Create the streams, as large as the server has room for; `first_seq` says where a new one begins.
 
-        May be broken off anywhere and done again. Raises `BusError`.
+        It may stop anywhere and be repeated. Raises `BusError`.
         """
         if not self.tenants:
             config = stream_config(self._subjects, self._replicas)
@@ -111,12 +111,12 @@ class QueueStreams:
             await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind)
 
     async def former(self) -> StreamInfo | None:
-        """The stream for all where tenants have their own, if there is one. Raises `BusError`."""
+        """Return the shared stream if tenants have streams of their own and it exists; else None. Raises `BusError`."""
         return await info_of(self._js, self._subjects.request_stream) if self.tenants else None
 
 
 async def info_of(jetstream: JetStream, stream: str, subjects: str = "") -> StreamInfo | None:
-    """State and settings of a stream, None if there is none. Raises `BusError`."""
+    """Return state and settings of a stream; None if it does not exist. Raises `BusError`."""
     try:
         return await jetstream.stream_info(stream, subjects)
     except JetStreamRefused as refused:

@@ -1,9 +1,9 @@
 """A recording: all inputs of a leader in order, from which its decisions can be repeated byte for byte.
 
-The ledger says what was decided. But decisions also depend on hello, load and renewal frames, which are in no record.
-With `--record FILE` a leader appends to a file, for each reign, the state that it began with, every input of the
-engine, and the bytes of each record. A frame of the file is a length of four bytes (big endian), then msgpack. The file
-holds request bodies and lease sessions: it is for operators only, and only its owner may read it.
+The ledger contains the decisions. But decisions also depend on hello, load and renewal frames, which are in no record.
+With `--record FILE` a leader appends to a file, for each term: the state at its beginning, every input of the engine,
+and the bytes of each record. A frame of the file is a length of four bytes (big endian), then msgpack. The file
+contains request bodies and lease sessions: it is for operators only, and only its owner may read it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.recording")
 
 FORMAT: Final = 2
-#: at this size a recording ends, and the leader goes on without it
+#: at this size the recording ends, and the leader continues without it
 FILE_BYTES_MAX: Final = 8 << 30
 FRAME_BYTES_MAX: Final = 1 << 31
-#: the first bytes in the body of a frame that begins a reign: an array of seven, then its name
+#: the first bytes in the body of a frame that begins a term: an array of seven, then the word `reign`
 _REIGN: Final = b"\x97\xa5reign"
-#: what the core and the decoders raise for input that no leader has written
+#: what the core and the decoders raise for input that no leader wrote
 _DAMAGED: Final = (
     LookupError,
     TypeError,
@@ -68,7 +68,7 @@ _DAMAGED: Final = (
     BadSnapshot,
     msgspec.MsgspecError,
 )
-#: a frame's length, and enough of its body to recognize it
+#: a frame's length, and enough of its body to recognise it
 _HEAD_BYTES: Final = 6
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -77,7 +77,7 @@ _load: Final = msgspec.msgpack.Decoder(Load).decode
 
 
 class Recorder:
-    """Writes the file. If that fails the recording ends with a warning; the leader goes on."""
+    """Writes the file. On failure the recording ends with a warning, and the leader continues."""
 
     def __init__(self, path: Path) -> None:
         """Append to `path`. Raises OSError."""
@@ -105,7 +105,7 @@ class Recorder:
             self._file = None
 
 
-#: what an engine begins with, in the order of its arguments
+#: the arguments of an engine, in order
 Begins = tuple[State, Config, Subjects, int, int, ExplainWaiting | None]
 
 
@@ -208,11 +208,11 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
 
 
 class CannotReplay(Exception):
-    """The file is no recording of a leader, or one of another release."""
+    """The file is not a recording of a leader, or one of another release."""
 
 
 class Replayed(NamedTuple):
-    """A record that was built again; `same` says whether it has the same bytes as the recorded one."""
+    """A record that was built again; `same` says whether its bytes equal the recorded ones."""
 
     seq: int
     record: Record
@@ -221,7 +221,7 @@ class Replayed(NamedTuple):
 
 
 def placements(one: Replayed) -> Iterator[dict[str, Any]]:
-    """The placements of a record, with what stands in it of why."""
+    """Yield the placements of a record with their evidence."""
     record, state = one.record, one.state
     known = {record.evidence[at]: record.evidence[at + 2 : at + 4] for at in range(0, len(record.evidence) - 3, 4)}
     steps = record.steps
@@ -246,10 +246,10 @@ def placements(one: Replayed) -> Iterator[dict[str, Any]]:
 
 
 def _frames(path: Path) -> Iterator[list[Any]]:
-    """The frames of a file in order.
+    """Yield the frames of a file in order.
 
-    If a leader was killed while it wrote, its unfinished frame is skipped, up to where the next reign begins. Raises
-    CannotReplay for a file that does not begin as a recording does, and OSError.
+    If a leader was killed while it wrote, its unfinished frame is skipped, up to where the next term begins. Raises
+    CannotReplay if the file does not begin like a recording, and OSError.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -260,17 +260,17 @@ def _frames(path: Path) -> Iterator[list[Any]]:
             while at < size:
                 frame, then = _frame_at(data, at)
                 if not at and (not frame or frame[0] != "reign"):
-                    raise CannotReplay(f"{path.name} is no recording of a leader")
+                    raise CannotReplay(f"{path.name} is not a recording of a leader")
                 if frame is not None:
                     yield frame
                 else:
-                    log.warning("%s breaks off at byte %d, and goes on with the next reign", path.name, at)
+                    log.warning("%s is cut off at byte %d, and continues with the next term", path.name, at)
                     then = _next_reign(data, at + 1)
                 at = then
 
 
 def _frame_at(data: mmap.mmap, at: int) -> tuple[list[Any] | None, int]:
-    """The frame at this position and the position after it; None if there is no whole frame."""
+    """Return the frame at this position and the position after it; None if there is no whole frame."""
     body_at = at + 4
     then = body_at + int.from_bytes(data[at:body_at], "big")
     if then - body_at >= FRAME_BYTES_MAX or then > len(data):
@@ -284,17 +284,17 @@ def _frame_at(data: mmap.mmap, at: int) -> tuple[list[Any] | None, int]:
 
 
 def _goes_on(data: mmap.mmap, at: int) -> bool:
-    """Whether a frame can begin here, or the file ends. If not, the frame before it reached into the next reign."""
+    """Return whether a frame can begin here, or the file ends; if not, the frame before it was incomplete."""
     if at + _HEAD_BYTES > len(data):
         return True
     head = data[at + 4 : at + _HEAD_BYTES]
-    if 0x91 <= head[0] <= 0x9F and 0xA0 < head[1] < 0xC0:  # a short array, a short text first
+    if 0x91 <= head[0] <= 0x9F and 0xA0 < head[1] < 0xC0:  # a short array that begins with a short text
         return True
     return data.find(_REIGN, at + 4, at + 4 + _HEAD_BYTES + len(_REIGN)) >= 0  # after the first bytes of a torn frame
 
 
 def _next_reign(data: mmap.mmap, start: int) -> int:
-    """The position of the next whole frame that begins a reign; the end of the file if there is none."""
+    """Return the position of the next whole frame that begins a term; the end of the file if there is none."""
     found = data.find(_REIGN, start + 4)
     while found >= 0:
         frame, _ = _frame_at(data, found - 4)
@@ -305,7 +305,7 @@ def _next_reign(data: mmap.mmap, start: int) -> int:
 
 
 def replay(path: Path) -> Iterator[Replayed]:
-    """Repeat all decisions of a recording, record by record. A reign is given up at its first difference.
+    """Repeat all decisions of a recording, record by record. A term is given up at its first difference.
 
     Raises CannotReplay and OSError.
     """
@@ -322,18 +322,18 @@ def replay(path: Path) -> Iterator[Replayed]:
         if replayed is not None:
             yield replayed
             if not replayed.same:
-                reign = None  # from here on it took another course
+                reign = None  # from here on the decisions have diverged
 
 
 class _ReplayedReign:
-    """An engine that is given the inputs of a recorded reign again."""
+    """An engine that gets the inputs of a recorded term again."""
 
     def __init__(self, engine: ContainedEngine) -> None:
         self._engine = engine
-        self._built = self._recorded = b""  # the last record, as it was built now and as it was then
+        self._built = self._recorded = b""  # the last record, as built now and as recorded
 
     def take(self, kind: str, rest: list[Any]) -> Replayed | None:
-        """Repeat what one frame says; returns the record that is complete with it, if any."""
+        """Repeat one frame; return the record that it completes, or None."""
         engine = self._engine
         match kind:
             case "offer":
@@ -368,7 +368,7 @@ def _begin(path: Path, rest: list[Any]) -> ContainedEngine:
         if format_ != FORMAT:
             raise CannotReplay(f"{path.name} has format {format_}; this release reads {FORMAT}")
         if is_own(ranker := config.get("ranker", "fragments")) and ranker.partition(":")[0] not in sys.modules:
-            # a file must not say which code is loaded
+            # a file must not decide which code is loaded
             raise CannotReplay(
                 f"{path.name} was decided with the ranker {ranker}: import it in a program of yours, and call"
                 " moorage.scheduler.recording.replay"

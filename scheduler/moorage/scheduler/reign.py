@@ -1,7 +1,7 @@
-"""One reign: the time in which this scheduler leads.
+"""One term (here `Reign`): the time during which this scheduler leads.
 
-Its loop takes what has arrived, has the engine build a record, appends it to the ledger, and sends the outputs once the
-append is acknowledged. Beside the loop it answers questions, publishes the fleet frame and has snapshots written.
+The loop takes what has arrived, lets the engine build a record, appends it to the ledger, and sends the outputs once
+the append is acknowledged. Beside the loop it answers questions, publishes the fleet frame and has snapshots written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger("moorage.scheduler")
 FLEET_FRAME_S: Final = 0.5
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
-#: after a record that changed so many jobs the event loop gets a turn before the next one is built
+#: after a record that changed this many jobs, the event loop runs other tasks before the next one is built
 LONG_RECORD: Final = 256
 
 
@@ -49,7 +49,7 @@ def monotonic_ms() -> int:
 
 
 class Reign:
-    """One epoch of leading: the engine, and the I/O around it."""
+    """One term as leader: the engine, and the I/O around it."""
 
     def __init__(self, scheduler: Parts, state: State, began_ms: int) -> None:
         self._scheduler = scheduler
@@ -99,19 +99,19 @@ class Reign:
         self._sending_now: asyncio.Task[None] | None = None
         self._sent_ms = monotonic_ms()  # when the last acknowledged append was sent
         self._built_ms = 0
-        self._skipped_ms = 0  # by a simulation
+        self._skipped_ms = 0  # time that a simulation skipped
         self.records = 0
         self.resigned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def _explain_waiting(self, job: Job) -> dict[str, Any] | None:
-        """Say why a job waits, in the answer to its submit."""
+        """Return why a job waits, for the answer to its submit."""
         return self.questions.foresight.at_submit(job)
 
     # ---------------------------------------------------------------------------------------- in and out
 
     async def open(self) -> None:
-        """Subscribe, then send the roll call: workers answer with hello and a renewal."""
+        """Subscribe, then send the roll call, which workers answer with hello and renewal."""
         for subject in (
             self._subjects.api_all,
             self._subjects.admin_all,
@@ -148,7 +148,7 @@ class Reign:
             self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        """Decode what has arrived, also while an append is in flight; a lot of it takes several turns of the loop."""
+        """Decode what has arrived, also during an append; a large backlog takes several turns of the event loop."""
         self._draining = not self.intake.drain(self.mono_ms())
         if self._draining:
             self._loop.call_soon(self._drain)
@@ -159,7 +159,7 @@ class Reign:
         self._kick.set()
 
     def answer_now(self, reply: str, payload: bytes) -> None:
-        """Send an answer that needs no record (a refusal, a question) at once, also while an append is in flight."""
+        """Send an answer that needs no record (a refusal, a question's answer) at once, also during an append."""
         self._send_soon([(reply, payload)])
 
     def _send_soon(self, messages: list[tuple[str, bytes]]) -> None:
@@ -176,7 +176,7 @@ class Reign:
             self._sending_now = None
 
     def _facts(self) -> dict[str, Any]:
-        """What service discovery shows under STATS."""
+        """Return what service discovery shows under STATS."""
         engine, state = self.engine, self.engine.state
         return {
             "leader": state.leader,
@@ -196,7 +196,7 @@ class Reign:
     # ---------------------------------------------------------------------------------------------- loop
 
     async def loop(self) -> None:
-        """Write one record after the other; what arrives while one is appended goes into the next."""
+        """Write one record after the other; what arrives during an append goes into the next record."""
         engine, ledger = self.engine, self._scheduler.ledger
         while True:
             await self._until_due()
@@ -223,8 +223,8 @@ class Reign:
                 return
 
     def _build(self, now: int) -> bytes:
-        """The next record. One that takes too long counts as if its ranking had failed."""
-        began_ns = time.thread_time_ns()  # not the time that other processes take
+        """Return the next record. A build that takes too long counts as a failure of the ranker."""
+        began_ns = time.thread_time_ns()  # CPU time, so that other processes on the machine do not count
         payload = self.engine.build(self._time_ms(now), now)
         self._built_ms = now
         self.engine.built_in((time.thread_time_ns() - began_ns) // 1_000_000)
@@ -233,7 +233,7 @@ class Reign:
         return payload
 
     async def _send_outputs(self, outputs: Outputs, seq: int, sent: list[Message]) -> None:
-        """Send what record `seq` lets out: first the frames that GPUs wait for, unless just those were `sent` early."""
+        """Send the outputs of record `seq`: first the workers' frames, unless exactly those were `sent` early."""
         wanted, outputs.messages = outputs.messages, []
         if wanted != sent:
             await self._world.send(wanted)
@@ -259,9 +259,9 @@ class Reign:
         return (monotonic_ms() + left_ms) / 1000 - self._config.heartbeat_s
 
     def slept(self, seconds: float) -> None:
-        """A simulation skipped this time, in which nothing would have happened: none of it counts as silence.
+        """Note that a simulation skipped this time, in which nothing would have happened; it does not count as silence.
 
-        One heartbeat is written at once, for what is told by the time of the last record.
+        One heartbeat is written at once, for readers that go by the time of the last record.
         """
         self._skipped_ms += int(seconds * 1000)
         self._built_ms -= int(self._config.heartbeat_s * 1000)
@@ -270,7 +270,7 @@ class Reign:
         self.gc_schedule.slept(seconds)
 
     def _time_ms(self, now: int) -> int:
-        """Ledger time: that of the epoch record, plus the monotonic time that has passed since it was built."""
+        """Return the ledger time: that of the epoch record, plus the monotonic time since that was built."""
         return self._began_time_ms + now + self._skipped_ms - self._began_ms
 
     def _due(self, now: int) -> bool:
@@ -285,7 +285,7 @@ class Reign:
         return engine.next_timer_ms <= self._time_ms(now)
 
     async def _until_due(self) -> None:
-        """Sleep until an event has arrived, or a timer or the heartbeat is due."""
+        """Sleep until an event arrives, or a timer or the heartbeat is due."""
         if self.engine.urgent:
             self._kick.clear()
             return
@@ -306,7 +306,7 @@ class Reign:
     # --------------------------------------------------------------------------- what questions need to know
 
     def is_fresh(self) -> bool:
-        """Whether the last acknowledged append was sent so recently that nobody else can lead yet."""
+        """Return whether the last acknowledged append is so recent that no other scheduler can lead yet."""
         return self.mono_ms() - self._sent_ms < self._fresh_s * 1000
 
     @property
@@ -314,19 +314,19 @@ class Reign:
         return self._config.takeover_s - 1
 
     def mono_ms(self) -> int:
-        """Now, by this process's monotonic clock, which stands still while a simulation skips time."""
+        """Return this process's monotonic time in ms, without the time that a simulation skipped."""
         return monotonic_ms() - self._skipped_ms
 
     def time_ms(self) -> int:
-        """Ledger time now."""
+        """Return the ledger time now."""
         return self._time_ms(self.mono_ms())
 
     def say(self, messages: list[Message]) -> None:
-        """Send messages that nobody waits for."""
+        """Send messages without waiting for it."""
         self._send_soon([(subject, payload) for subject, payload, _ in messages])
 
     def figures(self) -> dict[str, Any]:
-        """What the answer to `fleet` has in addition to the fleet."""
+        """Return what the answer to `fleet` contains in addition to the fleet."""
         return {
             "history": self.history.figures(),
             "feature_level": self.engine.state.level,
@@ -339,7 +339,7 @@ class Reign:
     # ------------------------------------------------------------------------------------------- reports
 
     async def report(self) -> None:
-        """Publish the fleet frame for observers twice a second; no tenant's job is in it."""
+        """Publish the fleet frame for observers twice a second; it contains no tenant's jobs."""
         frames, told = FleetFrames(self.engine), False
         while True:
             await asyncio.sleep(FLEET_FRAME_S)
@@ -348,13 +348,16 @@ class Reign:
                 await asyncio.sleep(0)
             frame, bytes_max = frames.frame(), self._world.max_payload_bytes
             if len(frame) > bytes_max and not told:
-                said = "observers are told nothing of the fleet: its frame has %d bytes, and the nats-server takes %d"
+                said = "observers get no fleet frame: it has %d bytes, and the nats-server takes at most %d"
                 log.warning(f"{said}; raise its max_payload", len(frame), bytes_max)
                 told = True
             await self._world.send([(self._subjects.fleet_frame, frame, "")])
 
     async def snapshot(self) -> None:
-        """Now and then have a follower process write a snapshot, name it, and purge all before the one before it."""
+        """Have a follower process write a snapshot now and then, name it in the ledger, and purge older records.
+
+        Records after the previous snapshot are kept.
+        """
         scheduler, state = self._scheduler, self.engine.state
         if scheduler.snapshot_command is None:
             return
@@ -363,7 +366,7 @@ class Reign:
         while True:
             await asyncio.sleep(SNAPSHOT_LOOK_S)
             if taken is not None and (state.snapshot is None or state.snapshot[0] != taken.name):
-                continue  # the record that names it is on its way: who purged now would remove what that names
+                continue  # the record that names it is not stored yet: a purge now would delete what it names
             try:
                 if state.snapshot != purged and state.snapshot is not None and state.snapshot_before is not None:
                     await scheduler.ledger.purge_below(state.snapshot_before[1] + 1)

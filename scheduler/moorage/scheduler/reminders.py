@@ -1,24 +1,24 @@
-"""What a trouble that lasts is called in the log: told when it begins and then rarely, not at every try."""
+"""Limits what the log says about a lasting problem: when it begins and then rarely, not at every try."""
 
 from __future__ import annotations
 
 import time
 from typing import Final
 
-#: the same words again after this, so that whoever looks at the end of a log sees what is wrong now
+#: the same words are logged again after this time, so that the end of a log shows what is wrong now
 AGAIN_S: Final = 60.0
-#: different words of one trouble that are remembered; with more of them the log repeats some
+#: different texts remembered for one problem; beyond it the log repeats some
 WORDS_MAX: Final = 64
 
 
 class Reminders:
-    """Of one trouble: `due` says whether words are to be logged now, `clear` that the trouble is over."""
+    """The texts logged about one problem: `due` says whether to log a text now, `clear` that the problem is over."""
 
     def __init__(self) -> None:
-        self._said_s: dict[str, float] = {}  # monotonic, by words
+        self._said_s: dict[str, float] = {}  # by text, the monotonic time at which it was logged
 
     def due(self, words: str) -> bool:
-        """Whether these words are new, or were said so long ago that they are to be said again. Counts as said."""
+        """Return whether to log this text now: if it is new, or was last logged long ago. Counts it as logged."""
         now_s, said_s = time.monotonic(), self._said_s.get(words)
         if said_s is not None and now_s - said_s < AGAIN_S:
             return False

@@ -1,4 +1,4 @@
-"""Repeat a JetStream call until it is answered: a cluster that elects a stream's leader, or is starting, does not."""
+"""Repeats a JetStream call until it is answered; a cluster that is starting or electing a leader does not answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moorage.bus.errors import Disconnected, JetStreamRefused, RequestTimeout
 
 log = logging.getLogger("moorage.ledger")
 
-#: one request to the JetStream API times out after up to 10 s, an election takes some seconds, and the servers of a
+#: a request to the JetStream API times out after up to 10 s, an election takes some seconds, and the servers of a
 #: cluster are started one after the other
 RETRY_FOR_S: Final = 120.0
 RETRY_WAIT_S: Final = 0.05
@@ -22,21 +22,21 @@ T = TypeVar("T")
 
 
 async def retry_unanswered(make: Callable[[], Awaitable[T]]) -> T:
-    """Call `make` again and again until it is answered, for `RETRY_FOR_S` at most; it must be safe to repeat.
+    """Call `make` repeatedly until it is answered, for `RETRY_FOR_S` at most; it must be safe to repeat.
 
-    Raises what the last call raised.
+    Raises the exception of the last call.
     """
     is_told = False
 
     def tell(tried: RetryCallState) -> None:
-        """In the log, once: who starts a cluster wants to know for what it waits."""
+        """Log the failure once, so that an operator who starts a cluster knows what is missing."""
         nonlocal is_told
         error = tried.outcome.exception() if tried.outcome is not None else None
         if isinstance(error, JetStreamRefused) and not is_told:
             is_told = True
-            log.warning("%s; trying on: %s", error, error.problem.next)
+            log.warning("%s; still trying: %s", error, error.problem.next)
 
-    async def once() -> T:  # tenacity awaits what an `async def` returns, and no other function's
+    async def once() -> T:  # tenacity awaits only functions made with `async def`
         return await make()
 
     tries = AsyncRetrying(

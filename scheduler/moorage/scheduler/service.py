@@ -29,9 +29,9 @@ from moorage.scheduler.snapshots import recover
 log = logging.getLogger("moorage.scheduler")
 
 STANDBY_LOOK_S: Final = 0.2
-#: a read of the ledger is repeated after this: if no server led the stream when it was sent, it is never answered
+#: a read of the ledger is repeated after this time: a read sent while the stream had no leader is never answered
 STANDBY_PATIENCE_S: Final = 2.0
-#: so many times in a row a hole in the ledger is got over with the newest snapshot; then the ledger counts as broken
+#: how often in a row a gap is bridged with the newest snapshot before the ledger counts as broken
 GAPS_MAX: Final = 5
 RESIGN_S: Final = 3.0
 
@@ -40,11 +40,11 @@ class Scheduler(Parts):
     """See `Parts` for its arguments."""
 
     reign: Reign | None = None
-    _folded = 0  # the last ledger record that this standby has folded
-    _is_new = False  # whether the ledger held no record when this process began
+    _folded = 0  # the last ledger record that this standby folded
+    _is_new = False  # whether the ledger was empty when this process began
 
     async def run(self) -> None:
-        """Stand by and lead, until `resign` or cancellation. Raises `LedgerBroken` when an operator must act."""
+        """Stand by and lead, until `resign` or cancellation. Raises `LedgerBroken` if an operator must act."""
         announcing = asyncio.create_task(self.standings.announce(self._standing))
         try:
             await self._run()
@@ -52,7 +52,7 @@ class Scheduler(Parts):
             announcing.cancel()
 
     def _standing(self) -> tuple[int, bool]:
-        """The ledger record that is folded, and whether this process leads."""
+        """Return the last folded ledger record, and whether this process leads."""
         reign = self.reign
         return (self._folded, False) if reign is None else (reign.engine.state.seq, self.leading.is_set())
 
@@ -64,7 +64,7 @@ class Scheduler(Parts):
         await self.snapshots.ensure()
 
     async def _first_request(self) -> int:
-        """The first sequence of a request queue that has to be created: after what was read of an earlier one."""
+        """Return the first sequence of a request queue to create: behind what was read of an earlier queue."""
         if self._is_new:
             return 1
         await self.snapshots.ensure()
@@ -81,12 +81,12 @@ class Scheduler(Parts):
             try:
                 await self._stand_by(state)
                 gaps = 0
-            except LedgerGap as gap:  # purged before it was read here: the newest snapshot has what is missing
+            except LedgerGap as gap:  # purged before this process read it: the newest snapshot contains it
                 gaps += 1
                 if gaps > GAPS_MAX:
                     raise LedgerBroken(
                         f"{gap}. Records were deleted that no snapshot holds: bring the nats-server's folder back, or"
-                        " stop every scheduler and say `moorage admin restore FILE --replace` with the last backup"
+                        " stop every scheduler and run `moorage admin restore FILE --replace` with the last backup"
                     ) from None
                 log.warning("%s", gap)
                 await asyncio.sleep(STANDBY_LOOK_S)
@@ -111,13 +111,13 @@ class Scheduler(Parts):
             state = await recover(self.ledger, self.snapshots)
 
     async def _stand_by(self, state: State) -> None:
-        """Fold the ledger until its leader resigns, or is silent for the takeover time and a random bit more."""
+        """Fold the ledger until its leader resigns, or is silent for the takeover time plus a random part."""
         began, records = time.monotonic(), await self._catch_up(state)
         self._folded = state.seq
         log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
         if not state.leader:
             return
-        # how long it is silent already is only a hint, by the server's wall clock: the fence decides who leads
+        # the current silence is only a hint, by the server's wall clock: the fence decides which scheduler leads
         silence_s = self.config.takeover_s + random.uniform(0, self.config.takeover_s / 8)
         heard = time.monotonic() - max(0.0, await self.ledger.silent_for(state))
         unread, unread_from = Reminders(), 0.0
@@ -137,12 +137,12 @@ class Scheduler(Parts):
                 unread_from = unread_from or time.monotonic()
                 if unread.due(words := f"the ledger cannot be read now: {error}"):
                     log.warning("%s", words)
-                # The silence began at the last record that was read. But once the ledger is readable again, its
-                # leader gets half of the time: it, too, needs a while to find that its append can be stored now.
+                # The silence began at the last record read. But once the ledger is readable again, its leader gets half
+                # of the time: it, too, needs a while to find that its append can be stored now.
                 heard = max(heard, time.monotonic() - silence_s / 2)
 
     async def _catch_up(self, state: State) -> int:
-        """Fold the ledger to its end, with what is written meanwhile; returns how many records that was.
+        """Fold the ledger to its end, including records written meanwhile; return how many.
 
         Otherwise the leader would seem to have been silent for as long as the folding took.
         """

@@ -1,4 +1,4 @@
-"""Everything about a scheduler that an operator may set: its numbers, and how it runs as a process."""
+"""All settings of a scheduler: its numbers, and how it runs as a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDS_BETWEEN: Final = 50_000
 
 
 class SchedulerSettings(Config, frozen=True, kw_only=True):
-    """Settings of one scheduler process. Raises ValueError for what cannot be."""
+    """The settings of one scheduler process. Raises ValueError for invalid values."""
 
     nats: Annotated[
         str | None, setting("URL or nats context of the users' account; else the one that the nats command would use.")
@@ -59,8 +59,11 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
 
 
 def ledger_url(file: Path | None = None) -> str | None:
-    """The ledger account's URL: from the file, else from the one that MOORAGE_LEDGER_URL_FILE names, else
-    MOORAGE_LEDGER_URL. Raises OSError, BadContext: a file that says nothing is no word for the users' account."""
+    """Return the URL of the ledger's account, or None if none is set.
+
+    It is in `file`, else in the file named by MOORAGE_LEDGER_URL_FILE, else in MOORAGE_LEDGER_URL. Raises OSError, and
+    BadContext for an empty file: an empty file must not mean the users' account.
+    """
     named = file or os.environ.get(LEDGER_URL_FILE_VARIABLE)
     if not named:
         return os.environ.get(LEDGER_URL_VARIABLE) or None
@@ -79,11 +82,11 @@ def ledger_url(file: Path | None = None) -> str | None:
 def scheduler_settings(
     flags: Mapping[str, Any], env: Mapping[str, str] | None = None, file: SettingsFile = NO_FILE
 ) -> tuple[SchedulerSettings, dict[str, Found]]:
-    """The settings, and each with where it is from. Raises Refused with bad-settings."""
+    """Return the settings, and the source of each. Raises Refused with bad-settings."""
     found = settle(SECTION, SchedulerSettings, flags=flags, env=env, file=file)
     if found["replicas"].value > 1:
         found = settle(SECTION, SchedulerSettings, flags=flags, env=env, file=file, defaults=CLUSTER_DEFAULTS)
     file_of_url = found["ledger_url_file"]
     if file_of_url.source == str(file.path) and (os.environ if env is None else env).get(LEDGER_URL_VARIABLE):
-        found["ledger_url_file"] = file_of_url._replace(value=None)  # the environment comes before the file
+        found["ledger_url_file"] = file_of_url._replace(value=None)  # the environment takes precedence over the file
     return made(SchedulerSettings, found), found

@@ -1,4 +1,4 @@
-"""The process that reads the ledger beside the leader and writes a snapshot of it (decision 0003), from the leader."""
+"""Starts the process that reads the ledger beside the leader and writes a snapshot of it (decision 0003)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ log = logging.getLogger("moorage.scheduler")
 
 
 class SnapshotsGone(Exception):
-    """The follower cannot read the ledger, as the snapshot before its first record was deleted."""
+    """The follower cannot read the ledger, because the snapshot before its first record was deleted."""
 
 
 class Command(NamedTuple):
-    """What starts the follower: its arguments, which every user can read, and what its environment adds."""
+    """How to start the follower: arguments, which every user can read, and additions to its environment."""
 
     argv: list[str]
     env: dict[str, str]
 
 
 async def take_snapshot(command: Command) -> SnapshotTaken | None:
-    """Run the follower; None if it failed, which is logged. Raises `SnapshotsGone`."""
+    """Run the follower and return its snapshot; None if it failed, which is logged. Raises `SnapshotsGone`."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command.argv,
@@ -35,7 +35,7 @@ async def take_snapshot(command: Command) -> SnapshotTaken | None:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-    except OSError as error:  # no room for a process, or an upgrade replaced Python: the reign goes on
+    except OSError as error:  # no room for a process, or an upgrade replaced Python: the term continues
         log.warning("no snapshot: its writer cannot be started: %s", error)
         return None
     try:

@@ -1,8 +1,8 @@
-"""Snapshots: written by a follower process in chunks, named by the leader, and what recovery begins with.
+"""Snapshots: written in chunks by a follower process, named by the leader, and the start of every recovery.
 
-`python -m moorage.scheduler.snapshots` is that follower: it folds the ledger from the last snapshot, writes the state
-at the end it saw, and prints `name sequence digest`. A crash at any point leaves chunks that no record names: nobody
-overwrites or uses them, and they are purged with the next snapshot.
+`python -m moorage.scheduler.snapshots` is that follower: it folds the ledger from the last snapshot to its end, writes
+the state, and prints `name sequence digest`. A crash at any point leaves chunks that no record names: they are never
+overwritten or used, and are purged with the next snapshot.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = logging.getLogger("moorage.snapshots")
 CHUNK_BYTES: Final = 512 * 1024
 FOLLOWER_TIMEOUT_S: Final = 600.0
 EXIT_FAILED: Final = 1
-#: records that it needs are cut away, and the snapshots that held them are gone
+#: records that it needs were purged, and so were the snapshots that contained them
 EXIT_GONE: Final = 3
 
 
 class Snapshots:
-    """The snapshot stream: immutable chunks under a name; a name counts once the ledger says so."""
+    """The snapshot stream: immutable chunks under a name; a snapshot is valid once the ledger names it."""
 
     def __init__(self, jetstream: JetStream, subjects: Subjects, replicas: int = 1) -> None:
         self._js = jetstream
@@ -52,11 +52,11 @@ class Snapshots:
         await self._js.ensure_stream(config)
 
     async def write(self, state: State) -> tuple[str, int, str]:
-        """Write the state in chunks and read them back: the ledger is cut behind what this returns.
+        """Write the state in chunks and read them back, since the ledger will be purged up to this snapshot.
 
-        Returns what the naming record says: name, sequence, digest. Raises `BadSnapshot`.
+        Returns name, sequence and digest for the record that names it. Raises `BadSnapshot`.
         """
-        data, seq = dump(state), state.seq  # it may be a leader's, which goes on meanwhile
+        data, seq = dump(state), state.seq  # it may be the state of a leader, which changes meanwhile
         name, digest = f"{seq}-{os.urandom(4).hex()}", snapshot_digest(data)
         subject = self._subjects.snapshot(name)
         for start in range(0, len(data), CHUNK_BYTES):
@@ -68,7 +68,7 @@ class Snapshots:
         return name, seq, digest
 
     async def read(self, name: str, digest: str) -> State:
-        """The state of a named snapshot. Raises `BadSnapshot` when it is not there or not what was named."""
+        """Return the state of a named snapshot. Raises `BadSnapshot` if it is missing or not the one named."""
         stream = self._subjects.snapshot_stream
         parts = [m.data async for m in self._js.read_range(stream, self._subjects.snapshot(name))]
         data = b"".join(parts)
@@ -77,7 +77,7 @@ class Snapshots:
         return load(data)
 
     async def purge_all_but(self, names: set[str]) -> None:
-        """Remove the chunks of every snapshot that is not among the last two named."""
+        """Remove the chunks of all snapshots but these."""
         info = await self._js.stream_info(self._subjects.snapshot_stream, self._subjects.snapshot_all)
         for subject in info.subjects:
             if subject.rpartition(".")[2] not in names:
@@ -85,9 +85,9 @@ class Snapshots:
 
 
 async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
-    """The state to start from: the newest snapshot that a ledger record names, else nothing.
+    """Return the state to start from: the newest snapshot that a ledger record names, else an empty state.
 
-    Raises `LedgerBroken` where its digests cannot be checked by this Python.
+    Raises `LedgerBroken` if this Python cannot check its digests.
     """
     await ledger.check_digests()
     for name, seq, digest in await ledger.named_snapshots():
@@ -98,7 +98,7 @@ async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
             continue
         if state.seq == seq:
             return state
-        log.warning("snapshot %s stands at %d, the ledger says %d", name, state.seq, seq)
+        log.warning("snapshot %s is of record %d, the ledger says %d", name, state.seq, seq)
     return State()
 
 

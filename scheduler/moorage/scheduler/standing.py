@@ -1,9 +1,8 @@
-"""Which scheduler leads and which ones stand by: each announces that, and the feature level that it can read and write.
+"""Which scheduler leads and which stand by: each announces that, with the feature level that it can read and write.
 
 Announcements may be lost and prove nothing. So an operator who raises the feature level also says how many schedulers
-must have announced it.
-
-They tell the settings, too: each scheduler leads by its own, so a takeover changes them where they are not the same.
+must have announced it. They include the settings: each scheduler leads with its own, so a takeover changes settings
+that differ.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 
 SAY_S: Final = 2.0
-#: a scheduler that was silent for so long no longer counts
+#: a scheduler silent for this long no longer counts
 HEARD_S: Final = 5 * SAY_S
-#: schedulers that are remembered; a new one beyond that is not
+#: the most schedulers remembered; further ones are ignored
 KNOWN_MAX: Final = 64
 
 log = logging.getLogger("moorage.scheduler")
@@ -39,7 +38,7 @@ _decode: Final[Decoder[Standing]] = Decoder(Standing)
 
 
 def _spoken(config: Config) -> dict[str, Any]:
-    """Each setting by which a leader decides, as a frame can say it; not those of the process, such as its server."""
+    """Return each setting that affects the leader's decisions, as a frame can carry it; not those of the process."""
     return {
         key: value if value is None or isinstance(value, str | int | float) else str(value)
         for key in Config.__struct_fields__
@@ -51,18 +50,18 @@ _DEFAULTS: Final = _spoken(Config())
 
 
 class Standings:
-    """Announces this scheduler for as long as `announce` runs, and keeps what others announce after `listen`."""
+    """Announces this scheduler while `announce` runs, and keeps what others announce after `listen`."""
 
     def __init__(self, world: Transport, subjects: Subjects, name: str, config: Config | None = None) -> None:
         self._settings = {key: value for key, value in _spoken(config or Config()).items() if value != _DEFAULTS[key]}
-        self._told: dict[str, str] = {}  # how others' settings differ, by scheduler, as the log was told
+        self._told: dict[str, str] = {}  # how other schedulers' settings differ, as last logged
         self._world = world
         self._subject = subjects.standing
         self._name = name
         self._heard: dict[str, tuple[Standing, float]] = {}
 
     async def announce(self, now: Callable[[], tuple[int, bool]]) -> None:
-        """Runs for ever; `now` gives the ledger record that is folded, and whether we lead."""
+        """Announce for ever; `now` returns the last folded ledger record, and whether this scheduler leads."""
         while True:
             ledger, leads = now()
             frame = Standing(self._name, RELEASE, records.FORMAT, ledger, leads, self._settings)
@@ -81,22 +80,22 @@ class Standings:
         except Refused:
             return
         if len(self._heard) >= KNOWN_MAX and said.scheduler not in self._heard:
-            self.lately()  # schedulers may get a new name at each start: forget those that have gone
+            self.lately()  # schedulers may have a new name at each start: forget those that have gone
         if said.scheduler in self._heard or len(self._heard) < KNOWN_MAX:
             self._heard[said.scheduler] = (said, time.monotonic())
 
     def slept(self, seconds: float) -> None:
-        """Time was skipped: nobody was silent in it."""
+        """Note that a simulation skipped time; it does not count as silence."""
         self._heard = {name: (said, at_s + seconds) for name, (said, at_s) in self._heard.items()}
 
     def lately(self) -> list[Standing]:
-        """The schedulers that were heard in the last seconds, by name."""
+        """Return the schedulers heard from in the last seconds, by name."""
         since = time.monotonic() - HEARD_S
         self._heard = {name: heard for name, heard in self._heard.items() if heard[1] >= since}
         return [self._heard[name][0] for name in sorted(self._heard)]
 
     def _tell(self) -> None:
-        """Log who stands by with other settings than ours, once each."""
+        """Log, once each, which standby schedulers have other settings than this leader."""
         found = {
             said.scheduler: other
             for said in self.lately()
@@ -108,13 +107,13 @@ class Standings:
         self._told = found
 
     def rows(self) -> list[dict[str, Any]]:
-        """As the verb `fleet` shows them."""
+        """Return the schedulers in the form of the verb `fleet`."""
         rows = [msgspec.to_builtins(said) for said in self.lately()]
         return [{key: row[key] for key in row if key not in ("kind", "v")} for row in rows]
 
 
 def differing(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    """Settings that differ between two schedulers, each told as far as it is not the default; empty where none do."""
+    """Return the settings that differ between two schedulers as text; empty if none. Omitted ones are defaults."""
     return ", ".join(
         f"{key} = {theirs.get(key, _DEFAULTS.get(key))} (the leader: {ours.get(key, _DEFAULTS.get(key))})"
         for key in sorted({*theirs, *ours})

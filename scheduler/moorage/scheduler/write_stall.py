@@ -1,9 +1,8 @@
-"""While appends to the ledger stall, callers are told so, instead of waiting for an answer that does not come.
+"""Answers callers while appends to the ledger stall, so that they do not wait for a record that does not come.
 
-Requests that arrive during a stall are held here, before the engine has seen them. If the ledger takes records again
-soon, they are read as usual. If not, they are refused, but only after `TOLD_AFTER_S`: perhaps this leader is cut off
-from the ledger and another one has taken over. That one answers within milliseconds, and a request must have one answer
-only, the one of whoever really leads.
+Requests that arrive during a stall are held here, before the engine sees them. If the ledger soon takes records again,
+they are read as usual. If not, they are refused, but only after `TOLD_AFTER_S`: perhaps only this leader is cut off,
+and another scheduler leads by then and answers.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from moorage.schemas.subjects import Subjects
 #: try
 TOLD_AFTER_S: Final = 1.0
 KEPT_MAX: Final = 100_000
-#: events that the engine may hold while nothing is written, some KiB each: what a fleet renews in minutes
+#: the most events that the engine may hold while nothing is written, some KiB each: what a fleet sends in minutes
 READ_MAX: Final = 100_000
-#: what an operator can do when the records were deleted while a leader was running
+#: what an operator can do if the records were deleted while a leader was running
 GONE_NEXT: Final = (
     "the ledger was deleted or purged: stop every scheduler, and bring the nats-server's folder back, or say"
     " `moorage admin restore FILE --replace` with the last backup"
 )
-#: the same where nobody leads a stream of several copies: it is the servers that are missing, and not their room
+#: the same for a stream of several copies without a leader: servers are missing, not disk space
 HEADLESS_NEXT: Final = (
     "see which of the nats-servers that hold the ledger's copies do not run, or do not reach the others: more than half"
     " of the copies are needed; then look at the disks and logs of those that run, and start one again whose disk"
@@ -41,19 +40,19 @@ ROOM_NEXT: Final = (
     "look at the disk (and max_file_store) and the log of the nats-server that holds the ledger, and start it again"
     " once there is room"
 )
-#: why an append failed that had no server to go to
+#: why an append failed without a connection
 NOT_CONNECTED: Final = "it is not connected to the nats-server"
 
 
 class AppendProgress:
-    """How long the append in flight has been under way, and why its last try failed."""
+    """How long the current append has taken, and why its last try failed."""
 
     def __init__(self) -> None:
-        self.since_s: float | None = None  # monotonic; None while none is in flight
+        self.since_s: float | None = None  # monotonic; None if no append is in flight
         self.trouble = ""
-        self.gone = False  # the stream or its records were deleted: neither waiting nor room on the disk will help
-        self.headless = False  # of a ledger with several copies: no server leads its stream
-        self.told = False  # in the log
+        self.gone = False  # the stream or its records were deleted: neither waiting nor disk space will help
+        self.headless = False  # a ledger with several copies whose stream has no leader
+        self.told = False  # whether the stall was logged
 
     def begin(self) -> None:
         self.since_s, self.trouble = time.monotonic(), ""
@@ -63,14 +62,15 @@ class AppendProgress:
         self.since_s, self.trouble = None, ""
 
     def for_s(self, now_s: float) -> float:
-        """Seconds since the append in flight began; 0 while there is none."""
+        """Return the seconds since the current append began; 0 if there is none."""
         return 0.0 if self.since_s is None else now_s - self.since_s
 
 
 class StalledRequests:
     """Holds requests back once an append has taken `after_s`.
 
-    `resume` handles a request that was held; `waiting` counts the events that the engine has and no record holds yet.
+    `resume` handles a request that was held; `waiting` returns the number of events in the engine that no record has
+    yet.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class StalledRequests:
         self.dropped = 0
 
     def keeps(self, delivery: Delivery) -> bool:
-        """Whether this message is kept from the engine: held, or dropped.
+        """Return whether this message is kept from the engine: held, or dropped.
 
-        Only requests that wait for an answer are held. Other messages pass until the engine holds `READ_MAX` events;
-        from then on they are dropped and counted, which does no harm as workers send everything again.
+        Only requests that want an answer are held. Other messages pass until the engine has `READ_MAX` events; from
+        then on they are dropped and counted, which does no harm since workers send everything again.
         """
         since_s, came_s = self._appending.since_s, delivery.received_monotonic_s
         if since_s is None or came_s - since_s < self._after_s:
@@ -123,7 +123,7 @@ class StalledRequests:
         return True
 
     def release(self) -> None:
-        """The ledger has taken a record: handle what was held, in order."""
+        """Handle the held requests in order, after the ledger has taken a record."""
         if not self._kept:
             return
         self.close()
@@ -132,7 +132,7 @@ class StalledRequests:
             self._resume(delivery)
 
     def close(self) -> None:
-        """Answer nobody any more, as somebody else leads."""
+        """Send no more answers, since another scheduler leads."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,7 +141,7 @@ class StalledRequests:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tell)
 
     def _tell(self) -> None:
-        """Refuse what was held long enough."""
+        """Refuse the requests that were held long enough."""
         self._timer, now_s, kept = None, time.monotonic(), self._kept
         refusal = stall_problem(self._appending, now_s)
         while kept and now_s >= _due_s(kept[0]):
@@ -153,12 +153,15 @@ class StalledRequests:
 
 
 def _due_s(delivery: Delivery) -> float:
-    """When it is refused. Compared as a sum: the difference (how long it was held) could round to less for ever."""
+    """Return when a request is refused.
+
+    Compared as a sum: the time for which it was held, as a difference, could round to less for ever.
+    """
     return delivery.received_monotonic_s + TOLD_AFTER_S
 
 
 def stall_problem(appending: AppendProgress, now_s: float) -> Problem:
-    """The answer to a request that comes during a stall."""
+    """Return the answer to a request that arrives during a stall."""
     trouble = f" ({appending.trouble})" if appending.trouble else ""
     return problem(
         "not-leading",
@@ -176,7 +179,7 @@ def _to_do(appending: AppendProgress) -> str:
 
 
 def what_next(appending: AppendProgress) -> str:
-    """What an operator does about a ledger that takes no record though its server is there."""
+    """Return what an operator can do about a ledger that takes no record although its server is reachable."""
     if appending.gone:
         return GONE_NEXT
     return HEADLESS_NEXT if appending.headless else ROOM_NEXT

@@ -122,7 +122,7 @@ def worker(
         log = logging.getLogger("moorage.worker")
         log.info("settings: %s", told(found) or "defaults")
         for name in unknown_variables(SECTION, found):
-            log.warning("%s is no setting: it does nothing", name)
+            log.warning("%s is not a setting and has no effect", name)
         _warn_of_file_here(file)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve())

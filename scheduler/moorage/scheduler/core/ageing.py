@@ -1,12 +1,12 @@
-"""Ageing: whoever waits counts with a higher priority by and by, so that no stream of higher ones starves it.
+"""Ageing: the effective priority of a waiting job rises with time, so that higher priorities cannot starve it.
 
-So many points for each hour since a job was accepted, in ledger time and in integers, up to a priority that age alone
-lifts nobody over. Age lifts a job into the classes that are there: within a class it tells nobody apart, so that fair
-share and arrival decide there as they did. Once it has come up to a class, only those of it stand before a job that
-came earlier, or to whose tenant more is owed.
+It rises by some points for each hour since the job was accepted, in ledger time and integers, up to a maximum. Age
+lifts a job only to priorities that waiting jobs actually have: within one priority, fair share and arrival decide as
+without ageing. A job that has reached a priority is preceded only by jobs of that priority that came earlier, or whose
+tenant is owed more.
 
-Age decides who goes first and who gets hosts reserved, and what is started by it is not ended by what it passed. A
-right to end others comes from a job's own priority alone.
+Age decides which jobs go first and which get a reservation. A job started because of its age is not ended by the jobs
+that it passed. The right to end other jobs comes only from a job's own priority.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _HOUR_MS: Final = 3_600_000
 
 
 class Ageing(NamedTuple):
-    """`rate_milli` are thousandths of a point an hour; `most` is the priority up to which age lifts."""
+    """`rate_milli` is thousandths of a point for each hour; `most` is the priority up to which age lifts."""
 
     rate_milli: int
     most: int
 
     def of(self, priority: int, waited_ms: int) -> int:
-        """What a priority comes to after so long a wait, in whole points."""
+        """Return the effective priority after this wait, in whole points."""
         if priority >= self.most or waited_ms <= 0:
             return priority
         return min(self.most, priority + waited_ms * self.rate_milli // (1000 * _HOUR_MS))
 
     def standing(self, classes: Sequence[int], priority: int, waited_ms: int) -> int:
-        """The highest of these classes, in rising order, that a priority has come up to; its own where none is."""
+        """Return the highest of these classes (ascending) that the priority has reached with age; else its own."""
         if priority >= self.most or waited_ms <= 0:
             return priority
         more = waited_ms * self.rate_milli // (1000 * _HOUR_MS)

@@ -10,12 +10,12 @@ from moorage.scheduler.core.ageing import Ageing
 from moorage.schemas.settings import setting
 
 GIB: Final = 1 << 30
-#: the packed table of finished jobs has room for so many (`finished.ROWS_MAX`)
+#: capacity of the table of finished jobs (`finished.ROWS_MAX`)
 FINISHED_ROWS_MAX: Final = 2_000_000
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Raises ValueError where the numbers cannot keep the promises together."""
+    """The scheduler's settings. Raises ValueError if they cannot keep the promises together."""
 
     renew_s: Annotated[float, setting("Interval of a worker's renewals.", unit="s", ge=0.1, le=60)] = 2.0
     lease_s: Annotated[
@@ -110,7 +110,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     reserve_after: Annotated[
         float,
         setting(
-            "A job that has waited this long and cannot start gets hosts held back for it.", unit="s", ge=1, le=86400
+            "A job that has waited this long and cannot start gets hosts reserved for it.", unit="s", ge=1, le=86400
         ),
     ] = 30.0
     ageing: Annotated[
@@ -139,7 +139,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 3600.0
 
     def __post_init__(self) -> None:
-        if self.heartbeat_s >= self.renew_s:  # else every idle tick looks like a leader that was stopped
+        if self.heartbeat_s >= self.renew_s:  # else every idle tick would look like a suspended leader
             raise ValueError(f"heartbeat_s must be below renew_s = {self.renew_s:g}, found {self.heartbeat_s:g}")
         needed = self.renew_s + self.takeover_s + 1 + self.server_gap_s + self.margin_s
         if self.lease_s <= needed:
@@ -150,7 +150,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost_ms(self) -> int:
-        """Silence after which a worker is declared lost: lease + grace + margin."""
+        """The silence after which a worker is declared lost: lease + grace + margin."""
         return int((self.lease_s + self.grace_s + self.margin_s) * 1000)
 
     @property
@@ -159,7 +159,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ages(self) -> Ageing | None:
-        """How priorities grow with waiting; None where they do not."""
+        """How priorities rise with waiting; None if they do not."""
         rate_milli = round(self.ageing * 1000)
         return Ageing(rate_milli, self.ageing_to) if rate_milli else None
 
@@ -168,7 +168,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.finished_keep * 1000)
 
 
-#: what differs where the ledger has copies on three servers, R3
+#: other defaults for a ledger with copies on three servers (R3)
 CLUSTER_DEFAULTS: Final = {
     "renew_s": 3.0,
     "lease_s": 30.0,

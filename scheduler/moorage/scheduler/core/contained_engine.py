@@ -1,9 +1,10 @@
-"""The engine of a leader: one request, worker or timer that makes the core raise stops nothing but itself.
+"""A leader's engine that contains failures: a request, worker or timer that makes the core raise affects only itself.
 
-A record that could not be built is built again without what failed: all tables (queue, reservation, fleet, ranker) are
-made anew from the state, as a takeover makes them, and the event is set aside. In ranking the plain ranker takes over.
-Nothing of that is in the ledger, but `set_aside` and the failed calls of the ranker are inputs, so a recording has them
-and replays. What was raised after the acknowledgement costs answers that are asked for again.
+A record that could not be built is built again without the event that failed. All tables (queue, reservation, fleet,
+ranker) are rebuilt from the state, as in a takeover, and the event is set aside. If the ranker failed, the plain ranker
+takes over. The ledger contains nothing of this, but `set_aside` and the failed calls of the ranker are inputs, so a
+recording contains and replays them. A failure after the acknowledgement costs only answers, for which clients ask
+again.
 """
 
 from __future__ import annotations
@@ -26,28 +27,29 @@ from moorage.scheduler.core.state import Job
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Renew
 
-#: how often one record is built anew; then the term ends
+#: how often one record is rebuilt before the term ends
 BUILDS_MAX: Final = 64
-#: a record that takes more of the leader's processor time to build counts as one whose ranking failed
+#: a record that takes more CPU time than this to build counts as a failure of the ranker
 BUILD_MS_MAX: Final = 250
 RETRY_AFTER_S: Final = 1.0
-#: a leader is careful for so long after leaders before it have died: what they may have died of has come by then
+#: for how long a leader is careful after its predecessors died; whatever killed them has arrived by then
 SAFE_MS: Final = 15_000
 BY_SCHEDULER: Final = "scheduler"
 CORDON: Final = "cordon"
 
 
 class ContainedEngine(Engine):
-    """`containment` says what has failed, for the log, the metrics and `doctor`."""
+    """`containment` has the failures, for the log, the metrics and `doctor`."""
 
     def _begin(self) -> None:
         self.containment = Containment()
         self._now_ms = self.state.time_ms
-        self._owed: list[tuple[Any, str, bool]] = []  # answers to what was set aside, to be sent with the next record
-        self._kept_waiting: dict[str, deque[Submit | QueueRead]] = {}  # of tenants in debt, from the durable queue
+        self._owed: list[tuple[Any, str, bool]] = []  # answers to events that were set aside, sent with the next record
+        # requests from the durable queue, by tenants in debt
+        self._kept_waiting: dict[str, deque[Submit | QueueRead]] = {}
         self._ranker: FallingBack | None = None
-        self.failed_builds = 0  # of the last record: how often it was built anew
-        self.cost_ms = 0  # what that took each time, as whoever calls `build` has measured it
+        self.failed_builds = 0  # how often the last record was rebuilt
+        self.cost_ms = 0  # the time of one rebuild, as measured by the caller of `build`
 
     # ------------------------------------------------------------------------------------------------ ranking
 
@@ -68,19 +70,19 @@ class ContainedEngine(Engine):
         return self._ranker
 
     def built_in(self, took_ms: int) -> None:
-        """Take the processor time of the last record: a failure is charged with it, or the ranker."""
+        """Take the CPU time of the last record: it is charged to what failed, or to a slow ranker."""
         if self.failed_builds:
             self.cost_ms = took_ms // self.failed_builds
         elif took_ms > BUILD_MS_MAX:
             self.was_slow(took_ms)
 
     def was_slow(self, took_ms: int) -> None:
-        """A record took too long to build: as if its ranking had failed."""
+        """Count a record that took too long as a failure of the ranker."""
         self.containment.counts["slow"] += 1
         self.ranker.give_up(TimeoutError(f"a record took {took_ms} ms to build"))
 
     def begin_safe_mode(self) -> None:
-        """Leaders before this one have died of something: for a while use what is plain, one event a record."""
+        """After the deaths of earlier leaders, use the plain ranker and one event a record for a while."""
         self.containment.safe_until_ms = self._now_ms + SAFE_MS
         self.alone = True
         self._rebuild(self.built_ms, self._soft())
@@ -115,7 +117,7 @@ class ContainedEngine(Engine):
         return now_ms >= contained.safe_until_ms and not contained.is_paused("ranking", now_ms)
 
     def _begin_at(self, time_ms: int) -> None:
-        """What time alone changes; the same when it is done twice."""
+        """Apply what depends on time alone; calling it twice changes nothing more."""
         now_ms = self._now_ms = max(time_ms, self.state.time_ms)
         contained = self.containment
         self.alone = now_ms < contained.safe_until_ms or now_ms < contained.alone_until_ms
@@ -126,7 +128,7 @@ class ContainedEngine(Engine):
             self._refuse_failing()
 
     def _aside(self, raised: Exception) -> list[Any]:
-        """What failed, as an input of `set_aside`; nothing where that cannot be said."""
+        """Return the input of `set_aside` for an exception; empty if it cannot be attributed."""
         at, contained, now_ms, flight = self._at, self.containment, self._now_ms, self._in_flight
         draft = flight.draft if flight is not None else None
         event: Event | None = None if isinstance(at, str) else at
@@ -147,7 +149,7 @@ class ContainedEngine(Engine):
             if not contained.is_paused(name, now_ms):
                 contained.note("timer", TIMERS, f"kind {timer[0]} of {timer[1]}", raised, now_ms)
                 return ["timer", name]
-        # what is left out already is not what failed
+        # a step already skipped cannot be what failed
         if event is None and (at not in STEPS or contained.is_paused(at, now_ms)):
             event = self._only_event() if self.alone else None
             if event is None:
@@ -171,7 +173,7 @@ class ContainedEngine(Engine):
         return next(iter(urgent or found), None)
 
     def _aside_of(self, event: Event, raised: Exception) -> list[Any]:
-        """Name an event by its place in its queue, as it was before it was taken."""
+        """Return the input of `set_aside` for an event, naming it by its place in its queue before it was taken."""
         pending, contained, now_ms = self._pending, self.containment, self._now_ms
         if isinstance(event, Submit):
             trace = contained.note("request", "submit", f"{event.tenant}/{event.name}", raised, now_ms)
@@ -193,11 +195,11 @@ class ContainedEngine(Engine):
     # ---------------------------------------------------------------------------------------------- set aside
 
     def set_aside(self, aside: list[Any], time_ms: int, mono_ms: int, soft: dict[str, Any]) -> None:
-        """Go on without what has failed, from tables that are made anew. An input, as `offer` is."""
+        """Continue without what failed, from rebuilt tables. An input of the engine, like `offer`."""
         flight, pending, contained = self._in_flight, self._pending, self.containment
         self._in_flight = None
-        self.cost_ms = soft.get("cost_ms", 0)  # measured, so it is an input
-        if flight is not None:  # none in a replay: there the record that failed is not built
+        self.cost_ms = soft.get("cost_ms", 0)  # measured, so it is part of the input
+        if flight is not None:  # None in a replay, which does not build the failed record
             for batch, position in flight.answered:
                 batch.take_back(position)
             pending.take_back()
@@ -241,12 +243,12 @@ class ContainedEngine(Engine):
             self._owed.append((_failed("order"), event.reply, event.json))
 
     def _charge(self, tenant: str) -> None:
-        """Charge a tenant with what the last failure cost. No less than an estimate: the first one is not measured."""
+        """Charge a tenant for its last failure: at least an estimate, since the first failure is not measured."""
         estimate_ms = 1 + (len(self.state.jobs) + len(self.fleet.hosts)) // REBUILT_A_MS
         self.containment.charge(tenant, max(self.cost_ms, estimate_ms), self._now_ms)
 
     def _soft(self) -> dict[str, Any]:
-        """What the tables hold that follows from no record: it is kept as they are made anew."""
+        """Return what the tables contain that no record implies; a rebuild keeps it."""
         hosts = [
             [
                 num, host.heard, host.last_ms, host.load_ms, host.busy, host.waiting, host.sick, host.stale,
@@ -258,7 +260,7 @@ class ContainedEngine(Engine):
         return {"hosts": hosts, "ahead": ahead, "ranking": self.containment.ranking(), "cost_ms": self.cost_ms}
 
     def _rebuild(self, mono_ms: int, soft: dict[str, Any]) -> None:
-        """Make all tables anew: from the state, and what workers have said in this reign."""
+        """Rebuild all tables from the state and from what workers reported in this term."""
         contained, now_ms = self.containment, self._now_ms
         moved_seq, dropped, ranking = self.admission.moved_seq, self.retention.dropped, soft["ranking"]
         looked_ms, built_ms = self._looked_ms, self._built_ms
@@ -297,7 +299,10 @@ class ContainedEngine(Engine):
     # ------------------------------------------------------------------------------------- tenants and workers
 
     def _hold_back(self, now_ms: int) -> None:
-        """Requests of tenants in debt wait, if they are of the durable queue, or are refused; others come first."""
+        """Hold back the requests of tenants in debt: queued ones wait, others are refused.
+
+        Other tenants' requests are unaffected.
+        """
         contained, pending, waiting = self.containment, self._pending, self._kept_waiting
         for tenant in list(waiting):
             if not contained.wait_ms(tenant, now_ms):
@@ -317,33 +322,33 @@ class ContainedEngine(Engine):
         pending.submits = left
 
     def task_failed(self, name: str, raised: Exception, now_ms: int) -> None:
-        """Count a task of the shell that has raised."""
+        """Count a failed task of the shell."""
         self.containment.note_task(name, raised, now_ms)
 
     def take_unlogged(self) -> list[Failure]:
-        """Return what has failed since it was asked last, for the log."""
+        """Return the failures since the last call, for the log."""
         return self.containment.take_unlogged() if self.containment.unlogged else []
 
     def failures(self, now_ms: int) -> dict[str, Any]:
-        """Return what has failed, for `doctor` and the metrics."""
+        """Return the figures of all failures, for `doctor` and the metrics."""
         return self.containment.figures(now_ms)
 
     def fail_ranking_at(self, calls: Iterable[int]) -> None:
-        """Have the ranker fail at these of its calls in the next record, as it did when that was recorded."""
+        """Make the ranker fail at these calls in the next record, as it did when that record was recorded."""
         self.ranker.fails_at.update(calls)
 
     def evidence_of(self, reply: str) -> str:
-        """The traceback of what was answered there, where it was set aside; told once."""
+        """Return the traceback behind an answer to an event that was set aside, and forget it; empty for none."""
         return self.containment.traces.pop(reply, "")
 
     def holds_back(self, tenant: str) -> bool:
-        """Whether requests of this tenant wait as others of it have made the scheduler fail."""
+        """Return whether this tenant's requests wait because its earlier ones made the scheduler fail."""
         return tenant in self._kept_waiting
 
     def _refuse_failing(self) -> None:
-        """Frames of workers on which the scheduler has failed again and again are refused: so their leases run out.
+        """Refuse the frames of workers on which the scheduler failed repeatedly, so that their leases run out.
 
-        They end what they run, and count as lost once nothing of it can run any more, as one that has fallen silent.
+        Such workers end their jobs, and count as lost once nothing can run there any more, like silent workers.
         """
         failing, rest = self.containment.failing, self._pending.rest
         for worker_id in list(failing):
@@ -356,7 +361,7 @@ class ContainedEngine(Engine):
             self._owed.append((_failed("frame"), event.reply, event.json))
 
     def _begin_record(self, flight: InFlight) -> None:
-        """What was found to fail in the record before: nothing new for its hosts, until an operator says so."""
+        """Cordon the hosts of failing workers, until an operator reopens them."""
         for worker_id in self.containment.failing:
             worker = self.state.workers[worker_id]
             if worker.flag == "open" and self._begins(CORDON, flight.draft):
@@ -379,7 +384,7 @@ class ContainedEngine(Engine):
             out.answers = [answer for answer in out.answers if answer[0]]
 
     def mend(self, mono_ms: int, soft: dict[str, Any]) -> None:
-        """Make all tables anew, as what follows from a record was broken off. An input, as `offer` is."""
+        """Rebuild all tables after an exception broke off the work behind a record. An input, like `offer`."""
         self._rebuild(mono_ms, soft)
 
     def _index_failed(self, what: str, raised: Exception) -> None:
@@ -395,7 +400,7 @@ def _failed(what: str, job: str = "") -> Problem:
         "internal",
         f"the scheduler failed on this {what}: it was set aside, and nothing of it was recorded",
         job=job,
-        next="for an operator: the scheduler's log says where it failed, and `moorage doctor` how often",
+        next="for an operator: the scheduler's log shows where it failed, and `moorage doctor` how often",
     )
 
 

@@ -1,7 +1,7 @@
-"""What the core raised, and what follows from it: counts, evidence, pauses, and how much of it one tenant may cause.
+"""What the core raised, and what follows: counts, evidence, pauses, and how much of it one tenant may cause.
 
-Nothing here raises by what it is given. It outlives the rebuilding of an engine's tables and depends on ledger time
-alone, so that a recording replays.
+Nothing here raises because of its arguments. It outlives the rebuilding of an engine's tables and depends only on
+ledger time, so that a recording replays.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import traceback
 from collections import Counter
 from typing import Any, Final, NamedTuple
 
-#: steps of `Engine.build` that can be left out of a record
+#: steps of `Engine.build` that may be skipped in a record
 SECOND: Final = "each second"
 UNMATCHED: Final = "unmatched"
 TIMERS: Final = "timers"
@@ -18,20 +18,20 @@ PLACING: Final = "placing"
 RETENTION: Final = "retention"
 STEPS: Final = (SECOND, UNMATCHED, TIMERS, PLACING, RETENTION)
 
-#: what has failed is tried again after so many ms, and after twice as many each time that it fails again
+#: a failed thing is tried again after this pause, which doubles each time that it fails again
 PAUSE_MS: Final = 1_000
 PAUSE_MS_MAX: Final = 64_000
-#: what has gone well for so long after its pause begins with the short one again
+#: a thing that works for this long after its pause begins with the short pause again
 FORGIVEN_MS: Final = 60_000
-#: pauses and evidence that are remembered
+#: how many pauses, and how many kinds of failures, are remembered
 PAUSES_MAX: Final = 10_000
 EVIDENCE_MAX: Final = 1_000
-#: the end of a traceback that is kept
+#: how many characters of a traceback are kept, from its end
 TRACE_CHARS_MAX: Final = 2_000
-#: frames of one worker on which the scheduler fails within `FORGIVEN_MS`, until its session ends
+#: if the scheduler fails on this many frames of one worker within `FORGIVEN_MS`, the worker's session ends
 TRIES_MAX: Final = 3
-#: the part of the leader's time that rebuilding its tables for tenants' requests may take, in ms each second, and the
-#: time that one tenant may have taken of it until its requests have to wait
+#: how many ms of each second the leader spends on rebuilding its tables because of tenants' requests, and how many ms
+#: one tenant may cause before its requests have to wait
 REBUILD_MS_A_SECOND: Final = 20
 REBUILD_MS_MAX: Final = 100
 #: jobs and hosts that are put into the tables in a ms, at the least
@@ -39,7 +39,7 @@ REBUILT_A_MS: Final = 50
 
 
 class Failure(NamedTuple):
-    """What the log is told of once."""
+    """A failure, for the log."""
 
     where: str
     what: str
@@ -47,31 +47,31 @@ class Failure(NamedTuple):
 
 
 def trace_of(raised: BaseException) -> str:
-    """The end of its traceback."""
+    """Return the end of an exception's traceback."""
     return "".join(traceback.format_exception(raised))[-TRACE_CHARS_MAX:]
 
 
 class Containment:
-    """`counts` are by where it was raised: ranking, request, worker, job, timer, step, output, slow, task."""
+    """`counts` are by what failed: ranking, request, worker, job, timer, step, output, slow, task."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.unlogged: list[Failure] = []
         self.last: Failure | None = None
         self.last_ms = 0
-        self.traces: dict[str, str] = {}  # by the reply subject of a request of the durable queue
-        self.safe_until_ms = 0  # ledger time: until then the plain ranker, and one event a record
-        self.alone_until_ms = 0  # ledger time: until then one event a record, to find the one that fails
-        self.failing: dict[str, int] = {}  # workers whose session is to end, and from when, in ledger ms
-        self._pauses: dict[str, tuple[int, int]] = {}  # until which ledger ms, and how long it was
-        self._tries: dict[str, tuple[int, int]] = {}  # of workers: how often, and when last
-        self._debts: dict[str, tuple[int, int]] = {}  # of tenants: ms of rebuilding, and as of when
+        self.traces: dict[str, str] = {}  # tracebacks, by the reply subject of a request of the durable queue
+        self.safe_until_ms = 0  # ledger ms until which to use the plain ranker, and one event a record
+        self.alone_until_ms = 0  # ledger ms until which to take one event a record, to find the failing one
+        self.failing: dict[str, int] = {}  # workers whose sessions are to end, and since when in ledger ms
+        self._pauses: dict[str, tuple[int, int]] = {}  # (ledger ms until which it lasts, its length)
+        self._tries: dict[str, tuple[int, int]] = {}  # by worker: number of failures, and time of the last
+        self._debts: dict[str, tuple[int, int]] = {}  # by tenant: ms of rebuilding, and as of when
         self._logged: set[str] = set()
 
     # ---------------------------------------------------------------------------------------------- evidence
 
     def note(self, kind: str, where: str, what: str, raised: BaseException, now_ms: int) -> str:
-        """Count what was raised; the log is told of each kind once. Returns the end of the traceback."""
+        """Count an exception, and queue it for the log once for each kind. Returns the end of the traceback."""
         trace = trace_of(raised)
         self.counts[kind] += 1
         self.last, self.last_ms = Failure(where, what, trace), now_ms
@@ -82,7 +82,7 @@ class Containment:
         return trace
 
     def note_task(self, name: str, raised: BaseException, now_ms: int) -> None:
-        """Count what a task beside the records raised. That task logs it."""
+        """Count an exception of a task beside the records; that task logs it."""
         self.counts["task"] += 1
         self.last, self.last_ms = Failure(f"task {name}", type(raised).__name__, trace_of(raised)), now_ms
 
@@ -91,7 +91,7 @@ class Containment:
         return told
 
     def figures(self, now_ms: int) -> dict[str, Any]:
-        """As the verb `fleet` shows it."""
+        """Return the figures that the verb `fleet` shows."""
         last = self.last
         return {
             "counts": dict(sorted(self.counts.items())),
@@ -105,7 +105,7 @@ class Containment:
     # ------------------------------------------------------------------------------------------------ pauses
 
     def pause(self, what: str, now_ms: int) -> int:
-        """It failed: until which ledger time it is left alone."""
+        """Note that something failed; return the ledger time until which not to try it again."""
         until_ms, pause_ms = self._pauses.get(what, (0, 0))
         again = pause_ms and now_ms < until_ms + FORGIVEN_MS
         pause_ms = min(2 * pause_ms, PAUSE_MS_MAX) if again else PAUSE_MS
@@ -123,7 +123,7 @@ class Containment:
         return now_ms < self.until_ms(what)
 
     def paused(self, kind: str, now_ms: int) -> dict[int, int]:
-        """Of this kind what is left alone: until when, by its number."""
+        """Return what of this kind is paused, by its number: until which ledger ms."""
         skip = len(kind) + 1
         return {
             int(what[skip:]): until_ms
@@ -132,7 +132,7 @@ class Containment:
         }
 
     def put_off_timers(self, now_ms: int) -> dict[tuple[int, int], int]:
-        """Until when a timer is left alone, by its kind and what it is about."""
+        """Return the paused timers, by kind and subject: until which ledger ms."""
         return {
             (int(kind), int(what)): until_ms
             for name, (until_ms, _) in self._pauses.items()
@@ -146,10 +146,10 @@ class Containment:
     def set_ranking(self, until_ms: int, pause_ms: int) -> None:
         self._pauses["ranking"] = until_ms, pause_ms
 
-    # -------------------------------------------------------------------------------------- whose fault it is
+    # ---------------------------------------------------------------------------------- failing workers and tenants
 
     def worker_failed(self, worker: str, now_ms: int) -> bool:
-        """Whether this was the last try: then its session is to end."""
+        """Count a failure on a worker's frame; return whether it was one too many, so that its session is to end."""
         count, last_ms = self._tries.get(worker, (0, now_ms))
         count = count + 1 if now_ms - last_ms < FORGIVEN_MS else 1
         if len(self._tries) >= PAUSES_MAX:
@@ -162,11 +162,11 @@ class Containment:
         return True
 
     def charge(self, tenant: str, cost_ms: int, now_ms: int) -> None:
-        """A request of this tenant has had a record built twice, and the tables rebuilt, which took so long."""
+        """Charge a tenant with the time for which its request made a record and the tables be built again."""
         self._debts[tenant] = self._debt_ms(tenant, now_ms) + cost_ms, now_ms
 
     def wait_ms(self, tenant: str, now_ms: int) -> int:
-        """How long this tenant's requests have to wait; 0 if they need not."""
+        """Return for how long this tenant's requests have to wait, in ms; 0 if not at all."""
         over_ms = self._debt_ms(tenant, now_ms) - REBUILD_MS_MAX
         return 0 if over_ms <= 0 else 1_000 * over_ms // self._paid_a_second() + 1
 
@@ -186,6 +186,6 @@ class Containment:
 
 
 def _line_of(raised: BaseException) -> str:
-    """The place in the code where it was raised."""
+    """Return the place in the code that raised an exception."""
     frames = traceback.extract_tb(raised.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

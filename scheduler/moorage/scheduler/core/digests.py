@@ -1,9 +1,9 @@
-"""Which hash of tuples the digests of records are made with, by name: a ledger says it, and a Python has to compute it.
+"""Names the tuple hash with which records' digests are made: the ledger names it, and each Python must compute it.
 
 A digest is a sum of `hash((int, ...))`, which is CPython's own (decision 0002): the same from CPython 3.8 on, on 64-bit
-builds. A Python that computes another one could neither follow such a ledger nor read its backup, and its digests would
-look like a damaged ledger. So each epoch record names the hash, a scheduler that computes another one says so, and
-`moorage admin restore --rehash` makes a ledger with new digests (decision 0102).
+builds. A Python with another hash could neither follow such a ledger nor read its backup, and its digests would look
+like a damaged ledger. So each epoch record names the hash, a scheduler with another hash says so, and `moorage admin
+restore --rehash` makes a ledger with new digests (decision 0102).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
-#: the hash of CPython from 3.8 on; what epoch records and backups that name none were written with
+#: the hash of CPython 3.8 and later; also meant by epoch records and backups that name none
 TUPLE_HASH: Final = "cpython-3.8"
-#: rows such as the digests are made of, and what that hash is of each
+#: sample rows, with their hashes
 GOLDEN: Final[tuple[tuple[tuple[object, ...], int], ...]] = (
     ((), 5740354900026072187),
     ((0,), -8753497827991233192),
@@ -27,7 +27,7 @@ GOLDEN: Final[tuple[tuple[tuple[object, ...], int], ...]] = (
 
 
 def name_of(hashes: list[int]) -> str:
-    """The name of a hash that gives these numbers for the rows of `GOLDEN`, in their order."""
+    """Return the name of the hash that gives these numbers for the rows of `GOLDEN`, in order."""
     if hashes == [found for _, found in GOLDEN]:
         return TUPLE_HASH
     return f"unnamed-{zlib.crc32(' '.join(map(str, hashes)).encode()):08x}"
@@ -38,7 +38,7 @@ COMPUTED: Final = name_of([hash(row) for row, _ in GOLDEN])
 
 
 def trouble(written: str, computed: str) -> str:
-    """Why digests of one hash cannot be checked with another, and what to do; empty where they are the same."""
+    """Return why one hash's digests cannot be checked with another, and what to do; empty if they are the same."""
     if written == computed:
         return ""
     return (

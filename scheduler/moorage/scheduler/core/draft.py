@@ -1,7 +1,7 @@
 """A record while it is being built: the steps so far, and what the state will be once they are folded.
 
-The state changes only when a record is folded after its acknowledgement (ledger-rules H4). But one tick may decide
-several things about the same replica, so the draft knows what its own steps will change: ask it, and not the state.
+The state changes only when an acknowledged record is folded (ledger-rules H4). Code that decides several things about
+one replica in one record must therefore read the replica from the draft, not from the state.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ from moorage.schemas.printable import shown
 
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
 STEP_BYTES: Final = 30
-#: the most that one member's facts write, counted while they are held back: CLAIM, START and EXIT
+#: an upper bound of what one member's reports write when they are written out: CLAIM, START and EXIT
 RUN_BYTES: Final = 3 * STEP_BYTES
 NOTE_CHARS_MAX: Final = 200
-#: room that is kept for acts, evidence and the record's own fields
+#: room reserved for acts, evidence and the record's own fields
 SLACK_BYTES: Final = 96 * 1024
 #: a record with more bytes than this takes no more steps
 FULL_BYTES: Final = RECORD_BYTES_MAX - SLACK_BYTES
-#: nor does one with so many steps or jobs: the event loop waits while it is built and folded
+#: a record with more steps or new jobs is full too: building and folding it blocks the event loop
 STEPS_MAX: Final = 2_048
 ACCEPTS_MAX: Final = 1_024
-#: the part of a record that cancels, deadlines and rejections may fill together (the last job may exceed it). A job has
-#: up to 1,024 replicas, and there must be room left for renewals, requests and placements
+#: how much of a record cancels, deadlines and rejections may fill together (the last job may exceed it). A job has up
+#: to 1,024 replicas, and renewals, requests and placements need room in the same record
 BULK_STEPS: Final = STEPS_MAX // 2
 BULK_BYTES: Final = FULL_BYTES // 2
 _PLACE, _RUN, _DONE = int(Op.PLACE), int(Op.RUN), int(Op.DONE)
-#: the details of an exit fact that say nothing beyond its code
+#: exit details that add nothing to the exit code
 _WELL: Final = ("exit", "")
 
-#: what is read of a tenant that the ledger does not know
+#: read in place of a tenant that the ledger does not know
 _NOBODY: Final = Tenant("")
 
 
 class _Run:
-    """The facts of one member in this record, held back so that one step can say all of them."""
+    """The reports of one member in this record, collected so that one step can express all of them."""
 
     __slots__ = ("claimed", "code", "exited", "note", "started", "to")
 
@@ -86,7 +86,7 @@ class _Run:
 
 
 class Draft:
-    """The record of this tick."""
+    """The record that is being built, and the state as it will be after it."""
 
     __slots__ = (
         "_bulk",
@@ -125,7 +125,8 @@ class Draft:
     def __init__(self, state: State, time_ms: int) -> None:
         self.state = state
         self.time_ms = time_ms
-        self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of the jobs' numbers
+        # consecutive jobs of one tenant are one item; in the order of job numbers
+        self.accepts: list[tuple[str, list[Any]]] = []
         self.extra_all = 0
         self.next_num = state.next_num
         self.steps: list[int] = []
@@ -135,21 +136,20 @@ class Draft:
         self.evidence: list[int] = []
         self.actors: list[int] = []
         self.bytes = 0
-        self.counts = False  # whether this record turns the counting of usage on, or changes its half-life
-        self.ends: set[int] = set()  # jobs by number of which this record asks some member to end
-        self.idle: list[tuple[Member, Fact]] = []  # reports that a member shows no use of its devices, to be told
+        self.counts = False  # whether this record starts usage accounting or changes its half-life
+        self.ends: set[int] = set()  # numbers of jobs with a member that this record asks to end
+        self.idle: list[tuple[Member, Fact]] = []  # members that report idle GPUs, for events
         self.gone: set[Member] = set()
-        self.numbered = 0  # workers that were never seen before
-        self.started: set[Job] = set()  # jobs of which some replica runs first with this record
-        self.left_queue = 0  # replicas that this record ends while they stand in the queue
-        self.tombstones: dict[str, set[str]] = {}  # by tenant: cancels of unknown jobs that this record remembers
-        self.reprioritized = False  # whether an operator gives some job another priority in this record
-        #: jobs by number that avoid other devices from now on, and the workers of what they did not avoid before: they
-        #: stand in the group of before until the record is folded. In order, as it numbers shapes
+        self.numbered = 0  # workers that the ledger did not know before
+        self.started: set[Job] = set()  # jobs whose first replica starts with this record
+        self.left_queue = 0  # queued replicas that this record ends
+        self.tombstones: dict[str, set[str]] = {}  # by tenant: unknown jobs whose cancels this record remembers
+        self.reprioritized = False  # whether an operator changes a job's priority in this record
+        #: by job number: workers with devices that the job avoids from this record on. Such a job stays in its old
+        #: queue group until the record is folded. Ordered, because fold numbers the new shapes in this order
         self.avoided: dict[int, set[int]] = {}
-        self.ended: dict[
-            Replica, tuple[int, str]
-        ] = {}  # with which code, and why, the attempt of a gang's rank is over
+        #: exit code and reason of the attempts of gang members that end in this record
+        self.ended: dict[Replica, tuple[int, str]] = {}
         # the rows that this record changes
         self._tenants: dict[str, DraftTenant] = {}
         self._workers: dict[int, DraftWorker] = {}
@@ -158,46 +158,46 @@ class Draft:
         self._note_numbers: dict[str, int] = {}
         self._phase: dict[Member, int] = {}
         self._runs: dict[Member, _Run] = {}
-        self._bulk = BULK_STEPS * STEP_WIDTH, BULK_BYTES  # how far the steps and bytes of `bulk_full` may go
+        self._bulk = BULK_STEPS * STEP_WIDTH, BULK_BYTES  # the steps and bytes at which `bulk_full` becomes true
 
     # ------------------------------------------------------------------------- what will be, once folded
 
     def level_allows(self, level: int) -> bool:
-        """Whether a record may hold what needs this feature level."""
+        """Return whether records may hold things that need this feature level."""
         return self.state.level >= level
 
     def tenant(self, name: str) -> Tenant | DraftTenant:
-        """Return a tenant as this record leaves it, to read."""
+        """Return a read-only view of a tenant as it will be after this record."""
         return self._tenants.get(name) or self.state.tenants.get(name) or _NOBODY
 
     def worker(self, worker: Worker) -> Worker | DraftWorker:
-        """Return a worker as this record leaves it, to read."""
+        """Return a read-only view of a worker as it will be after this record."""
         return self._workers.get(worker.num) or worker
 
     def job(self, job: Job) -> Job | DraftJob:
-        """Return a job as this record leaves it, to read."""
+        """Return a read-only view of a job as it will be after this record."""
         return self._jobs.get(job) or job
 
     def replica(self, replica: Replica) -> Replica | DraftReplica:
-        """Return a replica as this record leaves it, to read."""
+        """Return a read-only view of a replica as it will be after this record."""
         return self._replicas.get(replica) or replica
 
     def change_tenant(self, name: str) -> DraftTenant:
-        """Return a tenant as this record leaves it, to change."""
+        """Return the tenant's entry in this draft, for changes."""
         row = self._tenants.get(name)
         if row is None:
             row = self._tenants[name] = DraftTenant(self.state.tenants.get(name) or _NOBODY)
         return row
 
     def change_worker(self, worker: Worker) -> DraftWorker:
-        """Return a worker as this record leaves it, to change."""
+        """Return the worker's entry in this draft, for changes."""
         row = self._workers.get(worker.num)
         if row is None:
             row = self._workers[worker.num] = DraftWorker(worker)
         return row
 
     def change_job(self, job: Job) -> DraftJob:
-        """Return a job as this record leaves it, to change."""
+        """Return the job's entry in this draft, for changes."""
         row = self._jobs.get(job)
         if row is None:
             row = self._jobs[job] = DraftJob(job)
@@ -210,16 +210,16 @@ class Draft:
         return row
 
     def phase_of(self, member: Member) -> int:
-        """Return the phase in which this record leaves a member."""
+        """Return a member's phase as it will be after this record."""
         return self._phase.get(member, member.phase)
 
     @property
     def load(self) -> int:
-        """What the jobs that it accepts count towards `jobs_max`."""
+        """What the jobs accepted in this record count towards the memory bound."""
         return self.next_num - self.state.next_num + self.extra_all
 
     def load_of(self, tenant: str) -> int:
-        """What those of one tenant count."""
+        """Return what the jobs of one tenant that this record accepts count towards the memory bound."""
         row = self._tenants.get(tenant)
         return row.load if row is not None else 0
 
@@ -229,7 +229,7 @@ class Draft:
 
     @property
     def full(self) -> bool:
-        """Whether it takes no more: it would come near the bound of a record (ledger-rules H5), or take too long."""
+        """Whether the record takes no more events: it is near its size limit (ledger-rules H5), or slow to fold."""
         return (
             self.bytes > FULL_BYTES
             or len(self.steps) > STEPS_MAX * STEP_WIDTH
@@ -238,31 +238,32 @@ class Draft:
 
     @property
     def steps_left(self) -> int:
-        """How many more steps it takes one by one until it is full."""
+        """How many more steps may be added, checking `full` before each."""
         if self.full:
             return 0
         in_steps = STEPS_MAX - len(self.steps) // STEP_WIDTH
         return 1 + min(in_steps, (FULL_BYTES - self.bytes) // STEP_BYTES)
 
     def begin_bulk(self) -> None:
-        """From here on, whoever checks `bulk_full` may fill the part of the record that is for bulk."""
+        """Start the bulk part: from here on `bulk_full` limits how much cancels, deadlines and rejections may write."""
         self._bulk = len(self.steps) + BULK_STEPS * STEP_WIDTH, self.bytes + BULK_BYTES
 
     @property
     def bulk_full(self) -> bool:
-        """Whether that part is full: what comes by the thousand goes on in the next record."""
+        """Whether the bulk part is full; the remaining bulk work goes into the next record."""
         return self.full or len(self.steps) >= self._bulk[0] or self.bytes > self._bulk[1]
 
     # ------------------------------------------------------------------------------------------ steps
 
     def note(self, text: str, *, always: bool = False) -> int:
-        """The 1-based number of a note; 0 stands for none. One text is written once, however many steps name it.
+        """Return the 1-based number of a note in this record; 0 stands for no note. Each text is written once.
 
-        Beyond the record's bound a new text is left out unless `always`: the transition counts, not its story.
+        When the record is full, a new text is dropped unless `always`: the transition matters, its explanation does
+        not.
         """
         if not text:
             return 0
-        text = shown(text)[:NOTE_CHARS_MAX]  # of tenants, workers and what runs there, and shown in many places
+        text = shown(text)[:NOTE_CHARS_MAX]  # texts come from tenants and workers, and are shown in terminals
         known = self._note_numbers.get(text)
         if known is not None:
             return known
@@ -275,7 +276,7 @@ class Draft:
 
     @contextlib.contextmanager
     def by(self, actor: str) -> Iterator[None]:
-        """Note this actor (see `records.actor`; "" for none) for every step that is made inside."""
+        """Attribute every step made inside the block to this actor (see `records.actor`; "" for none)."""
         self.settle()
         first = len(self.steps)
         yield
@@ -289,7 +290,7 @@ class Draft:
         self.bytes += STEP_BYTES
 
     def avoid(self, job: Job, worker: Worker, slots: int) -> None:
-        """Write that a job avoids these slots of a worker from now on; without any, that it avoids none of them."""
+        """Record that a job avoids these slots of a worker from now on; 0 lifts the avoidance of that worker."""
         self.add(Avoid(job.num, worker.num, slots))
         workers = self.avoided.setdefault(job.num, set())
         if slots:
@@ -302,12 +303,12 @@ class Draft:
         self.bytes += len(encode_act(act))
 
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
-        """Accept a new job; returns the number that fold will give it."""
+        """Accept a new job and return the number that fold will give it."""
         accepts, size = self.accepts, len(body)
         written = written_id(name, body) if self.level_allows(ID_IN_BODY_LEVEL) else name
         if accepts and accepts[-1][0] == tenant:
             accepts[-1][1].extend((written, body, replicas, traceparent))
-        else:  # fold counts the jobs in this order: one tenant's may stand in parts
+        else:  # fold numbers jobs in this order, so a tenant may have several items
             accepts.append((tenant, [written, body, replicas, traceparent]))
             self.bytes += len(tenant) + 8
         row = self.change_tenant(tenant)
@@ -323,7 +324,7 @@ class Draft:
         return num
 
     def end_session(self, worker: Worker, why: str) -> None:
-        """GONE: facts of the old session are folded, but its frame numbers must not count for the next session."""
+        """Write GONE. The old session's report numbers are dropped: they must not count for the next session."""
         self.add(Gone(worker.num, why))
         self.change_worker(worker).session = ""
         facts = self.facts
@@ -334,15 +335,17 @@ class Draft:
         self.tombstones.setdefault(tenant, set()).add(job)
 
     def result_of(self, detail: str) -> int | None:
-        """Return which message has the result of an attempt, by the detail of its end; None where no record may hold
-        it, or the worker has not reported it."""
+        """Return the message number of an attempt's result, from the detail of its end.
+
+        None if the worker reported none, or the feature level does not allow results in records.
+        """
         return result_of(detail) if self.state.level >= RESULT_LEVEL else None
 
     def complete_runs(self, members: list[Member], results: list[int | None]) -> bool:
-        """These have been claimed, started, ended with success and these results, and are free: one step each.
+        """Write one RUN step (claimed, started, succeeded, freed) for each member, and return whether that was done.
 
-        False, and nothing was done, unless each is there once, is placed and no gang's, and this record has no step
-        about it or its replica yet.
+        Nothing is done unless each member is listed once, is placed, is not part of a gang, and has no other step in
+        this record.
         """
         steps, changed, started = self.steps, self._replicas, self.started
         unique = set(members)
@@ -366,9 +369,9 @@ class Draft:
         return True
 
     def take_normal_fact(self, member: Member, fact: Fact) -> bool:
-        """The fast path for facts: take the next one of a run without any trouble (claimed, started, exited, freed).
+        """Take the next report of an uneventful run (claimed, started, exited, freed), and return whether it was taken.
 
-        False for any other fact, and for a gang's member: then nothing was done.
+        The fast path. Any other report, and any report of a gang's member, is left to the caller.
         """
         kind, replica, run = fact.kind, member.replica, self._runs.get(member)
         if run is None:
@@ -425,13 +428,13 @@ class Draft:
         self._change(replica).state = RUNNING
 
     def freeze(self, replica: Replica, member: Member, to: int) -> None:
-        """Its worker reports that it is FROZEN, or that it is RUNNING again."""
+        """Record that the worker reports a replica FROZEN, or RUNNING again."""
         self._settle(member)
         self.step(Op.FREEZE, replica.job.num, replica.index, to)
         self._change(replica).state = to
 
     def exit(self, replica: Replica, member: Member, to: int, code: int, why: str, result: int | None = None) -> None:
-        """The attempt is over, its tree gone; the member lingers until its devices are seen free."""
+        """Record that the attempt ended and its processes are gone. The member remains until its devices are free."""
         run = self._runs.get(member)
         if run is not None and not run.started:
             self._settle(member)
@@ -462,7 +465,7 @@ class Draft:
         self._leave(member)
 
     def settle(self) -> None:
-        """Write the steps that were held back: before any step that must come after them, and at the end."""
+        """Write out the collected reports: before any step that must follow them, and at the end of the record."""
         for member in list(self._runs):
             self._settle(member)
 
@@ -480,7 +483,7 @@ class Draft:
             self.step(Op.EXIT, num, index, run.to, run.code, run.note)
 
     def over(self, op: int, replica: Replica, member: Member, to: int, why: str, code: int = 0) -> None:
-        """REFUSE, WITHDRAW or LOSE: the attempt is over, and holds no devices any more."""
+        """Write REFUSE, WITHDRAW or LOSE: the attempt ended and holds no devices any more."""
         self._settle(member)
         self.step(op, replica.job.num, replica.index, to, code, self.note(why))
         if to == EXITED:
@@ -492,7 +495,7 @@ class Draft:
         self._leave(member)
 
     def keep_lost(self, replica: Replica, why: str) -> None:
-        """LOSE with on_partition keep: the member keeps its devices."""
+        """Write LOSE for a job with `on_partition` keep: the member keeps its devices."""
         self._settle(replica.member)
         self.step(Op.LOSE, replica.job.num, replica.index, LOST_KEPT, 0, self.note(why))
         self._change(replica).state = LOST_KEPT
@@ -509,7 +512,7 @@ class Draft:
         self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence, member.worker.num), mask)
 
     def end(self, replica: Replica, to: int, becomes: int, why: str, notice_s: int = 0) -> None:
-        """Ask the member to end; `to` is ENDING or CANCELLING. It gets its checkpoint signal `notice_s` earlier."""
+        """Ask the member to end; `to` is ENDING or CANCELLING. Its checkpoint signal comes `notice_s` earlier."""
         self._settle(replica.member)
         self.step(Op.END, replica.job.num, replica.index, to, ending(becomes, notice_s), self.note(why))
         self._change(replica).state = to
@@ -536,7 +539,7 @@ class Draft:
         row.gang, row.after, row.count = phase, after, count
 
     def step_gang(self, num: int, phase: int) -> None:
-        """GANG for a job that this draft may just have accepted."""
+        """Write a GANG step for a job, which this same draft may have accepted."""
         job = self.state.jobs.get(num)
         if job is not None:
             self.gang(job, phase)
@@ -544,7 +547,7 @@ class Draft:
             self.step(Op.GANG, num, 0, phase)
 
     def placed(self, num: int, index: int, worker_num: int, mask: int, mode: int) -> None:
-        """Place a replica; one accepted in this very draft has no object yet."""
+        """Place a replica. A job accepted in this same draft has no `Job` object yet."""
         self.steps += (_PLACE, num, index, worker_num, mask, mode)
         self.bytes += STEP_BYTES
         job = self.state.jobs.get(num)
@@ -558,7 +561,7 @@ class Draft:
         self.settle()
         level = max([state.level, *(act.level for act in self.acts if isinstance(act, Level))])
         early = [act.tag for act in self.acts if level < act.LEVEL]
-        if early:  # a defect of ours: followers of an older release would stop at such a record
+        if early:  # a defect of the scheduler: older followers would stop at such a record
             raise AssertionError(f"{early} may not stand in a record of feature level {level}")
         return Record(
             level,

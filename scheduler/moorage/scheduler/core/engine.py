@@ -1,10 +1,11 @@
-"""The core's only entry point: events go in, one record comes out, and once that is acknowledged the outputs follow.
+"""The core's entry point: takes events, builds records of decisions, and returns what to send once they are stored.
 
-`offer` takes an event, `build` makes the record of this tick, `commit` folds it and returns the frames for workers, and
-`complete` adds the answers and events. Between `build` and `commit` exactly one record is in flight (ledger-rules H1).
-If it is not known what became of it, the engine is thrown away and rebuilt from the ledger (H4): it never rolls back.
+`offer` takes an event. `build` makes the next record from the events offered so far. When the ledger has acknowledged
+it, `commit` folds it into the state and returns the frames for workers, and `complete` adds answers and events.
 
-The shell and questions use its methods, `state`, `fleet`, `config` and `subjects`, and the `View` in `core/queries`.
+Between `build` and `commit` exactly one record is in flight (ledger-rules H1). If its fate is unknown, the engine is
+thrown away and rebuilt from the ledger (H4): it never rolls back. The shell uses only the methods here, `state`,
+`fleet`, `config`, `subjects`, and the `View` in `core/queries`.
 """
 
 from __future__ import annotations
@@ -72,17 +73,17 @@ from moorage.schemas.subjects import Subjects
 
 #: a W3C traceparent has 55 characters; anything longer than this is ignored
 TRACE_CHARS_MAX: Final = 128
-#: events (without submits and cancels) that one record takes, renewals and questions that write nothing included
+#: the most events (apart from submits and cancels) in one record, including those that write nothing, such as renewals
 EVENTS_MAX: Final = 2_048
-#: entries of jobs that no longer wait may stay in the queue until there are more than this
+#: the queue removes the entries of jobs that no longer wait once there are more of them than this
 QUEUE_SPARE: Final = 1_000
 
 
 class Engine:
-    """A leader's decisions over one state. All times passed in are milliseconds.
+    """Makes the leader's decisions about one state. All times passed in are milliseconds.
 
-    `leader` is this process's random number; with the record number it names a record. `state` must hold this
-    reign's epoch record already.
+    `leader` is a random number of this process; together with the record's number it names a record. `state` must
+    already hold this term's epoch record.
     """
 
     def __init__(
@@ -100,24 +101,24 @@ class Engine:
         self.subjects = subjects
         self.leader = leader
         self.waited = Waited()
-        self.reports: dict[int, Report] = {}  # of each worker that renewed in this reign, for audits
-        #: one event a record, renewals aside: so that none goes down with another one
+        self.reports: dict[int, Report] = {}  # by worker number, of workers that renewed in this term; for audits
+        #: put each event but renewals into a record of its own, so that a failing event cannot take others with it
         self.alone = False
         self._pending = PendingEvents()
         self._rid = 0
         self._began_ms = mono_ms
         self._untold: tuple[InFlight, Folded] | None = None
-        self._at: Event | str = ""  # the event, or the step of `build`, that is being worked on
-        self.put_off_steps: dict[str, int] = {}  # steps of `build` that are left out until a ledger time, in ms
+        self._at: Event | str = ""  # the event, or the step of `build`, in progress
+        self.put_off_steps: dict[str, int] = {}  # steps of `build` that failed, skipped until a ledger ms
         self._begin()
         self._make_parts(mono_ms)
         self._indexing.resume(mono_ms)
 
     def _begin(self) -> None:
-        """Make what a kind of engine has of its own; its other parts are made after that."""
+        """Create what a subclass needs before the other parts are made."""
 
     def _make_parts(self, mono_ms: int) -> None:
-        """Make all that follows from the state and the fleet: nothing of it is in the ledger."""
+        """Create all parts that are derived from the state and the fleet; the ledger holds nothing of them."""
         state, config = self.state, self.config
         self.fleet = Fleet()
         self.queue = Queue()
@@ -146,7 +147,7 @@ class Engine:
         self._indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self._index_failed
         )
-        self.put_off_jobs = self._indexing.put_off  # on which this scheduler failed: until which ledger ms
+        self.put_off_jobs = self._indexing.put_off  # jobs that made it fail, skipped until a ledger ms
         explain = self._explain_waiting
         self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm, explain)
         self.own_subject = self.output_writer.own_subject
@@ -154,13 +155,13 @@ class Engine:
         guard = self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
         self.may_place, self.behind, self.waits_for = guard.may_place, guard.behind, guard.waits_for
         self._in_flight: InFlight | None = None
-        self._accepting: dict[int, Request] = {}  # jobs that this record accepts, while some worker has a drain planned
+        self._accepting: dict[int, Request] = {}  # jobs accepted in this record, kept only while a drain is planned
         self._looked_ms = 0
         self._built_ms = mono_ms
-        self._replan = False  # the last record was full, or a worker joined with it: more may be placed at once
-        self._hurry = False  # the last record had no room for all that was offered
-        self._sweeping = False  # a sweep of the queue goes on in the next record
-        self._left_queue = 0  # at most so many entries of the queue no longer wait
+        self._replan = False  # plan again at once: the last record was full, or a worker joined with it
+        self._hurry = False  # the last record had no room for all events offered
+        self._sweeping = False  # a sweep of the queue continues in the next record
+        self._left_queue = 0  # upper bound of queue entries whose replicas no longer wait
 
     def _make_ranker(self) -> Ranker:
         return maker_of(self.config.ranker)()
@@ -173,7 +174,7 @@ class Engine:
         return Preempting(policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet)
 
     def _knows_fleet(self) -> bool:
-        """Whether every worker was heard in this reign, or has had time to renew."""
+        """Return whether every worker was heard from in this term, or had time to renew."""
         return self.admission.all_heard() or self._stale_ledger.waited(self._built_ms)
 
     def _order(self) -> QueueOrder:
@@ -184,7 +185,7 @@ class Engine:
         raise raised
 
     def _left_too_soon(self, num: int, now_ms: int) -> frozenset[int]:
-        """Workers whose drain would end this job before its own time limit does."""
+        """Return the workers with a planned drain that would end this job before its own time limit."""
         job = self.state.jobs.get(num)
         if job is not None:
             return self.windows.left_too_soon(self.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
@@ -198,30 +199,30 @@ class Engine:
     # ------------------------------------------------------------------------------------------- offer
 
     def offer(self, event: Event) -> None:
-        """Take an event for the next record. Never blocks; it is for the caller to bound how much it offers."""
-        if type(event) is Submit:  # as most: what `add` does
+        """Take an event for the next record. Never blocks; the caller bounds how many events it offers."""
+        if type(event) is Submit:  # the most frequent event, without the call of `add`
             self._pending.submits.append(event)
         else:
             self._pending.add(event)
 
     def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
-        """Take a load frame: it changes the soft view of the fleet at once and is in no record."""
+        """Apply a load frame to the fleet view at once; load is never recorded in the ledger."""
         self.sessions.load(worker_id, frame, mono_ms)
 
     def kept(self, job: Job, sequence: int) -> None:
-        """The history holds all of this ended job's transitions at `sequence`, so memory may drop them."""
+        """Note that the history holds all of this ended job's transitions at `sequence`, so memory may drop them."""
         job.kept = sequence
 
     @property
     def urgent(self) -> bool:
-        """Whether a record is due now, not only with the next heartbeat. Renewals alone can wait a little."""
+        """Whether to write a record now instead of with the next heartbeat. Renewals alone can wait a little."""
         pending = self._pending
         urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects
         return bool(urgent or self._hurry or (self._replan and not self.queue.is_empty))
 
     @property
     def waiting(self) -> int:
-        """Events offered and not yet in a record."""
+        """The number of events offered that are not in a record yet."""
         return len(self._pending)
 
     @property
@@ -232,9 +233,9 @@ class Engine:
     # ------------------------------------------------------------------------------------------- build
 
     def build(self, time_ms: int, mono_ms: int) -> bytes:
-        """The record of this tick, encoded: what was offered, what is due, what can be placed. At most 512 KiB.
+        """Build the next record and return it encoded, at most 512 KiB; `commit` must follow once it is acknowledged.
 
-        May be a bare heartbeat. Must be followed by `commit` once its append is acknowledged.
+        The record holds the offered events, due timers and new placements. With nothing to do it is a bare heartbeat.
         """
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
@@ -290,24 +291,24 @@ class Engine:
         return payload
 
     def _begin_record(self, flight: InFlight) -> None:
-        """What a record begins with, before all events."""
+        """Write what comes before all events in a record; for subclasses."""
 
     def _begins(self, step: str, draft: Draft) -> bool:
-        """Whether a step of `build` is done now: it may have been put off as it failed."""
+        """Return whether to run this step of `build` now; a step that failed is skipped for a while."""
         self._at = step
         return not self.put_off_steps or draft.time_ms >= self.put_off_steps.get(step, 0)
 
     def _takes_no_more(self, draft: Draft) -> bool:
-        """Whether the record has no room for another event."""
+        """Return whether the record has no room for another event."""
         return draft.full or (self.alone and self._pending.has_taken)
 
     def _gather(self, flight: InFlight) -> list[Order]:
-        """Take what was offered apart from submits and cancels, as much as the record has room for.
+        """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
 
-        Operators' orders on jobs and tenants are only returned: they must see the queue after the pauses that end now.
+        Orders on jobs and tenants run later because they must see the queue after the backoffs that end in this record.
         """
         draft, rest = flight.draft, self._pending.rest
-        folded: dict[int, int] = {}  # the last fact frame by worker number
+        folded: dict[int, int] = {}  # by worker number, the number of its last report frame in this record
         orders: list[Order] = []
         later: list[FromWorker] = []
         joined: set[str] = set()
@@ -323,7 +324,7 @@ class Engine:
                     rest.appendleft(taken.pop())
                     break
                 if isinstance(event.frame, Join) and event.worker in joined:
-                    later.append(event)  # its own first join comes first
+                    later.append(event)  # one join of a worker in a record: the second waits for the next
                 else:
                     self._from_worker(flight, event, folded)
                     if len(flight.joined) > len(joined):
@@ -351,11 +352,11 @@ class Engine:
             flight.asks.append(event)
 
     def standing_draft(self) -> Draft:
-        """A draft for questions: the state with the record in flight on top, if there is one. Only for reading."""
+        """Return a read-only draft for questions: the state, with the record in flight (if any) applied to it."""
         return self._in_flight.draft if self._in_flight is not None else Draft(self.state, self.state.time_ms)
 
     def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
-        """Name the newest snapshot and repeat the one before, so that recovery finds both in one record."""
+        """Record the newest snapshot and repeat the previous one, so that recovery finds both in one record."""
         if self.state.snapshot is not None:
             draft.add(acts.Snapshot(*self.state.snapshot))
         draft.add(acts.Snapshot(event.name, event.seq, event.digest))
@@ -367,20 +368,20 @@ class Engine:
         return flight is not None and any(isinstance(act, acts.Snapshot) for act in flight.draft.acts)
 
     def prepare_early(self) -> None:
-        """Prepare what `early` returns. Called while the append is under way, when the leader would only wait."""
+        """Prepare the frames that `early` returns, while the append is under way and the leader would only wait."""
         flight = self._in_flight
         if flight is not None:
             flight.early = self.state.seq + 1, early_frames(self.state, flight, self.subjects)
 
     def early(self, seq: int) -> list[Message]:
-        """The frames to send first, as soon as the record in flight is acknowledged at `seq`; then `commit`."""
+        """Return the frames to send as soon as the record in flight is acknowledged at `seq`, before `commit`."""
         assert self._in_flight is not None
         at, frames = self._in_flight.early
         return frames if at == seq and not self.sessions.ahead else []
 
     @property
     def in_flight(self) -> bool:
-        """Whether a record was built that is not acknowledged yet."""
+        """Whether a record was built and is not acknowledged yet."""
         return self._in_flight is not None
 
     @property
@@ -389,7 +390,7 @@ class Engine:
         return self._built_ms
 
     def forget_callers(self) -> None:
-        """For a copy of the engine that only tries out what would happen: it must answer nobody."""
+        """Drop all pending questions: a copy of the engine that only simulates must not answer clients."""
         self._pending.forget_asks()
         if self._in_flight is not None:
             self._in_flight.asks.clear()
@@ -472,13 +473,13 @@ class Engine:
         if planner.reserving.reservation is not None:
             planner.backfilling.fresh[num] = (tenant, request)
         planner.placing.ranker.arrived(shape, replicas)
-        self.queue.add(request.priority, shape, num << REPLICA_BITS, tenant)  # `entry(num, 0)`
+        self.queue.add(request.priority, shape, num << REPLICA_BITS, tenant)  # same value as `entry(num, 0)`
         if replicas > 1 and shape.together == 1:
             for index in range(1, replicas):
                 self.queue.add(request.priority, shape, entry(num, index), tenant)
 
     def _take_orders(self, flight: InFlight, orders: list[Order]) -> None:
-        """Carry out orders once all backoffs that are due have ended; those without room wait for the next record."""
+        """Carry out orders, each after the backoffs that are due; orders without room wait for the next record."""
         for at, order in enumerate(orders):
             if flight.draft.full or self.timers.more_are_due(flight.draft):
                 self._pending.put_back(orders[at:])
@@ -492,7 +493,7 @@ class Engine:
 
     def _each_second(self, flight: InFlight, mono_ms: int) -> None:
         draft = flight.draft
-        heard = {host.worker.num for _, _, host in flight.renewed}  # answered with this record
+        heard = {host.worker.num for _, _, host in flight.renewed}  # workers whose renewal this record answers
         for worker in self.sessions.silent(mono_ms):
             if worker.num in heard:
                 continue
@@ -509,7 +510,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------ commit
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
-        """Fold the record in flight, acknowledged at `seq`; returns the frames for workers. Then call `complete`."""
+        """Fold the record in flight, acknowledged at `seq`; return the frames for workers. `complete` must follow."""
         flight = self._in_flight
         assert flight is not None
         assert flight.record is not None
@@ -523,7 +524,7 @@ class Engine:
         return out
 
     def _follow(self, flight: InFlight, folded: Folded, first: list[Job], out: Outputs, mono_ms: int) -> None:
-        """Do what follows from a record that was just folded; `first` are the jobs that have begun to run with it."""
+        """Derive outputs and soft state from the record just folded; `first` are the jobs that first run with it."""
         state, writer, seq = self.state, self.output_writer, self.state.seq
         if first:
             now_ms, shape_of = state.time_ms, self.shape_of
@@ -555,7 +556,7 @@ class Engine:
         out.messages += wanted.messages()
 
     def complete(self, out: Outputs) -> None:
-        """Add to the outputs of `commit` what can be sent after them: the remaining answers, and the events."""
+        """Add the remaining answers and all events to the outputs of `commit`."""
         assert self._untold is not None
         (flight, folded), self._untold = self._untold, None
         for answer, reply, json in flight.replies:
@@ -568,14 +569,14 @@ class Engine:
             answer = ask.answer()
             if answer is not None:
                 out.answers.append((ask.reply, encode(answer, json=ask.json)))
-        out.answers = [answer for answer in out.answers if answer[0]]  # without a reply subject no answer was wanted
+        out.answers = [answer for answer in out.answers if answer[0]]  # no reply subject: no answer is wanted
 
     def _workers(self, flight: InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
         joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named
         for worker in workers:
             if worker.id in joined and worker.session:
-                self.fleet.rules_of(worker.hello)  # before the host counts what runs there, by tenants told apart
-        for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a reign for each
+                self.fleet.rules_of(worker.hello)  # before the hosts are made below
+        for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a term for each tenant
             for job in self.state.tenants[tenant].jobs.values():
                 self._indexing.reshape(job)
         for worker in workers:
@@ -591,5 +592,5 @@ class Engine:
                 host = self.fleet.hosts.get(worker.num)
                 if host is not None:
                     host.closed = worker.flag != "open"
-                    self.fleet.opens(worker.num)  # a shared device that opens again moves no bucket
+                    self.fleet.opens(worker.num)  # `refresh` misses a shared device that reopens
                     self.fleet.refresh(host)

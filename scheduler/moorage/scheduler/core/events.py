@@ -1,6 +1,6 @@
-"""The events that the engine takes, decoded already.
+"""The events that the engine takes, already decoded.
 
-Their `reply` is the subject to answer on (empty: nobody waits), and `json` says whether to answer in JSON.
+`reply` is the subject to answer on (empty: no answer wanted), and `json` says whether to answer in JSON.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Batch:
         self.answers: list[Any] = [None] * size
 
     def decide(self, position: int, answer: Any) -> bool:
-        """Keep the answer to one of its requests. Return whether all are decided, so that it is to be answered."""
+        """Store the answer to one request. Return whether all are decided, so that the batch can be answered."""
         self.answers[position] = answer
         self.missing -= 1
         return self.missing == 0
 
     def take_back(self, position: int) -> None:
-        """The record with this decision is not written."""
+        """Remove an answer, because the record with that decision was not written."""
         self.answers[position] = None
         self.missing += 1
 
 
 class Submit(msgspec.Struct, eq=False, gc=False):
-    """One request. `sequence` is its place in the durable queue, 0 from the endpoint.
+    """One request. `sequence` is its place in the durable queue; 0 if it came to the API endpoint.
 
     `name` is the job's; `request.job` may be None, as equal requests share one decoded object.
     """
@@ -58,10 +58,10 @@ class Submit(msgspec.Struct, eq=False, gc=False):
     trace: str = ""
     batch: Batch | None = None
     position: int = 0
-    key: bytes = b""  # `finished.job_key`, once it was looked for
+    key: bytes = b""  # `finished.job_key`, once computed
 
     def answer(self, answer: Any, replies: list[tuple[Any, str, bool]]) -> None:
-        """Add its answer to the replies (frame, reply subject, json); that of a batch once all of it is decided."""
+        """Add the answer to `replies` (frame, reply subject, json); a batch is answered once all its requests are."""
         batch = self.batch
         if batch is None:
             replies.append((answer, self.reply, self.json))
@@ -98,7 +98,7 @@ class QueueRead:
 
 
 class FromWorker:
-    """A frame of a worker, whose id is from the subject. `fresh` is a random session id, in case it gets a new one."""
+    """A frame of a worker; the worker id is from the subject. `fresh` is a random id, used if it gets a new session."""
 
     __slots__ = ("frame", "fresh", "json", "reply", "worker")
 
@@ -118,7 +118,7 @@ class Order:
     __slots__ = ("act", "announced", "json", "reply", "verb")
 
     def __init__(self, verb: str, act: Act, reply: str, json: bool, announced: dict[str, int] | None = None) -> None:
-        """`announced` is by scheduler heard lately the newest feature level that it knows: for `feature-level`."""
+        """`announced` is, by scheduler heard recently, the newest feature level that it knows; for `feature-level`."""
         self.announced = announced or {}
         self.verb = verb
         self.act = act
@@ -127,12 +127,12 @@ class Order:
 
     @property
     def worker(self) -> str:
-        """The worker that it is about; empty for none."""
+        """The worker that the order is about; empty for none."""
         return getattr(self.act, "worker", None) or ""
 
 
 class Ask:
-    """A question that may only be answered once a record was acknowledged after it arrived.
+    """A question that may only be answered once a record built after its arrival is acknowledged.
 
     `answer` returns None if it sends its answer itself.
     """
@@ -169,17 +169,17 @@ class PartKept:
 
 
 class Resign:
-    """The leader is being stopped; its last record says so."""
+    """The leader is stopping; its last record says so."""
 
     __slots__ = ()
 
 
 Event = Submit | Cancel | QueueRead | FromWorker | Order | Ask | SnapshotTaken | PartKept | Resign
 
-#: all events but submits and cancels
+#: all events except submits, cancels and QueueRead
 Rest = FromWorker | Order | Ask | SnapshotTaken | PartKept | Resign
 
 
 def is_urgent(event: Rest) -> bool:
-    """Whether an event must not wait for the next heartbeat; only renewals may."""
+    """Return whether an event must not wait for the next heartbeat; only renewals may."""
     return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))

@@ -1,9 +1,9 @@
-"""Weighted fair share between tenants: what each has used, decayed by a half-life, and who of them is next.
+"""Weighted fair share between tenants: what each tenant has used, decayed by a half-life, and which tenant is next.
 
-All of it is integers over ledger time, so that folding the same records gives the same numbers. Usage decays forward
-(Cormode et al., "Forward Decay", ICDE 2009): a GPU second counts the more the later it is, by `inflation`, and what
-was counted is never touched again. A tenant's usage is then `usage_base + rate_milli · inflation(now)`: two additions
-when a member comes or goes, and nothing for those who merely run on or wait.
+All values are integers over ledger time, so that folding the same records gives the same numbers. Usage decays forward
+(Cormode et al., "Forward Decay", ICDE 2009): later GPU seconds count more, by `inflation`, and counted ones are never
+changed. A tenant's usage is then `usage_base + rate_milli · inflation(now)`: two additions when a member comes or goes,
+and none while members run on.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from moorage.scheduler.core.shape import Shape
     from moorage.scheduler.core.state import Member, State, Tenant
 
-#: a whole GPU, in the unit of rates
+#: a whole GPU in the unit of rates
 GPU_MILLI: Final = 1_000
 ONE: Final = INFLATION_ONE
-#: so many half-lives after that moment the count begins anew, so that numbers stay short
+#: after this many half-lives all counts are rescaled, so that numbers stay short
 HALF_LIVES_MAX: Final = 32
-#: shapes of which `Rates` remembers the rate; beyond it all are forgotten, and found again as they are asked for
+#: the most shapes whose rate is cached; beyond it the cache is emptied
 RATES_MAX: Final = 16_384
-#: a tenant's weight where nobody set one
+#: a tenant's weight if none was set
 WEIGHT_DEFAULT: Final = 1
-#: what scores are divided by a weight after, so that whole numbers tell them apart
+#: scores are multiplied by this before the division by a weight, so that integers stay distinct
 _FINE: Final = 1 << 10
-#: how much more the past counts than the present
+#: the weight of past usage against current usage
 PAST_WEIGHT: Final = 128
 _STEPS: Final = 256
 
 
 def _power(step: int) -> int:
-    """2^(step / 256) in units of 1 / ONE: the 256th root by eight square roots, each exact to the integer below."""
+    """Return 2^(step / 256) in units of 1 / ONE: the 256th root by eight square roots, each rounded down exactly."""
     value = 1 << 32 * _STEPS + step
     for _ in range(8):
         value = isqrt(value)
@@ -49,7 +49,7 @@ _POWERS: Final = tuple(_power(step) for step in range(_STEPS + 1))
 
 
 def inflation(elapsed_ms: int, half_life_ms: int) -> int:
-    """2^(elapsed / half-life) in units of 1 / ONE, by straight lines between 256 points: never off by over 1 ppm."""
+    """Return 2^(elapsed / half-life) in units of 1 / ONE, interpolated between 256 points: off by at most 1 ppm."""
     whole, rest = divmod(elapsed_ms, half_life_ms)
     step, beyond = divmod(rest * _STEPS, half_life_ms)
     low = _POWERS[step]
@@ -57,20 +57,20 @@ def inflation(elapsed_ms: int, half_life_ms: int) -> int:
 
 
 def rate_of(member: Member) -> int:
-    """What a member uses, in thousandths of a GPU: its dominant resource, as the record that placed it says."""
+    """Return what a member uses, in thousandths of a GPU: its dominant resource, as recorded at its placement."""
     return member.rate_milli or GPU_MILLI * member.mask.bit_count()
 
 
 def sharer_milli(mode: str, compute_percent: int) -> int:
-    """Return the thousandths of a device that a sharer counts: its share, or as one of so many as there may be."""
+    """Return what a sharer counts in thousandths of a device: its share, at least 1 / (the most sharers)."""
     return max(GPU_MILLI * compute_percent // 100, GPU_MILLI // SHARERS_MAX[mode])
 
 
 class Rates:
-    """The dominant resource of a shape over the capacity of the fleet, as thousandths of a GPU; kept by shape.
+    """The dominant resource of a shape over the capacity of the fleet, in thousandths of a GPU; cached by shape.
 
-    A job that takes a tenth of all processors counts like a tenth of all GPUs (Ghodsi et al., "Dominant Resource
-    Fairness", NSDI 2011). A sharer counts by its share, or as one of so many as there may be.
+    A job that takes a tenth of all CPU counts like a tenth of all GPUs (Ghodsi et al., "Dominant Resource Fairness",
+    NSDI 2011). A sharer counts its share, at least 1 / (the most sharers).
     """
 
     def __init__(self, fleet: Fleet, known_max: int = RATES_MAX) -> None:
@@ -110,7 +110,7 @@ class Rates:
 
 
 def begin(state: State, half_life_ms: int) -> None:
-    """Count usage from now on, or by another half-life: what was counted keeps its meaning."""
+    """Start counting usage, or change its half-life; what was counted keeps its meaning."""
     if state.half_life_ms:
         before = state.inflation
         for tenant in state.tenants.values():
@@ -126,7 +126,7 @@ def begin(state: State, half_life_ms: int) -> None:
 
 
 def advance(state: State) -> bool:
-    """Let the ledger's time go on to `state.time_ms`; true where every tenant's row changed with it."""
+    """Advance usage to the ledger time `state.time_ms`; return whether every tenant's row changed."""
     half_life_ms = state.half_life_ms
     halves = (state.time_ms - state.counts_from_ms) // half_life_ms
     again = halves >= HALF_LIVES_MAX
@@ -139,29 +139,29 @@ def advance(state: State) -> bool:
 
 
 def use(state: State, tenant: Tenant, rate_milli: int) -> None:
-    """From now on a tenant uses so much more, or less; what it has used until now stays."""
+    """Change what a tenant uses from now on by `rate_milli`; its past usage stays."""
     tenant.rate_milli += rate_milli
     tenant.usage_base -= rate_milli * state.inflation
 
 
 def usage_milli(state: State, tenant: Tenant) -> int:
-    """A tenant's decayed usage as the thousandths of a GPU that it would have come to if used all the time."""
+    """Return a tenant's decayed usage, as the constant rate in thousandths of a GPU that would give the same."""
     if not state.half_life_ms:
         return 0
     return (tenant.usage_base + tenant.rate_milli * state.inflation) // state.inflation
 
 
-# -------------------------------------------------------------------------------------------------- who is next
+# -------------------------------------------------------------------------------------------------- which is next
 
 
 def score(state: State, tenant: Tenant | None, at: int, more_milli: int) -> int:
-    """Less goes first: usage so far and, as if it lasted, what the tenant uses now, over its weight.
+    """Return a tenant's score, of which the lowest goes first: (past usage, plus some current usage) / weight.
 
-    `at` is the inflation now, `more_milli` what this tick has placed beside the state. Usage of a steady rate comes to
-    that rate, so tenants that keep the GPUs full settle at the ratio of their weights. The past has more weight, so
-    that what whole GPUs cannot divide is made up for within minutes; the present has some, so that many GPUs that are
-    free at once are shared out. Whoever comes back after a long time has used nothing, so at most 1 / (2 ln 2) = 0.72
-    half-lives of the whole fleet are made up for.
+    `at` is the inflation now, `more_milli` what this record has placed beyond the state. Usage at a steady rate
+    converges to that rate, so tenants that keep the GPUs full settle at the ratio of their weights. The past has more
+    weight, so that what whole GPUs cannot divide is made up for within minutes; the present has some, so that many GPUs
+    that become free at once are shared out. A tenant that returns after a long time has used nothing, so at most 1 / (2
+    ln 2) = 0.72 half-lives of the whole fleet are made up for.
     """
     if tenant is None:
         return more_milli * at * _FINE
@@ -171,6 +171,6 @@ def score(state: State, tenant: Tenant | None, at: int, more_milli: int) -> int:
 
 
 def places_until(behind: int, weight: int, rate_milli: int, at: int) -> int:
-    """How many members of a rate may be placed one after the other before a score that is so far behind is reached."""
+    """Return how many members of this rate may be placed in a row before the score rises by `behind`."""
     each = rate_milli * at * _FINE // (weight or WEIGHT_DEFAULT)
     return behind // each if each else 1 << 30

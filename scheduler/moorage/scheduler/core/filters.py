@@ -1,6 +1,6 @@
-"""What a request may ask for that hosts which are alike do not have: one filter for each reason, in the order asked.
+"""The filters that decide whether hosts could ever run a request: one for each reason, in the order they are checked.
 
-A filter says whether such hosts pass, and, where none of the fleet's do, what the fleet has instead.
+A filter says whether hosts of a class pass. If no host of the fleet passes, it also says what the fleet has instead.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from moorage.schemas.driver_config import no_ids, takes_ids
 from moorage.schemas.gpu import APPLE, mig_profile
 from moorage.schemas.reasons import Reason
 
-#: names of models, drivers or labels that one text shows
+#: how many names of models, drivers or labels one text shows
 NAMES_SHOWN_MAX: Final = 3
 MODE_WORDS: Final = {int(mode): word for word, mode in MODE_OF.items()}
-#: a device's index, vendor, name, memory in MiB, and compute capability: see `capability_of`
+#: a device's index, vendor, name, memory in MiB, and compute capability (see `capability_of`)
 Device = tuple[int, str, str, int, int]
 
 
 class Offer(Protocol):
-    """What hosts that are alike offer: see `HostClass`."""
+    """What the hosts of one class offer: see `HostClass`."""
 
     @property
     def devices(self) -> Sequence[Device]: ...
@@ -50,17 +50,17 @@ class Offer(Protocol):
 
 
 class Names(Protocol):
-    """The names that the fleet has."""
+    """Gives the names that occur in the fleet."""
 
     def labelled(self, label: str) -> Iterable[str]: ...
     def nearest_models(self, shape: Shape) -> Iterable[str]: ...
 
 
 class Filter(NamedTuple):
-    """`passes` says whether some hosts do. `words` says of those that came so far and no further what they have.
+    """`passes` says whether hosts pass; `words` describes what the hosts have that failed at this filter.
 
-    `of` is what it asks about: the hosts, their labels, any one device, all devices that answer, or the names of these.
-    A filter of one device is asked only where none of them answers (see `Shape.device_rank`).
+    `of` is what it checks: the hosts, their labels, any one device, all matching devices, or the names of these. A
+    filter of one device only explains why no device matches (see `Shape.device_rank`).
     """
 
     reason: Reason
@@ -70,23 +70,23 @@ class Filter(NamedTuple):
 
 
 def failed(offer: Offer, shape: Shape, of: str) -> str:
-    """Return the name of the reason of the first filter of this kind that fails; empty where all pass."""
+    """Return the reason of the first filter of this kind that fails; empty if all pass."""
     return next((each.reason.name for each in FILTERS.values() if each.of == of and not each.passes(offer, shape)), "")
 
 
 def nearest_to_a_fit(names: Iterable[str]) -> str:
-    """Return the one of these reasons whose filter is asked last: what fails it passes all before it."""
+    """Return the reason whose filter is checked last: hosts that fail there passed all earlier filters."""
     return max(names, key=list(FILTERS).index)
 
 
 def shown(names: Iterable[str], between: str = ", ") -> str:
-    """Return the first few names in one text."""
+    """Return the first few names as one text."""
     every = list(names)
     return between.join([*every[:NAMES_SHOWN_MAX], *(["…"] if len(every) > NAMES_SHOWN_MAX else [])])
 
 
 def has_labels(offer: Offer, shape: Shape) -> bool:
-    """Whether the hosts have every label that a shape requires."""
+    """Return whether the hosts have every label that a shape requires."""
     return all(offer.labels.get(label) in allowed for label, allowed in shape.requires.items())
 
 
@@ -153,17 +153,17 @@ def _drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
 
 
 def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    """The label that the fewest workers have as it is required."""
+    """Return a text about the required label that the fewest workers have."""
     count = {
         label: sum(len(offer.hosts) for offer in offers if offer.labels.get(label) in allowed)
         for label, allowed in shape.requires.items()
     }
     label = min(count, key=lambda name: (count[name], name))
     if count[label]:
-        return "no worker has all the labels that it requires, though each of them somebody has"
+        return "no worker has all the labels that it requires, though each label is on some worker"
     known = nsmallest(NAMES_SHOWN_MAX + 1, names.labelled(label))
     wanted = shown((f"{label}={value}" for value in shape.requires[label]), " or ")
-    has = f"the fleet has {label}={shown(known)}" if known else f"nobody has the label {label}"
+    has = f"the fleet has {label}={shown(known)}" if known else f"no worker has the label {label}"
     return f"no worker is labelled {wanted}: {has}"
 
 
@@ -246,5 +246,5 @@ _IN_ORDER: Final = (
     Filter(reasons.COUNT, "devices", _has_so_many, _counts),
     Filter(reasons.DEVICE, "names", lambda offer, shape: not shape.device_ids or bool(offer.exactly(shape)), _named),
 )  # fmt: skip
-#: by the name of the reason, in the order in which they are asked
+#: by reason, in the order in which they are checked
 FILTERS: Final = {each.reason.name: each for each in _IN_ORDER}

@@ -1,10 +1,11 @@
-"""The table of finished jobs: what idempotence stands on, in at most 40 bytes a row.
+"""The table of finished jobs, which makes repeated submits idempotent, in at most 40 bytes a row.
 
-A row answers for idempotence for `Config.finished_keep`, and says where the job's history stands as long as that is
-kept, or until `Config.finished_rows` are held: the leader says which go, in records, and `ROWS_MAX` is the table's own
-bound. Rows stand in chunks in the order in which they came; an open-addressed index of 32-bit entries finds the newest
-of a (tenant, job) by its hash. No Python object a row, so two million of them cost 80 MB and the garbage collector
-nothing. The index is in many segments that grow one by one, and a chunk is never copied: no add is a long pause.
+A row answers repeated submits for `Config.finished_keep`, and locates the job's history while that is kept, or until
+there are `Config.finished_rows` rows: the leader decides in records which rows are dropped, and `ROWS_MAX` is the
+table's own bound. Rows are stored in chunks by arrival; an open-addressed index of 32-bit entries finds the newest row
+of a (tenant, job) by its hash. There is no Python object for each row, so two million rows take 80 MB and cost the
+garbage collector nothing. The index consists of many segments that grow one by one, and chunks are never copied, so no
+add causes a long pause.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ ROWS_MAX: Final = 2_000_000
 
 _ROW: Final = struct.Struct("<12s8sIBIB")  # key, request digest, end in s, state, history sequence in two pieces
 ROW_BYTES: Final = _ROW.size
-_LOW: Final = struct.Struct("<I")  # the first bytes of a key, which stands first in its row
+_LOW: Final = struct.Struct("<I")  # the first bytes of a key, which is first in its row
 KEY_BYTES: Final = 12
 DIGEST_BYTES: Final = 8
 _SEQ_MAX: Final = 2**40 - 1
 _EMPTY: Final = 0
 _GROW_AT: Final = 0.66
 _SEGMENTS: Final = 256
-_SLOTS_FIRST: Final = 1024  # in all 1 MiB: with fewer rows than 170,000 no segment grows
+_SLOTS_FIRST: Final = 1024  # 1 MiB in all; no segment grows below 170,000 rows
 _CHUNK_ROWS: Final = 4096
-#: an entry of the index: 11 bits of the key, so that hardly any other row is looked at, and the row's number modulo
-#: `_NUMBERS`, and 1 more; 0 is no row
+#: an index entry: 11 bits of the key, so that other rows are rarely read, and the row's number modulo `_NUMBERS`, plus
+#: 1; 0 is empty
 _NUMBER_BITS: Final = 21
 _NUMBERS: Final = 2**_NUMBER_BITS - 1
-#: where in a key, read as a number, those 11 bits stand; the lowest ones choose the slot, the last byte the segment
+#: where these 11 bits are in a key, read as a number; its lowest bits choose the slot, the last byte the segment
 _MARK_AT: Final = 64
 _MARK: Final = 0x7FF
 _SEVEN: Final = 2**56 - 1
@@ -42,21 +43,21 @@ _DIGESTS: Final = hashlib.blake2b(digest_size=DIGEST_BYTES)
 
 
 def job_key(tenant: str, job: str) -> bytes:
-    """BLAKE2b-96 of tenant and job: two of 2,000,000 rows collide with a chance below 1e-16."""
+    """Return BLAKE2b-96 of tenant and job: two of 2,000,000 rows collide with a probability below 1e-16."""
     hasher = _KEYS.copy()  # a third cheaper than a new one
     hasher.update(f"{tenant}/{job}".encode())
     return hasher.digest()
 
 
 def request_digest(canonical: bytes) -> bytes:
-    """BLAKE2b-64 of a request's canonical form: compared with that of the same job id alone."""
+    """Return BLAKE2b-64 of a request's canonical form; it is compared only for equal job ids."""
     hasher = _DIGESTS.copy()
     hasher.update(canonical)
     return hasher.digest()
 
 
 class FinishedTable:
-    """First in, first out; look-up by key in constant time."""
+    """A first-in first-out table with look-up by key in constant time."""
 
     def __init__(self, rows_max: int = ROWS_MAX) -> None:
         self.rows_max = min(rows_max, _NUMBERS)
@@ -72,10 +73,10 @@ class FinishedTable:
         return self._end - self._first
 
     def find(self, key: bytes) -> tuple[bytes, int, int, int] | None:
-        """(request digest, end in ledger s, state number, history sequence or 0) of a finished job, or None."""
+        """Return (request digest, end in ledger s, state number, history sequence or 0) of a finished job, or None."""
         segment, bits = self._segments[key[-1]], _from_bytes(key, "little")
         slot = bits & len(segment) - 1
-        if segment[slot] == _EMPTY:  # as for most, of jobs that are new
+        if segment[slot] == _EMPTY:  # the usual case: the job is new
             return None
         entry = segment[self._probe(segment, slot, bits, key)]
         if entry == _EMPTY:
@@ -84,15 +85,14 @@ class FinishedTable:
         return digest, seconds, state, high << 32 | low
 
     def add(self, key: bytes, digest: bytes, time_ms: int, state: int, seq: int = 0) -> None:
-        """Append a row; the oldest goes when the table is full. An older row of the key is found no more.
+        """Append a row; if the table is full, the oldest is dropped. An older row of the same key is no longer found.
 
-        Of the digest the first 8 bytes count. `seq` is the sequence of the
-        message in the history stream, 0 for none.
+        The first 8 bytes of the digest count. `seq` is the sequence of the message in the history stream, 0 for none.
         """
         self.add_all([(key, digest, time_ms, state, seq)])
 
     def add_all(self, rows: Iterable[tuple[bytes, bytes, int, int, int]]) -> None:
-        """`add` each of these, in order: jobs leave memory by the hundred."""
+        """`add` each of these rows in order; jobs leave memory by the hundred."""
         segments, filled, number, sums = self._segments, self._filled, self._end, self.row
         pack_into, full = _ROW.pack_into, self._first + self.rows_max
         chunk, start = bytearray(), 0
@@ -102,7 +102,7 @@ class FinishedTable:
                 self.drop_oldest()
                 full, sums = full + 1, self.row
             start += ROW_BYTES
-            if start >= len(chunk):  # the next one: this row is in the last
+            if start >= len(chunk):  # this row is in the next chunk
                 at, row = divmod(number - self._base, _CHUNK_ROWS)
                 if at == len(self._chunks):
                     self._chunks.append(bytearray(_CHUNK_ROWS * ROW_BYTES))
@@ -118,7 +118,7 @@ class FinishedTable:
             sums += hash((bits & _SEVEN, _from_bytes(digest, "little") & _SEVEN, state))  # `_row_hash`
             if segment[slot] != _EMPTY:
                 slot = self._probe(segment, slot, bits, key)
-                if segment[slot] != _EMPTY:  # an older row of the key
+                if segment[slot] != _EMPTY:  # there is an older row of the key
                     segment[slot] = entry
                     continue
             segment[slot] = entry
@@ -128,11 +128,11 @@ class FinishedTable:
         self._end, self.row = number, sums
 
     def oldest_ms(self) -> int | None:
-        """Ledger time of the oldest row, in ms."""
+        """Return the ledger time of the oldest row in ms; None if the table is empty."""
         return self._unpacked(self._first)[2] * 1000 if len(self) else None
 
     def older_than(self, time_ms: int, at_most: int) -> int:
-        """How many of the oldest rows, at most so many, are older than a ledger time."""
+        """Return how many of the oldest rows, up to `at_most`, are older than a ledger time."""
         count = 0
         while count < min(len(self), at_most) and self._unpacked(self._first + count)[2] * 1000 < time_ms:
             count += 1
@@ -148,7 +148,7 @@ class FinishedTable:
             self._base = self._first
 
     def dump(self) -> bytes:
-        """All rows, oldest first, as they stand in a snapshot."""
+        """Return all rows, oldest first, in the form of a snapshot."""
         size = _ROW.size
         return b"".join(self._chunks)[(self._first - self._base) * size : (self._end - self._base) * size]
 
@@ -157,7 +157,7 @@ class FinishedTable:
         """Return the table of a snapshot. Raises ValueError."""
         table = cls(rows_max)
         if len(rows) % ROW_BYTES:
-            raise ValueError(f"{len(rows)} bytes of finished jobs are no rows of {ROW_BYTES} bytes")
+            raise ValueError(f"{len(rows)} bytes of finished jobs are not a multiple of {ROW_BYTES} bytes")
         table.add_all(
             (key, digest, seconds * 1000, state, high << 32 | low)
             for key, digest, seconds, state, low, high in _ROW.iter_unpack(rows)
@@ -174,17 +174,17 @@ class FinishedTable:
         return row
 
     def _number(self, entry: int) -> int:
-        """The row that an entry of the index names: of those held now, whose numbers are never so far apart."""
+        """Return the row that an entry of the index names: of those held now, whose numbers are never so far apart."""
         return self._first + ((entry & _NUMBERS) - 1 - self._first) % _NUMBERS
 
     def _look(self, key: bytes) -> tuple[array[int], int]:
-        """The segment and slot where a key stands, or where it would."""
+        """Return the segment and slot of a key, or those where it would be added."""
         segment, bits = self._segments[key[-1]], _from_bytes(key, "little")
         slot = bits & len(segment) - 1
         return segment, slot if segment[slot] == _EMPTY else self._probe(segment, slot, bits, key)
 
     def _probe(self, segment: array[int], slot: int, bits: int, key: bytes) -> int:
-        """The slot where a key stands, or where it would, from that on where it begins."""
+        """Return the slot of a key, or where it would be added, searching from its first slot."""
         mask, mark = len(segment) - 1, bits >> _MARK_AT & _MARK
         while (entry := segment[slot]) != _EMPTY:
             if entry >> _NUMBER_BITS == mark and self._unpacked(self._number(entry))[0] == key:
@@ -193,17 +193,17 @@ class FinishedTable:
         return slot
 
     def _home(self, entry: int) -> int:
-        """Where the key of an entry begins to look, in its lowest bits: more than any segment has slots."""
+        """Return the low bits of an entry's key, which give its first slot in a segment of any size."""
         at = self._number(entry) - self._base
         low: int = _LOW.unpack_from(self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * ROW_BYTES)[0]
         return low
 
     def _remove(self, key: bytes, number: int) -> None:
-        """Take a row out of the index, unless a newer one of its key stands there."""
+        """Remove a row from the index, unless the entry is of a newer row of its key."""
         segment, hole = self._look(key)
         if segment[hole] != _entry(_from_bytes(key, "little"), number):
             return
-        # backward-shift deletion keeps every probe chain whole without grave stones
+        # backward-shift deletion keeps probe chains whole without tombstones
         mask = len(segment) - 1
         probe = (hole + 1) & mask
         while segment[probe] != _EMPTY:
@@ -216,7 +216,7 @@ class FinishedTable:
         self._filled[key[-1]] -= 1
 
     def _grow(self, which: int) -> None:
-        """Double one segment: at two million rows some 8,000 entries."""
+        """Double one segment: at two million rows it has some 8,000 entries."""
         old = self._segments[which]
         segment = self._segments[which] = array("I", bytes(8 * len(old)))
         mask = len(segment) - 1
@@ -229,10 +229,10 @@ class FinishedTable:
 
 
 def _entry(bits: int, number: int) -> int:
-    """Of a key's bits and a row's number."""
+    """Return the index entry of a key's bits and a row's number."""
     return (bits >> _MARK_AT & _MARK) << _NUMBER_BITS | number % _NUMBERS + 1
 
 
 def _row_hash(bits: int, digest: bytes, state: int) -> int:
-    """Of 7 bytes each of key and digest: ints alone, so the same in every process."""
+    """Return the hash of 7 bytes each of key and digest: of ints only, so it is the same in every process."""
     return hash((bits & _SEVEN, _from_bytes(digest, "little") & _SEVEN, state))

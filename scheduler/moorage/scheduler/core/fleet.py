@@ -1,9 +1,9 @@
-"""The soft view of the workers, indexed by what requests ask for; rebuilt after a takeover.
+"""The leader's view of the workers, indexed by what requests ask for; rebuilt after a takeover.
 
-Hosts with the same devices and drivers form a class: whether a shape fits is answered once a class. In a class, usable
-hosts stand in buckets by their number of wholly free devices, so best-fit is the first bucket that is not empty, not a
-scan. Labels tell hosts apart as far as some request has required them (`tell_apart`): most hosts have one that is
-theirs alone, as their name or serial number, and each a class to itself would make every answer a scan.
+Hosts with the same devices and drivers form a class: whether a shape fits is computed once a class. Within a class,
+usable hosts are kept in buckets by their number of wholly free devices, so best fit takes the first bucket that is not
+empty, without a scan. Labels split a class only where some request has required them (`tell_apart`): most hosts have a
+label of their own, such as a name or serial number, and a class for each host would turn every answer into a scan.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import names_of
 from moorage.schemas.gpu import capability_of
 
-#: tenants that workers' rules name, in all; one that would name more counts as one without, and refuses by itself
+#: the most tenants that the workers' rules may name in all; beyond it a worker counts as one without rules, and refuses
+#: jobs by itself
 NAMED_MAX: Final = 10_000
-#: labels with a value that are remembered as required; with more, hosts are told apart by all of theirs
+#: the most label values remembered as required; beyond it, hosts are split by all of their labels
 ASKED_MAX: Final = 4_096
-#: in place of a worker's number: any host
+#: any host, in place of a worker's number
 ANYWHERE: Final = -1
-#: changes of which it is known where they were
+#: how many recent changes are remembered with their host
 OPENED_MAX: Final = 1_024
-#: hosts that are worth a scan of each for a queue group, in place of one of the whole fleet
+#: with more opened hosts than this, the whole fleet is scanned instead
 OPENED_HOSTS_MAX: Final = 8
 
 
 class Fleet:
-    """All hosts. Every change goes through here, so that the buckets always agree with the hosts."""
+    """All hosts. Every change goes through this class, so that the buckets always agree with the hosts."""
 
     def __init__(self) -> None:
         self.classes: dict[Any, HostClass] = {}
@@ -55,43 +56,43 @@ class Fleet:
         #: of hosts that are alike but for labels, by what makes them so; kept by their classes
         self._fits: WeakValueDictionary[Any, Fits] = WeakValueDictionary()
         self._changes = 0
-        self._opened: deque[int] = deque(maxlen=OPENED_MAX)  # the workers of the last changes, the newest last
+        self._opened: deque[int] = deque(maxlen=OPENED_MAX)  # the workers of the last changes, newest last
         self.inventory = 0  # grows when the set of classes or hosts changes
         self.version = 0  # grows when anything about a host may have changed
-        #: worker numbers of hosts that came, went or changed; a ranker that keeps a table empties it
+        #: worker numbers of hosts that came, left or changed; a ranker that keeps a table empties it
         self.touched: set[int] = set()
-        #: the same; `FleetFrames` shows them to observers, and empties it then
+        #: the same, for `FleetFrames`, which empties it
         self.redrawn: set[int] = set()
-        #: tenants that rules of some worker name: what they ask for is told apart
+        #: tenants that some worker's rules name; their shapes are kept separate
         self.named: set[str] = set()
         #: label -> value -> the hosts that have it
         self.labelled: dict[str, dict[str, list[int]]] = {}
         self._asked: dict[str, set[str]] = {}  # label -> values that some request has required
         self._asked_count = 0
-        self._asked_names: set[str] = set()  # of devices, that some request has asked for
-        #: the hosts that have a device of a name; None until some request has asked for one
+        self._asked_names: set[str] = set()  # device names that some request has asked for
+        #: device name -> hosts; None until a request has asked for one
         self._by_name: dict[str, set[int]] | None = None
 
     # -------------------------------------------------------------------------- what lets a job start
 
     @property
     def changes(self) -> int:
-        """Grows with everything that may let a job start."""
+        """A number that grows with every change that may let a job start."""
         return self._changes
 
     def opens(self, worker_num: int = ANYWHERE) -> None:
-        """A job may start on this host that could not before; or on any host."""
+        """Note that a job may now start on this host, or on any host, that could not start before."""
         self._changes += 1
         self._opened.append(worker_num)
 
     def unchanged_since(self, changes: int) -> None:
-        """What changed since then has been taken back."""
+        """Drop all changes noted since then, because they were undone."""
         for _ in range(min(self._changes - changes, len(self._opened))):
             self._opened.pop()
         self._changes = changes
 
     def opened_since(self, changes: int) -> list[Host] | None:
-        """Return the hosts on which a job may start that could not at that change; None for any host."""
+        """Return the hosts that were opened since that change; None for any host."""
         count = self._changes - changes
         if count > len(self._opened):
             return None
@@ -103,7 +104,7 @@ class Fleet:
     # ----------------------------------------------------------------------------------- membership
 
     def join(self, worker: Worker, members: Iterable[tuple[Member, Shape]]) -> Host:
-        """A new session: its inventory, less what its members hold."""
+        """Add a worker's new session: its inventory, less what its members hold. Return its host."""
         self.leave(worker.num)
         hello = worker.hello
         rules = self.rules_of(hello)
@@ -137,7 +138,7 @@ class Fleet:
         return host
 
     def _class_of(self, alike: Any, hello: dict[str, Any], rules: Rules) -> HostClass:
-        """The class of hosts that are alike but for labels, and have those that were required as this one has them."""
+        """Return the class for a host: equal hardware and drivers, and equal values of all required labels."""
         labels: dict[str, str] = hello["labels"]
         if self._asked_count <= ASKED_MAX:
             labels = {label: value for label, value in labels.items() if value in self._asked.get(label, ())}
@@ -150,7 +151,7 @@ class Fleet:
         return cls
 
     def _named_slots(self, hello: dict[str, Any]) -> dict[str, int]:
-        """The slots of each device's name that some request has asked for; of all names once too many were."""
+        """Return the slots by each device name that a request has asked for; by all names once too many were."""
         named: dict[str, int] = {}
         for slot, device in enumerate(hello["gpu_pool"] if self._asked_names else ()):
             for name in device_names(device):
@@ -163,7 +164,7 @@ class Fleet:
         host.cls.sizes.setdefault(host.size, {})[host.worker.num] = host
 
     def _exit(self, host: Host) -> None:
-        """It leaves its class, which goes with its last host."""
+        """Remove a host from its class, and the class with its last host."""
         self._unfile(host)
         cls, num = host.cls, host.worker.num
         del cls.hosts[num]
@@ -175,10 +176,10 @@ class Fleet:
             del self.classes[cls.key]
 
     def tell_apart(self, requires: Mapping[str, Sequence[str]]) -> None:
-        """A request requires these labels: hosts with different values of them are in different classes from now on.
+        """Note that a request requires these labels: from now on hosts with different values are in different classes.
 
-        Asked before a class is asked whether a shape of it fits. It costs a look at each host that has one of
-        them, the first time.
+        Must be called before a class is asked whether such a shape fits. The first time, it moves each host with such a
+        label.
         """
         for label, values in requires.items():
             hosts = self.labelled.get(label, {})
@@ -191,9 +192,9 @@ class Fleet:
                         self._sort_anew(self.hosts[num])
 
     def tell_devices_apart(self, ids: Sequence[str]) -> None:
-        """A request asks for the devices of these ids: hosts that have one stand in a class of their own from now on.
+        """Note that a request names these devices: from now on a host with one of them has a class of its own.
 
-        As `tell_apart`. An index needs none of it: a class has the same ones on all of its hosts.
+        As `tell_apart`. A device index needs no split: all hosts of a class have the same ones.
         """
         if self._by_name is None:
             self._by_name = {}
@@ -204,7 +205,7 @@ class Fleet:
                 continue
             if len(self._asked_names) <= ASKED_MAX:
                 self._asked_names.add(name)
-            for num in sorted(self._by_name.get(name, ())):  # beyond the bound a host is told apart by all its names
+            for num in sorted(self._by_name.get(name, ())):  # beyond the bound a host is split by all its names
                 if name not in self.hosts[num].cls.named_slots:
                     self._sort_anew(self.hosts[num])
 
@@ -223,7 +224,7 @@ class Fleet:
         self.refresh(host)
 
     def rules_of(self, hello: dict[str, Any]) -> Rules:
-        """Its rules; the tenants that they name are told apart from now on. Of an older worker there are none."""
+        """Return a worker's rules; shapes of tenants that they name are kept separate. Older workers have no rules."""
         drivers = {tenant: frozenset(words) for tenant, words in (hello.get("drivers_for") or {}).items()}
         users: dict[str, int] | None = hello.get("mps_users")
         named = self.named | (drivers.keys() | (users or {}).keys()) - {OTHERS}
@@ -259,9 +260,9 @@ class Fleet:
                 del self._by_name[name]
 
     def slept(self, mono_ms: int) -> None:
-        """This process was suspended, or no append was acknowledged for a while.
+        """Count all workers as heard from just now, after this process was suspended or could not append for a while.
 
-        Workers are not to blame for that silence, so all count as heard just now (H28).
+        That silence is not the workers' fault (H28).
         """
         for host in self.hosts.values():
             host.last_ms = max(host.last_ms, mono_ms)
@@ -269,7 +270,7 @@ class Fleet:
                 host.load_ms = max(host.load_ms, mono_ms)
 
     def refresh(self, host: Host) -> None:
-        """File a host where its state says; call after anything about it changed."""
+        """Put a host into the bucket of its current state; must be called after any change of a host."""
         self.version += 1
         self.touched.add(host.worker.num)
         self.redrawn.add(host.worker.num)
@@ -303,11 +304,11 @@ class Fleet:
     # ------------------------------------------------------------------------------ taking and giving
 
     def take(self, host: Host, shape: Shape, mask: int) -> None:
-        """Count a member in: devices, CPU and memory."""
+        """Count a member's devices, CPU and memory as used."""
         self.take_all(host, shape, [mask])
 
     def take_all(self, host: Host, shape: Shape, masks: list[int]) -> None:
-        """Count members of one shape on one host in; it is filed once."""
+        """Count members of one shape on one host as used; the host is filed once."""
         count = len(masks)
         host.held += count
         host.version += 1
@@ -340,11 +341,11 @@ class Fleet:
                 cls.shared_open[device.mode][(num, slot)] = device
 
     def give(self, host: Host, shape: Shape, mask: int) -> None:
-        """Count a member out again."""
+        """Count a member's devices, CPU and memory as free again."""
         self.give_all(host, [(shape, mask)])
 
     def give_all(self, host: Host, taken: list[tuple[Shape, int]]) -> None:
-        """Count members of one host out again; it is filed once."""
+        """Count members of one host as free again; the host is filed once."""
         host.version += 1
         for shape, mask in taken:
             host.held -= 1
@@ -380,9 +381,9 @@ class Fleet:
 
     @contextlib.contextmanager
     def avoiding(self, avoid: Avoid) -> Iterator[None]:
-        """Nothing is placed on these devices (worker number, slot mask) meanwhile; nothing counts as changed by it.
+        """Make these devices (worker number, slot mask) unavailable inside the block; it does not count as a change.
 
-        Hosts stand in their buckets as before, too: a question must not change which host is first there.
+        The order of hosts in their buckets is restored: a question must not change which host comes first.
         """
         changes, version = self.changes, self.version
         hosts = [(self.hosts[num], mask) for num, mask in avoid if num in self.hosts]
@@ -394,40 +395,40 @@ class Fleet:
                     stack.enter_context(host.without(mask))
                     self.refresh(host)
                 yield
-        finally:  # a question that fails leaves every host filed where it belongs
+        finally:  # even if the block raises, every host is filed correctly
             for host, _ in hosts:
                 self.refresh(host)
             self.unchanged_since(changes)
             self.version = version
             for bucket, nums in orders:
-                if bucket.keys() == set(nums):  # nothing was placed meanwhile
+                if bucket.keys() == set(nums):  # nothing was placed inside the block
                     rows = {num: bucket[num] for num in nums}
                     bucket.clear()
                     bucket.update(rows)
 
     def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
-        """The classes that could ever run this shape."""
+        """Yield the classes that could ever run this shape."""
         for cls in self.classes.values():
             fit = cls.fit(shape)
             if not fit.reason:
                 yield cls, fit
 
     def validate(self) -> None:
-        """Buckets and shelves agree with the hosts. Raises AssertionError."""
+        """Check that buckets and shelves agree with the hosts. Raises AssertionError."""
         for cls in self.classes.values():
             sized = {num: size for size, alike in cls.sizes.items() for num in alike}
-            assert sized == {num: host.size for num, host in cls.hosts.items()}, "hosts stand by another size"
+            assert sized == {num: host.size for num, host in cls.hosts.items()}, "hosts are filed by another size"
             assert all(cls.sizes.values()), "a size that no host has"
             filed = {num: count for count, bucket in enumerate(cls.buckets) for num in bucket}
             for num, host in cls.hosts.items():
-                assert cls.labels.items() <= host.labels.items(), f"{host.worker.id} stands with others' labels"
+                assert cls.labels.items() <= host.labels.items(), f"{host.worker.id} is in a class with other labels"
                 for label, value in host.labels.items():
                     assert num in self.labelled[label][value], f"{host.worker.id} is not known by its {label}"
                     required = value in self._asked.get(label, ())
                     assert not required or label in cls.labels, f"{host.worker.id} is not told apart by {label}"
                 expected = host.open.bit_count() if host.usable else -1
                 assert host.bucket == expected, f"{host.worker.id} is filed under {host.bucket}, not {expected}"
-                assert filed.get(num, -1) == host.bucket, f"{host.worker.id} stands in bucket {filed.get(num)}"
+                assert filed.get(num, -1) == host.bucket, f"{host.worker.id} is in bucket {filed.get(num)}"
                 for slot, device in host.shared.items():
                     assert not host.free >> slot & 1, f"{host.worker.id}: slot {slot} is free and shared"
                     is_open = (num, slot) in cls.shared_open[device.mode]
@@ -436,5 +437,5 @@ class Fleet:
 
 
 def device_names(device: dict[str, Any]) -> list[str]:
-    """Return the names of a device of a hello, beside its index; an older worker reports fewer."""
+    """Return the names of a device of a hello, apart from its index; an older worker reports fewer."""
     return names_of(str(device.get("uuid", "")), str(device.get("pci", "")), device.get("cdi", ()))

@@ -1,4 +1,4 @@
-"""One worker as placement sees it, and the class of those that answer every request alike but for what is free."""
+"""One worker as the scheduler places jobs on it, and the class of workers that offer the same to every request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from moorage.schemas.memo import Memo
 
 NO_GPU: Final = int(Mode.NONE)
 EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
-#: shapes that a class remembers its answer for
+#: shapes whose fit is cached for each class
 FITS_MAX: Final = 50_000
-#: and ways of asking for devices whose slots are
+#: ways of asking for devices whose slots are cached
 RANKS_MAX: Final = 1_024
-#: members of one worker: so that its renewal, its join and its loss each fit one frame or record
+#: members of one worker, bounded so that its renewal, its join and its loss each fit into one frame or record
 MEMBERS_MAX: Final = 4096
 When = Literal["ever", "emptied", "now"]
 #: slots lent, thousandths of a core, MiB
@@ -32,14 +32,14 @@ Size = tuple[int, int, int]
 
 
 class Rules(NamedTuple):
-    """What a worker's hello tells of tenants."""
+    """The rules for tenants in a worker's hello."""
 
-    drivers: dict[str, frozenset[str]]  # that each may have; empty: any
-    users: dict[str, int] | None  # whom the jobs of each run as, where only jobs of one user share a GPU by mps
+    drivers: dict[str, frozenset[str]]  # the drivers allowed to each tenant; empty: any
+    users: dict[str, int] | None  # host user by tenant, if only jobs of one user may share a GPU by mps
 
 
 class SharedDevice:
-    """A device that sharers of one mode use: never two modes on one device. `user` is as `HostClass.user_of`."""
+    """A shared device; all sharers of a device use one mode. `user` is as in `HostClass.user_of`."""
 
     __slots__ = ("memory_mib", "mode", "percent", "user", "users")
 
@@ -52,19 +52,19 @@ class SharedDevice:
 
 
 class Fit:
-    """What a shape finds on a class: which device slots answer, how well, or why none does."""
+    """The result of matching a shape with a class: the matching slots and how well, or why there are none."""
 
     __slots__ = ("best_mask", "mask", "rank", "reason")
 
     def __init__(self, mask: int, rank: int, reason: str, best_mask: int = 0) -> None:
         self.mask = mask
         self.rank = rank
-        self.best_mask = best_mask  # the slots that answer as well as the best one
-        self.reason = reason  # empty where the class could run it
+        self.best_mask = best_mask  # the slots that match as well as the best one
+        self.reason = reason  # empty if the class could run it
 
 
 class Fits(Memo[int, Fit]):
-    """What shapes, by index, find on hosts that are alike but for labels: of many labels there are many classes."""
+    """Cached fits by shape index, shared by classes that differ only in labels."""
 
     def __init__(self) -> None:
         super().__init__(FITS_MAX)
@@ -72,12 +72,12 @@ class Fits(Memo[int, Fit]):
 
 _OTHER_LABEL: Final = Fit(0, 0, reasons.LABEL.name)
 _OTHER_DEVICE: Final = Fit(0, 0, reasons.DEVICE.name)
-#: what is failed by before labels are looked at
+#: filters checked before labels
 _BEFORE_LABELS: Final = tuple(FILTERS)[: list(FILTERS).index(reasons.LABEL.name)]
 
 
 def gpu_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
-    """Return the drivers of a worker whose jobs may have GPUs; one that reports nothing of it gives them."""
+    """Return the drivers of a worker whose jobs may have GPUs; a driver without a report may."""
     told = hello.get("capabilities") or {}
     return frozenset(name for name in hello["drivers"] if told.get(name, {}).get("gpu_enabled", True))
 
@@ -93,14 +93,14 @@ def levels_of(hello: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def kept_for(pool: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:
-    """Return the sharing modes that each slot is kept for; empty for a slot that takes all that its worker offers."""
+    """Return the sharing modes that each slot is restricted to; empty for a slot without restriction."""
     return tuple(tuple(device.get("modes", ())) for device in pool)
 
 
 def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
-    """The slots that NVLink joins, and those of one NUMA node; empty where all, or none, stand together.
+    """Return the slots linked by NVLink, and those of each NUMA node; empty if neither separates any slots.
 
-    Links are taken as they are said, in either direction; a hello of an older worker says none.
+    A reported link counts in both directions; the hello of an older worker reports none.
     """
     slot_of = {int(device["index"]): slot for slot, device in enumerate(pool)}
     linked = [1 << slot for slot in range(len(pool))]
@@ -122,7 +122,7 @@ def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
 
 
 class HostClass:
-    """Hosts that answer every request alike, but for what is free."""
+    """Hosts that give the same answer to every request, apart from what is free."""
 
     __slots__ = (
         "_ranks",
@@ -156,7 +156,7 @@ class HostClass:
         named_slots: dict[str, int],
     ) -> None:
         self.key = key
-        #: the slots of each device's name that some request has asked for; see `Fleet.tell_devices_apart`
+        #: slots by device name, for names that requests have asked for; see `Fleet.tell_devices_apart`
         self.named_slots = named_slots
         self.drivers_for, self.mps_users = rules
         self.devices = [
@@ -172,21 +172,21 @@ class HostClass:
         self.drivers = frozenset(hello["drivers"])
         self.gpu_drivers = gpu_drivers_of(hello)
         self.levels = levels_of(hello)
-        # a worker of an older release may offer a mode in which no device of it has a sharer
+        # a worker of an older release may offer a mode in which its devices take no sharers
         self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)
-        #: by mode, the slots that take it: a worker may keep a device for some modes
+        #: by mode, the slots that allow it: a worker may restrict a device to some modes
         self.takes = {
             mode: sum(1 << slot for slot, kept in enumerate(kept_for(hello["gpu_pool"])) if not kept or word in kept)
             for mode, word in MODE_WORDS.items()
         }
-        self.labels = labels  # of those that its hosts have, the ones that some request has required
+        self.labels = labels  # of its hosts' labels, those that some request has required
         self.sharers_max = {
             mode: max(1, min(most, int(hello["sharers_max"].get(mode, most)))) for mode, most in SHARERS_MAX.items()
         }
-        #: sets of slots linked over NVLink, and those on one NUMA node; empty where neither tells devices apart
+        #: sets of slots linked by NVLink, and by NUMA node; empty if neither separates any slots
         self.islands = islands_of(hello["gpu_pool"])
         self.hosts: dict[int, Host] = {}
-        #: the same, by what an empty one has room for: see `Host.size`
+        #: the same by what a host holds when empty: see `Host.size`
         self.sizes: dict[Size, dict[int, Host]] = {}
         self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
@@ -202,7 +202,7 @@ class HostClass:
         return found if not shape.device_ids or found.reason else self._exact(shape, found)
 
     def exactly(self, shape: Shape) -> int:
-        """The slots of the devices that a shape names, all of which answer it; 0 where the hosts do not have them."""
+        """Return the slots of the devices that a shape names, if all of them match; 0 if the hosts lack any."""
         return slots_named(shape.device_ids, self._slots_of, self.answering(shape)) if takes_ids(shape.driver) else 0
 
     def _exact(self, shape: Shape, found: Fit) -> Fit:
@@ -215,7 +215,7 @@ class HostClass:
         return self.named_slots.get(name, 0)
 
     def _fit(self, shape: Shape) -> Fit:
-        """What it finds, were labels no matter."""
+        """Return the fit of a shape, ignoring labels."""
         if reason := failed(self, shape, "host"):
             return Fit(0, 0, reason)
         if shape.mode == NO_GPU:
@@ -226,14 +226,14 @@ class HostClass:
         return Fit(mask, best, "", best_mask)
 
     def answering(self, shape: Shape) -> int:
-        """The slots whose devices answer a shape that asks for some."""
+        """Return the slots whose devices match a shape that asks for GPUs."""
         return self._ranked(shape)[0]
 
     def _ranked(self, shape: Shape) -> tuple[int, int, int, str]:
-        """Return the slots that answer, how well the best do and which those are, or why none does. Asked once a way.
+        """Return the matching slots, how well the best match, which those are, and else why none matches. Cached.
 
-        Thousands of shapes may ask for one model, and differ in their processors. Slots that do not take the mode are
-        left out; where no other one answers, that is no reason of one device.
+        Thousands of shapes may ask for one model and differ only in CPU. Slots that do not allow the mode are left out;
+        if no others match, the reason is not a filter of one device.
         """
         takes = self.takes[shape.mode]
         found = self._ranks.get((shape.device_asked, takes))
@@ -251,22 +251,22 @@ class HostClass:
         return found
 
     def permitted(self, tenant: str) -> frozenset[str]:
-        """The drivers that a tenant may have where there are rules; "" is any that none of them names."""
+        """Return the drivers allowed to a tenant, if there are rules; "" is any driver that no rule names."""
         return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
 
     def user_of(self, shape: Shape) -> str:
-        """Return a word for the user whom a sharer runs as; "" where sharers of a device may run as any."""
+        """Return a text for the user that a sharer runs as; "" if a device's sharers may run as any user."""
         if self.mps_users is None or shape.mode != Mode.MPS:
             return ""
         number = self.mps_users.get(shape.tenant, self.mps_users.get(OTHERS))
         return f"user {shape.user}" if number is None else str(number)
 
     def level(self, driver: str, mode: str) -> tuple[int, int]:
-        """How well memory and compute are kept to a job's part, as positions in `LEVELS`."""
+        """Return how well a job's part of memory and compute is enforced, as positions in `LEVELS`."""
         return self.levels[driver, mode]
 
     def named(self, shape: Shape) -> list[Device]:
-        """Its devices of the vendor and model that a shape asks for, whatever else they have."""
+        """Return the devices of the vendor and model that a shape asks for, ignoring its other requirements."""
         return [
             d
             for d in self.devices
@@ -274,7 +274,7 @@ class HostClass:
         ]
 
     def places(self, slots: int, shape: Shape) -> int:
-        """How many devices' worth of a shape these empty slots hold: one each, or as many as sharers fit."""
+        """Return how many replicas' devices fit on these empty slots: one each, or as many as sharers fit."""
         if shape.mode <= EXCLUSIVE:
             return slots.bit_count()
         most = self.sharers(shape.mode)
@@ -326,40 +326,40 @@ class Host:
         lent = hello.get("lent_slots")
         every = (1 << len(cls.devices)) - 1
         self.lent = every if lent is None else sum(1 << slot for slot in set(lent) if 0 <= slot < 64) & every
-        self.held = 0  # members counted in
+        self.held = 0  # number of members counted
         self.version = 0  # grows whenever members are counted in or out
         self.labels: dict[str, str] = hello["labels"]
-        self.closed = worker.flag != "open"  # cordoned or draining, from the operator's word on
-        self.free = self.lent  # slots that no job of ours uses
+        self.closed = worker.flag != "open"  # cordoned or draining, from the record with the order on
+        self.free = self.lent  # slots not used by moorage's jobs
         self.shared: dict[int, SharedDevice] = {}
-        self.busy = 0  # slots in other use: local claimers, a foreign process, one just refused
+        self.busy = 0  # slots in other use: local claims, a foreign process, a refusal just now
         self.sick = 0  # slots whose health is not ok
-        self.troubles: dict[int, tuple[str, str]] = {}  # by slot, by its last load frame: (health or foreign, detail)
-        self.waiting = False  # a local claimer waits: full for the scheduler (H42)
-        self.heard = False  # renewed in this reign
-        self.last_ms = 0  # monotonic ms of the last renewal answered in this reign
-        self.load_ms = -1  # monotonic ms of the last load frame; -1: none in this reign and session
+        self.troubles: dict[int, tuple[str, str]] = {}  # by slot, from its last load frame: (health or foreign, detail)
+        self.waiting = False  # a local claim waits: the host counts as full (H42)
+        self.heard = False  # renewed in this term
+        self.last_ms = 0  # monotonic ms of the last renewal answered in this term
+        self.load_ms = -1  # monotonic ms of the last load frame; -1: none in this term and session
         self.util_percent = 0  # mean of its devices, by its last load frame
-        self.stale = False  # renewals or load frames are missed: nothing new here
+        self.stale = False  # renewals or load frames are missing: no new jobs here
         self.bucket = -1
 
     @property
     def size(self) -> Size:
-        """Hosts of one class and size hold the same, were they empty."""
+        """What it holds when empty; equal for hosts that hold the same."""
         return self.lent, self.cpu_milli, self.memory_mib
 
     @property
     def shut(self) -> int:
-        """Return the slots that take no job even if ours leave them: in other use, unwell, or in quarantine."""
+        """The slots that take no job even if moorage's jobs leave them: in other use, unhealthy, or in quarantine."""
         return self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask
 
     @property
     def open(self) -> int:
-        """Slots that may be given out wholly; none while a local claimer waits for a device (H42)."""
+        """Slots that may be given out whole; none while a local claim waits for a device (H42)."""
         return 0 if self.waiting else self.free & ~self.shut
 
     def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> bool:
-        """Whether one more sharer of this shape's mode, user and share fits on a device that others share."""
+        """Return whether one more sharer of this shape's mode, user and share fits on this shared device."""
         if device.user and device.user != self.cls.user_of(shape):
             return False
         if device.mode != shape.mode or device.users >= self.cls.sharers(shape.mode):
@@ -372,9 +372,9 @@ class Host:
         return not (shape.share_mib and device.memory_mib + shape.share_mib > memory)
 
     def replicas_of(self, shape: Shape, when: When) -> int:
-        """At most how many replicas of a shape this host could hold.
+        """Return how many replicas of a shape this host could hold at most.
 
-        `ever`: if it were empty and well; `emptied`: once ours have left; `now`: beside what is there.
+        `ever`: if it were empty and healthy; `emptied`: once moorage's jobs have left; `now`: beside what is there.
         """
         fit = self.cls.fit(shape)
         if fit.reason:
@@ -402,15 +402,15 @@ class Host:
         return max(0, most)
 
     def may_have_room(self, shape: Shape) -> bool:
-        """Whether one replica might start here now: most that cannot are told by three numbers and the devices."""
+        """Return whether a replica may start here now, by a quick check that never misses one that can."""
         if shape.cpu_milli > self.cpu_free and self.cpu_milli:
             return False
         return shape.count <= self.free.bit_count() + len(self.shared) and not self.cls.fit(shape).reason
 
     def _groups(self, shape: Shape, slots: int, beside: int) -> int:
-        """How many sharers of several devices each fit on these empty slots and `beside` shared ones with room for one.
+        """Return how many sharers of several devices each fit on these empty slots and `beside` shared devices.
 
-        No device counts twice for one of them: so many, as each device has room for, up to once for each.
+        A sharer uses each of its devices once. Each device has room for several sharers, `beside` devices for one each.
         """
         rooms = [1] * beside + [
             self.cls.places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1
@@ -421,7 +421,7 @@ class Host:
         return most
 
     def rooms_beside(self, shape: Shape) -> int:
-        """How many replicas' CPU, memory and members this host has room for now."""
+        """Return for how many replicas this host has CPU, memory and member entries left."""
         most = MEMBERS_MAX - self.held
         if shape.cpu_milli and self.cpu_milli:
             most = min(most, self.cpu_free // shape.cpu_milli)
@@ -430,7 +430,7 @@ class Host:
         return most
 
     def fits_host(self, shape: Shape) -> bool:
-        """CPU and memory of the host; 0 milli known means the worker did not say, and nothing is counted."""
+        """Return whether CPU and memory suffice; a worker that reports 0 is not checked."""
         if self.held >= MEMBERS_MAX:
             return False
         if shape.cpu_milli and self.cpu_milli and shape.cpu_milli > self.cpu_free:
@@ -439,7 +439,7 @@ class Host:
 
     @contextlib.contextmanager
     def without(self, slots: int) -> Iterator[None]:
-        """These slots cannot be chosen meanwhile."""
+        """Make these slots unavailable inside the block."""
         sick, self.sick = self.sick, self.sick | slots
         try:
             yield
@@ -452,6 +452,9 @@ class Host:
 
 
 def size_of_largest(hosts: list[Host]) -> str:
-    """The most cores, and the most memory in whole GiB, that one of these hosts has; at least one must be given."""
+    """Return the most cores, and the most GiB of memory, that one of these hosts has, as text.
+
+    `hosts` must not be empty.
+    """
     cores, gib = max(host.cpu_milli for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
     return f"{cores:g} cores and {gib} GiB"

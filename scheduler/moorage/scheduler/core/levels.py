@@ -1,4 +1,4 @@
-"""What needs a feature level of the ledger that its operator has not raised it to."""
+"""The refusal of things that need a higher feature level of the ledger."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from moorage.schemas.errors import Problem, problem
 
 
 def level_problem(what: str, needed: int, level: int) -> Problem:
-    """Return the refusal of what needs a feature level above the ledger's."""
+    """Return the refusal of something that needs a feature level above the ledger's."""
     return problem(
         "failed-precondition",
         f"{what} need feature level {needed}: schedulers of the release before cannot follow a ledger with them",

@@ -1,7 +1,6 @@
-"""Rows of the state as a record that is being built will leave them.
+"""Rows of the state as they will be after the record that is being built.
 
-Each has the fields of its row of the state that a record can change before it is folded, under the same names: what
-asks the draft reads one like the other.
+Each has, under the same names, those fields of its state row that a record may change, so code can read either one.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from moorage.scheduler.core.state import Job, Member, Replica, StandingOrder, Te
 
 
 class DraftTenant:
-    """A tenant with what this record accepts, leases and frees, and with what operators order in it."""
+    """A tenant after the accepts, placements, frees and operators' orders of this record."""
 
     __slots__ = (
         "gpus",
@@ -37,25 +36,25 @@ class DraftTenant:
         self.rate_milli = row.rate_milli
         self.share: StandingOrder | None = row.share
         self.weight = row.weight
-        self.load = 0  # what the jobs that this record accepts count towards the bound of memory
+        self.load = 0  # what the jobs accepted in this record count towards the memory bound
 
 
 class DraftWorker:
-    """A worker with what operators order and its renewal reports in this record."""
+    """A worker after the orders of operators and its own reports in this record."""
 
     __slots__ = ("examined", "flag", "session", "unwell_mask", "well", "window")
 
     def __init__(self, row: Worker) -> None:
         self.flag = row.flag
-        self.session = row.session  # empty once this record ends it
+        self.session = row.session  # empty if this record ends it
         self.unwell_mask = row.unwell_mask
         self.well = row.well
         self.window: Window | None = row.window
-        self.examined = False  # whether this record has taken in what it reports of its devices
+        self.examined = False  # whether its device report was already handled in this record
 
 
 class DraftJob:
-    """A job with what operators order in this record, and the phase of its gang."""
+    """A job after the operators' orders in this record, with the phase of its gang."""
 
     __slots__ = ("after", "count", "gang", "hold", "part", "priority")
 
@@ -69,7 +68,7 @@ class DraftJob:
 
 
 class DraftReplica:
-    """A replica with the steps of this record."""
+    """A replica after the steps of this record."""
 
     __slots__ = ("member", "not_before", "state")
 

@@ -1,6 +1,6 @@
-"""The numbers in ledger records: steps, and what their arguments mean (`ledger.record` has the record itself).
+"""The numbers in ledger records: steps, and the meaning of their arguments (`ledger.record` has the record itself).
 
-They are in every ledger ever written: new ones may be added at the end, none may change.
+Every ledger ever written contains them: new numbers may be added at the end, none may change.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-#: the newest record format, which is the newest feature level: 1 up to release 0.2, 2 from 0.3 on. A release can fold
-#: this format and the one before. A leader writes the ledger's level, which an operator raises once every scheduler
+#: the newest record format, equal to the newest feature level: 1 up to release 0.2, 2 from 0.3 on. A release can fold
+#: this format and the one before. A leader writes at the ledger's level, which an operator raises once every scheduler
 #: can fold the next one
 FORMAT: Final = 2
 RECORD_BYTES_MAX: Final = 512 * 1024
@@ -17,7 +17,7 @@ STEP_WIDTH: Final = 6
 
 
 class Op(IntEnum):
-    """A step is (op, job number, replica, a, b, c)."""
+    """The kinds of steps. A step is (op, job number, replica, a, b, c)."""
 
     PLACE = 0  #: a worker number, b slot mask, c sharing mode, and above it a rate (see `placing`)
     CLAIM = 1  #: c note: address of rank 0 of a gang
@@ -39,14 +39,14 @@ class Op(IntEnum):
     FREEZE = 16  #: a FROZEN or RUNNING, as its worker reports
 
 
-#: ops for what a worker reported; all others are decisions of the scheduler or of an actor
+#: steps that a worker reported; all others are decisions of the scheduler or of an actor
 REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN, Op.DONE, Op.RUN, Op.FREEZE)
 
-#: shown in place of an actor for a transition that a worker reported
+#: shown as the actor of a transition that a worker reported
 BY_WORKER: Final = "worker"
 BY_OPERATOR: Final = "operator"
 SAID_CHARS_MAX: Final = 64
-#: the reason of a session that ended with the worker's goodbye
+#: why a session ended: the worker said goodbye
 GOODBYE: Final = "goodbye"
 
 
@@ -55,7 +55,10 @@ def by_tenant(tenant: str) -> str:
 
 
 def actor(who: str, said: object = "") -> str:
-    """An actor as it is in records: `who` as proven by NATS, a blank, and the name that the caller gave itself."""
+    """Return an actor as written in records: `who` as proven by NATS, a blank, and the name that the caller gave.
+
+    The caller's own name is cut to its first printable characters, and left out if it is empty.
+    """
     name = "".join(char for char in said if char.isprintable())[:SAID_CHARS_MAX] if isinstance(said, str) else ""
     return f"{who} {name}" if name else who
 
@@ -66,7 +69,7 @@ NOTICE_S_MAX: Final = 3600
 
 
 def ending(becomes: int, notice_s: int) -> int:
-    """The argument of an END step: the next state, and the seconds between the checkpoint signal and the end."""
+    """Return the argument of an END step: the next state, and the seconds from checkpoint signal to end."""
     return notice_s << NOTICE_BITS | becomes
 
 
@@ -75,24 +78,24 @@ STATE_MASK: Final = (1 << STATE_BITS) - 1
 
 
 def exiting(to: int, result: int | None) -> int:
-    """Return the argument of an EXIT step: the next state, and which message has the result (0: there is none).
+    """Return the argument of an EXIT step: the next state, and the message number of the result (0 for no result).
 
-    None where the worker does not report that.
+    `result` is None if the worker does not report it.
     """
     return to if result is None else result + 1 << STATE_BITS | to
 
 
-#: a ledger has numbers for so many workers
+#: the most workers that a ledger can number
 WORKERS_MAX: Final = 1 << 16
 
 
 def packed(fence: int, worker_num: int) -> int:
-    """Names a member whose attempt is over, but whose devices are not free yet, in one integer."""
+    """Return one integer that names a member whose attempt is over but whose devices are not free yet."""
     return fence * WORKERS_MAX + worker_num
 
 
 def unpacked(lingering: int) -> tuple[int, int]:
-    """The (fence, worker number) of `packed`."""
+    """Return the (fence, worker number) in a value of `packed`."""
     return divmod(lingering, WORKERS_MAX)
 
 
@@ -100,7 +103,7 @@ MODE_BITS: Final = 8
 
 
 def placing(mode: int, rate_milli: int) -> int:
-    """The last argument of a PLACE step: the sharing mode, and what the member counts in its tenant's fair share.
+    """Return the last argument of a PLACE step: the sharing mode, and the member's rate in its tenant's fair share.
 
     The rate is in thousandths of a GPU; 0 stands for one GPU for each device.
     """
@@ -108,7 +111,7 @@ def placing(mode: int, rate_milli: int) -> int:
 
 
 class Count(IntEnum):
-    """The count that grows with an attempt that is over; a request bounds retries and losses."""
+    """The counter that grows when an attempt ends; a request bounds retries and losses."""
 
     NONE = 0
     RETRY = 1
@@ -117,7 +120,7 @@ class Count(IntEnum):
 
 
 class GangPhase(IntEnum):
-    """The phase of a gang's attempt; one record changes it for all members."""
+    """The phase of a gang's attempt; one record changes it for all ranks."""
 
     NONE = 0
     HOLDING = 1
@@ -139,12 +142,12 @@ MODE_NAMES: Final = ("none", "exclusive", "mps", "time-slice")
 MODE_OF: Final = {"exclusive": Mode.EXCLUSIVE, "mps": Mode.MPS, "time-slice": Mode.TIME_SLICE}
 
 
-#: the feature level that the ledger must have before a record may hold what is no act: the notice in an END step, LOSE
-#: with LOST_KEPT of what is ENDING, and a job that is accepted without its id. A result has `RESULT_LEVEL`
+#: the feature level that a ledger needs before a record may have these things, which are not acts: a notice in an END
+#: step, LOSE with LOST_KEPT of an ENDING replica, and a job accepted without its id. Results have `RESULT_LEVEL`
 NOTICE_LEVEL: Final = 2
 KEPT_WHILE_ENDING_LEVEL: Final = 2
 ID_IN_BODY_LEVEL: Final = 2
-#: and that of a ledger whose attempts have folders of their own, so that `cwd` null is that and no longer /
+#: the level from which attempts have their own folders, and `cwd` null means that folder instead of /
 FOLDER_LEVEL: Final = 2
-#: and that of what requests of releases before 0.3 have not: see `admission`
+#: the level for request fields that releases before 0.3 do not know, see `admission`
 REQUEST_LEVEL: Final = 2

@@ -1,8 +1,8 @@
-"""Reads what accepted jobs ask for from their bodies; equal requests are decoded and turned into a shape once.
+"""Reads what accepted jobs ask for from their bodies; equal requests are decoded, and their shape made, only once.
 
-A *workload* is what a request runs, as far as that tells how long it takes: its label `workload` where it has one,
-else the driver, the container image where `driver_config` names one, the base name of `argv[0]`, and `argv[1]` where
-that is no option (`python train.py`, `handler encode`). Arguments behind those are left out: a sweep is one workload.
+A *workload* is what a request runs, as far as that tells how long it takes: its label `workload` if there is one, else
+the driver, the container image if `driver_config` names one, the base name of `argv[0]`, and `argv[1]` unless it is an
+option (`python train.py`, `handler encode`). Later arguments are left out: a sweep is one workload.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from moorage.schemas.job import Request
 from moorage.schemas.request_cache import CachedRequest, RequestCache
 
 WORKLOAD_CHARS_MAX: Final = 128
-#: the label of a request that names its workload
+#: the label that names a request's workload
 WORKLOAD_LABEL: Final = "workload"
 
 
 def workload_of(request: Request) -> str:
-    """What a request runs, in at most 128 characters; see above."""
+    """Return a request's workload in at most 128 characters, as described above."""
     named = request.labels.get(WORKLOAD_LABEL)
     if named:
         return named[:WORKLOAD_CHARS_MAX]
@@ -38,7 +38,7 @@ def workload_of(request: Request) -> str:
 
 
 class RequestReader:
-    """`fleet` knows which tenants are named by some worker's rules."""
+    """Decodes requests; `fleet` knows which tenants the rules of some worker name."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -46,12 +46,12 @@ class RequestReader:
         self.shapes = Shapes()
 
     def read(self, body: bytes) -> tuple[str | None, Request, Shape]:
-        """Return the id that a request's body names, if any, the request, and its shape. Raises Refused."""
+        """Return the job id that a request's body names, if any, the request, and its shape. Raises Refused."""
         name, asked = self.requests.read(body)
         return name, asked.request, asked.shape or self.shape_of_asked(asked)
 
     def request_of(self, job: Job) -> Request:
-        """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
+        """Return the request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request.with_part(job.part)
 
     def priority_of(self, job: Job) -> int:
@@ -71,20 +71,20 @@ class RequestReader:
         return shape
 
     def shape_with(self, job: Job, request: Request) -> Shape:
-        """Return the shape that a job has if its request is this one."""
+        """Return the shape that a job would have with this request."""
         shape = self.shape_asked_by(job.tenant, request)
         return self.shapes.avoiding(shape, job.avoid, request) if job.avoid else shape
 
     def shape_for(self, shape: Shape, tenant: str, request: Request) -> Shape:
-        """The shape of this request for this tenant: workers' rules may let it use more or less than other tenants."""
+        """Return the shape of this request for this tenant: workers' rules may treat tenants differently."""
         return self.shapes.asked_by(shape, tenant, request) if tenant in self.fleet.named else shape
 
     def shape_asked_by(self, tenant: str, request: Request) -> Shape:
-        """The shape of a request for a tenant, though it is not submitted."""
+        """Return the shape of a tenant's request that is not submitted."""
         return self.shape_for(self.shapes.of(request), tenant, request)
 
     def workload_of(self, job: Job) -> str:
-        """What it runs, as the key by which durations are learned (see `durations`)."""
+        """Return a job's workload, by which run times are learned (see `runtime`)."""
         asked = self.requests.read(job.body)[1]
         if not asked.workload:
             asked.workload = workload_of(asked.request)

@@ -1,4 +1,4 @@
-"""What operators have given a job of its devices, one row a change."""
+"""The changes of a job's device share by operators, one row for each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a request asks of a host, interned: thousands of jobs share a few shapes.
+"""Shapes: what a request asks of a host. Thousands of jobs share a few shapes.
 
-The index of the fleet, the queue and the reasons for waiting are kept by shape, so a decision never looks at a
-request's bytes.
+The fleet's index, the queue and the reasons for waiting are kept by shape, so no decision reads the bytes of a request.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from moorage.scheduler.core.records import MODE_OF, Mode
 from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, mig_profile, model_matches, takes_part
 from moorage.schemas.job import Request
 
-#: shapes that the table holds at most, then it is emptied
+#: the table is emptied when it has this many shapes
 SHAPES_MAX: Final = 100_000
-#: bytes that the words of all its shapes may take, then it is emptied too: whoever asks may use many or long ones, and
-#: a refused request has a shape as well. They are told from the words' lengths, so that a recording replays alike
+#: the table is also emptied when the words of its shapes take this many bytes: requests may have many or long words,
+#: and refused requests have shapes too. It is computed from the words' lengths, so that a recording replays alike
 WORD_BYTES_MAX: Final = 64 * 1024 * 1024
 _WORD_BYTES: Final = 64
 _CHAR_BYTES: Final = 4
@@ -23,13 +22,13 @@ _CHAR_BYTES: Final = 4
 ShapeKey = tuple[object, ...]
 #: worker number and slot mask, as `state.Job.avoid` has them
 Avoid = tuple[tuple[int, int], ...]
-#: what `Shape.device_rank` goes by
+#: the fields that `Shape.device_rank` depends on
 GpuKind = tuple[str, tuple[str, ...], int, int, str | None]
 DeviceAsked = tuple[str, tuple[str, ...], int, int, int, int | None, bool, str | None]
 
 
 class Shape:
-    """One way of asking. `together` is how many replicas must be placed at once (a gang), else 1."""
+    """One way of asking. `together` is the number of replicas to place at once (a gang), else 1."""
 
     __slots__ = (
         "avoid",
@@ -65,15 +64,15 @@ class Shape:
 
     def __init__(self, key: ShapeKey, index: int, request: Request) -> None:
         gpu = request.effective_gpu
-        self.avoid: Avoid = ()  # devices that failed under the job that asks, or all of a worker that refused it
-        self.refusing: frozenset[int] = frozenset()  # the workers that did, of a job that asks for no devices
-        self.tenant = ""  # who asks, where some worker has rules for this very tenant
+        self.avoid: Avoid = ()  # devices that failed under the job, or all devices of a worker that refused it
+        self.refusing: frozenset[int] = frozenset()  # workers that refused the job, if it asks for no devices
+        self.tenant = ""  # set only if some worker has rules for this tenant
         self.key = key
         self.index = index
         self.driver = request.workload.driver
         self.cpu_milli = request.resources.cpu_milli if request.resources else 0
         self.memory_mib = request.resources.memory_mib if request.resources else 0
-        #: a tuple shares its words with the key; a set of as many would take ten times as much
+        #: a tuple shares its words with the key; a set would take ten times as much memory
         self.requires = {name: tuple(sorted(values)) for name, values in request.requires.items()}
         self.count = gpu.count if gpu else 0
         self.models = gpu.models if gpu else ()
@@ -83,19 +82,20 @@ class Shape:
         self.mode = int(MODE_OF[gpu.effective_sharing]) if gpu else int(Mode.NONE)
         share = gpu.share if gpu else None
         self.share_mib = share.memory_mib if share else 0
-        # 100 is "no cap", and so not counted: a share of memory alone leaves room for other sharers
+        # 100 means no cap and is not counted: a share of memory alone leaves room for other sharers
         self.compute_percent = share.compute_percent if share and share.compute_percent < 100 else 0
-        self.user = ""  # of the host, where a sharer by mps asks for one
+        self.user = ""  # the host user that a sharer by mps asks for
         if self.mode == Mode.MPS and request.run is not None:
             self.user = request.run.user or ""
         self.prefer = gpu.prefer or "" if gpu and gpu.effective_sharing != "exclusive" else ""
         self.slot_index = gpu.time_slice_index if gpu else None
-        self.not_apple = gpu is not None and gpu.mode is not None  # a mode is Apple's, and no driver has one
-        self.levels = gpu.levels_required if gpu else (0, 0)  # at which its part of a device has to be kept, at least
-        self.device_ids = request.device_ids if gpu else ()  # it takes these and no others; empty: any that answer
-        #: of the MIG slice that it takes, "" for any profile; None: it takes whole devices alone
+        # a mode belongs to Apple GPUs, which no driver supports
+        self.not_apple = gpu is not None and gpu.mode is not None
+        self.levels = gpu.levels_required if gpu else (0, 0)  # how well its share must be enforced, at least
+        self.device_ids = request.device_ids if gpu else ()  # exactly the devices to use; empty: any matching ones
+        #: its MIG slice; "" for any profile, None for whole devices only
         self.slice_profile = gpu.slice_profile if gpu else None
-        #: ranking takes for one class what asks for as many GPUs of a kind
+        #: ranking puts requests for as many GPUs of one kind into one class
         self.gpu_kind: GpuKind = (
             self.vendor, self.models, self.min_memory_mib, self.min_compute, self.slice_profile
         )  # fmt: skip
@@ -106,10 +106,10 @@ class Shape:
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
         self.spread = scheduling == "spread"
         self.together = request.replicas if scheduling == "gang" else 1
-        self.gpus = self.count * self.together  # that it takes at once
+        self.gpus = self.count * self.together  # the number of GPUs that it takes at once
 
     def device_rank(self, vendor: str, name: str, memory_mib: int, compute: int, index: int) -> int:
-        """How well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all."""
+        """Return how well a device matches: 2 by a whole word or without a model, 1 inside a word, 0 not at all."""
         if self.vendor and vendor.lower() != self.vendor:
             return 0
         if self.not_apple and vendor.lower() == APPLE:
@@ -126,7 +126,7 @@ class Shape:
 
 
 def shape_key(request: Request) -> ShapeKey:
-    """Equal for requests that any host answers alike."""
+    """Return a key that is equal for requests to which every host gives the same answer."""
     gpu: GpuSpec | None = request.gpu if request.resource_requirements is None else request.effective_gpu
     run, resources, requires = request.run, request.resources, request.requires
     gpu_key: tuple[object, ...] | None = None
@@ -159,7 +159,7 @@ def shape_key(request: Request) -> ShapeKey:
 
 
 class Shapes:
-    """The table of shapes seen in this reign."""
+    """The shapes seen in this term."""
 
     def __init__(self) -> None:
         self._by_key: dict[ShapeKey, Shape] = {}
@@ -170,7 +170,7 @@ class Shapes:
         return len(self._by_key)
 
     def of(self, request: Request) -> Shape:
-        """The one Shape of this request. The table is emptied at its bound; shapes in use live on where they are."""
+        """Return the one Shape of this request. At its bound the table is emptied; shapes in use remain valid."""
         key = shape_key(request)
         shape = self._by_key.get(key)
         if shape is None:
@@ -178,7 +178,7 @@ class Shapes:
         return shape
 
     def avoiding(self, shape: Shape, avoid: Avoid, request: Request) -> Shape:
-        """As `shape` of this request, but not on these devices: jobs that ask so wait in a queue group of their own."""
+        """Return this request's shape with devices to avoid; such jobs wait in a queue group of their own."""
         key = (*shape.key, avoid)
         found = self._by_key.get(key)
         if found is None:
@@ -191,7 +191,7 @@ class Shapes:
         return found
 
     def asked_by(self, shape: Shape, tenant: str, request: Request) -> Shape:
-        """As `shape` of this request, by a tenant that some worker's rules name: its jobs have groups of their own."""
+        """Return this request's shape for a tenant that a worker's rules name; its jobs have groups of their own."""
         key = (*shape.key, tenant)
         found = self._by_key.get(key)
         if found is None:

@@ -1,10 +1,9 @@
 """The ledger state: the result of folding all records, and nothing else.
 
-Hello and load frames are not in it (see `fleet.py`): they make a soft view, which is rebuilt after a takeover. Fields
-that are marked soft belong to the leader's policy; they are not in the digest and not in snapshots.
-
-The digest of the state is the sum of the hashes of all rows (jobs, replicas, members, workers, tenants, usage). Each
-row keeps the hash that is in the sum in its field `row`, so that only changed rows have to be hashed again.
+Hello and load frames are not part of it: `fleet.py` rebuilds that view after a takeover. Fields marked *soft* belong to
+the leader alone; they are neither in the digest nor in snapshots. The digest of the state is the sum of the hashes of
+all rows (jobs, replicas, members, workers, tenants, usage). Each row keeps its hash in `row`, so that only changed rows
+are hashed again.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ FROZEN: Final = STATE_NUMBER["FROZEN"]
 IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
 LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
 
-#: states in which a member on a worker has not ended, and so has no exit code
+#: states in which a member on a worker has not ended yet, so it has no exit code
 UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
-#: in which an attempt of which START is the last step may end
+#: the states that may follow RUNNING when an attempt ends
 AFTER_RUNNING: Final = LEGAL[RUNNING] - {FROZEN}
-#: between which a step FREEZE leads, both ways
+#: the states that a FREEZE step switches between
 FREEZES: Final = frozenset((RUNNING, FROZEN))
 
-#: entries of a job's story that are no state of a replica. These numbers are in ledgers and histories: a new one gets
-#: the next lower number
+#: entries of a job's story that are not states of a replica. Ledgers and histories contain these numbers: give a new
+#: entry the next lower number
 HELD: Final = -1
 RELEASED: Final = -2
 PRIORITY: Final = -3
@@ -55,53 +54,52 @@ FREEZE: Final = -4
 RESUME: Final = -5
 NOT_FROZEN: Final = -6
 RESIZED: Final = -7
-#: the words for the numbers in a story; negative ones count from the end
+#: the names of the numbers in a story; negative numbers count from the end
 STORY_WORDS: Final = (*STATES, "RESIZED", "NOT_FROZEN", "RESUME", "FREEZE", "PRIORITY", "RELEASED", "HELD")
 
-#: so many of a job's last transitions stay in memory once the history holds the older ones
+#: how many of a job's last transitions stay in memory once the history holds the older ones
 STORY_KEPT: Final = 64
-#: a story with more transitions than this (and so many more for each replica) is written to the history in parts,
-#: before the job is over
+#: a longer story (plus the second number for each replica) is written to the history in parts before the job ends
 STORY_PART: Final = 96
 STORY_PART_REPLICA: Final = 4
-#: while no history can be written, the oldest transitions beyond this (and so many more for each replica) are dropped
+#: while the history cannot be written, older transitions beyond this (plus the second for each replica) are dropped
 STORY_MAX: Final = 128
 STORY_MAX_REPLICA: Final = 8
-#: one job avoids devices of at most so many workers; of more, some are forgotten
+#: a job avoids devices of at most this many workers; beyond it the scheduler forgets some
 AVOID_MAX: Final = 16
-#: the inflation of usage at the moment from which it counts, see `fairshare`
+#: the inflation factor of usage when counting begins, see `fairshare`
 INFLATION_ONE: Final = 1 << 32
-#: parts of one job's story that can be found again; beyond it the oldest are forgotten
+#: how many parts of one job's story can be found again; beyond it the oldest are forgotten
 PARTS_MAX: Final = 1024
 
 # a member's phase
 AT_PLACED: Final = 0
 AT_CLAIMED: Final = 1
 AT_RUNNING: Final = 2
-AT_EXITED: Final = 3  # the attempt is over, the device not yet seen free
+AT_EXITED: Final = 3  # the attempt ended, its devices are not free yet
 
 # the columns of a transition
 REV: Final = 0
 AT_MS: Final = 1  # ledger time
-REPLICA: Final = 2  # its index; below 0: the job
+REPLICA: Final = 2  # the replica's index; negative: the whole job
 ATTEMPT: Final = 3
 STATE: Final = 4  # or one of the negative numbers above
-WORKER: Final = 5  # its number; below 0: none
+WORKER: Final = 5  # the worker's number; negative: none
 SLOTS: Final = 6  # a mask
 CODE: Final = 7  # the exit code
 WHY: Final = 8
 FENCE: Final = 9
-BY: Final = 10  # its actor as `records.actor` writes it; empty for the scheduler
-RESULT: Final = 11  # which message has the result, 0 for none; only in the rows of attempts of which that is known
-#: one transition, a plain tuple as there are millions
+BY: Final = 10  # the actor as `records.actor` writes it; empty for the scheduler
+RESULT: Final = 11  # message number of the result, 0 for none; only in rows of attempts whose result is known
+#: one transition; a plain tuple because there are millions of them
 Transition = tuple[int, int, int, int, int, int, int, int, str, int, str, *tuple[int, ...]]
 MemberKey = tuple[str, str, int, int]
-#: what is wrong with a device: kind, detail, since which ledger ms, 1 if members on it have to leave
+#: an unhealthy device: kind, detail, ledger ms since when, and 1 if its members have to leave
 Ailment = tuple[str, str, int, int]
 
 
 class StandingOrder(NamedTuple):
-    """Who gave an operator's order that is in force, why, and since which ledger millisecond."""
+    """An operator's order in force: the actor, the reason, and the ledger ms since when."""
 
     actor: str
     why: str
@@ -109,10 +107,10 @@ class StandingOrder(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A worker's maintenance, in ledger milliseconds.
+    """A worker's maintenance window, in ledger milliseconds.
 
-    Nothing is placed on it from `from_ms` on, jobs have to leave by `leave_ms`, and at `until_ms` it opens again (0:
-    only by an operator's order).
+    Nothing is placed from `from_ms` on, jobs must leave by `leave_ms`, and the worker reopens at `until_ms` (0: only
+    when an operator says so).
     """
 
     from_ms: int
@@ -125,20 +123,20 @@ class Window(NamedTuple):
         return hash((self.from_ms, self.leave_ms, self.until_ms, zlib.crc32(f"{self.by} {self.why}".encode())))
 
 
-#: towards the bounds of memory a job counts once more for each so many replicas, and for each so many bytes of request
+#: a job counts one more towards the memory bound for each 16 replicas, and for each 8 KiB of its request
 REPLICAS_APIECE: Final = 16
 BYTES_APIECE: Final = 8 * 1024
-#: the fraction of the bound of memory that is kept for small tenants, see `State.room`
+#: one part in this many of the memory bound is kept for small tenants, see `State.room`
 LAST_PART: Final = 10
 
 
 def extra_of(replicas: int, size: int) -> int:
-    """What a job counts towards the bounds of memory in addition to one, by its replicas and bytes of request."""
+    """Return what a job counts towards the memory bound beyond one, by its replicas and request bytes."""
     return replicas // REPLICAS_APIECE + size // BYTES_APIECE
 
 
 class Job:
-    """An accepted request; the states are those of its replicas. Made by `new_job`."""
+    """An accepted request with its replicas. Made by `new_job`."""
 
     __slots__ = (
         "accepted_ms",
@@ -186,42 +184,42 @@ class Job:
         self.body = body
         self.traceparent = traceparent
         self.accepted_ms = accepted_ms
-        self.ledger = ledger  # the record that accepted it
-        self.live = live  # replicas in no terminal state
+        self.ledger = ledger  # sequence of the record that accepted it
+        self.live = live  # number of replicas that have not ended
         self.replicas: tuple[Replica, ...] = ()
         self.rev = 1
-        self.held = 0  # members that hold devices, also those whose attempt is over
-        self.over = False  # nothing can happen to it any more
-        self.started = False  # some replica has run
+        self.held = 0  # number of members that hold devices, including ended attempts
+        self.over = False  # no further step is possible
+        self.started = False  # whether any replica has ever run
         self.gang = int(GangPhase.NONE)
-        self.after = 0  # the state of a gang's replicas once the attempt that is ending is over
-        self.count = 0  # which count grows then (see `records.Count`)
+        self.after = 0  # what a gang's replicas become once the current attempt has ended
+        self.count = 0  # which counter grows at that point (see `records.Count`)
         self.master = ""  # address:port of rank 0
-        #: devices that failed under it: worker number, slot mask
+        #: devices that failed while it used them: worker number, slot mask
         self.avoid: tuple[tuple[int, int], ...] = ()
-        self.hold: StandingOrder | None = None  # while an operator holds it, none of it is placed
-        #: until it is placed: the workers that are held for it, and the jobs that were ended for it
+        self.hold: StandingOrder | None = None  # an operator's hold: none of its replicas is placed
+        #: until it is placed: the workers reserved for it, and the jobs that were ended for it
         self.preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-        self.priority = -1  # set by an operator; below 0 the request's own counts
-        self.resizes: tuple[Resize, ...] = ()  # by operators, the oldest first
-        #: of its GPUs, as workers report it: milliseconds of one at work, and MiB seconds of memory
+        self.priority = -1  # set by an operator; negative: the request's priority applies
+        self.resizes: tuple[Resize, ...] = ()  # operators' changes of its GPU share, oldest first
+        #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
         self.used: tuple[int, int] | None = None
         self.story: list[Transition] = []
         #: earlier parts of the story: history sequence, first and last revision
         self.parts: tuple[tuple[int, int, int], ...] = ()
         self.row = 0
-        self.kept = 0  # soft: the sequence at which the history holds its whole story; 0 until that is acknowledged
-        self.shape: Any = None  # soft: the interned shape of what is asked
+        self.kept = 0  # soft: the history sequence that completes its story; 0 until it is acknowledged
+        self.shape: Any = None  # soft: the interned shape of its request
         self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
-        self.key = b""  # soft: `finished.job_key`, where it is known already
+        self.key = b""  # soft: `finished.job_key`, once computed
         self.told = 0  # soft: revision up to which events were sent
         self.own_subject: bool | None = None  # soft: whether its events also go to its own subject
         self.extra = 0  # soft: `extra_of` it
-        self.derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state derived from its replicas then
+        self.derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state at that revision
 
     def digest_row(self) -> int:
         row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
-        if self.hold is not None or self.priority >= 0:  # as ever without: old ledgers keep their digests
+        if self.hold is not None or self.priority >= 0:  # unset fields are left out: old digests stay
             row = hash((row, _order_row(self.hold), self.priority))
         if self.preempts is not None:
             row = hash((row, self.preempts))
@@ -233,7 +231,7 @@ class Job:
 
     @property
     def part(self) -> tuple[int, int] | None:
-        """Return the memory in MiB and the percent of compute that an operator gave it of each device; None: none."""
+        """The part of each device that an operator gave the job: MiB of memory, percent of compute; None if unset."""
         return self.resizes[-1][2:] if self.resizes else None
 
     @property
@@ -248,7 +246,7 @@ class Job:
 
 
 def new_job(num: int, tenant: str, name: str, body: bytes, replicas: int, traceparent: str, ms: int, seq: int) -> Job:
-    """A job as the record `seq` of ledger time `ms` accepts it, all its replicas queued."""
+    """Return a job with all replicas queued, as accepted by record `seq` at ledger time `ms`."""
     job = Job(num, tenant, name, body, traceparent, ms, seq, replicas)
     if replicas >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
         job.extra = extra_of(replicas, len(body))
@@ -283,8 +281,8 @@ class Replica:
         self.retries = 0
         self.losses = 0
         self.refusals = 0
-        self.not_before = 0  # ledger ms: backoff after a failure, loss or refusal
-        self.after = 0  # what ENDING or CANCELLING becomes
+        self.not_before = 0  # ledger ms before which it is not placed: backoff after a failure, loss or refusal
+        self.after = 0  # the state that follows ENDING or CANCELLING
         self.member: Member | None = None
         self.row = 0
 
@@ -306,7 +304,7 @@ class Replica:
 
 
 class Member:
-    """An attempt on a worker. It holds devices from its placement until they are seen free.
+    """An attempt of a replica on a worker. It holds devices from its placement until the worker reports them free.
 
     Made by `new_member`.
     """
@@ -339,12 +337,12 @@ class Member:
         self.mode = mode
         self.key = key
         self.phase = AT_PLACED
-        self.rate_milli = 0  # of its tenant's fair share; 0: each of its devices is a whole one
-        self.notice_s = 0  # asked to end with such a notice
-        self.freeze = False  # an operator wants it frozen; the replica is FROZEN once its worker reports that
+        self.rate_milli = 0  # what it counts in its tenant's fair share; 0: each device counts as a whole GPU
+        self.notice_s = 0  # the notice with which it was asked to end
+        self.freeze = False  # an operator wants it frozen; the replica becomes FROZEN when the worker reports it
         self.row = 0
-        self.missed = 0  # soft: renewals in a row that did not list it
-        self.runs_as: Any = None  # soft: what `backfill` goes by, to say when it ends
+        self.missed = 0  # soft: consecutive renewals that did not list it
+        self.runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
 
     def digest_row(self) -> int:
         row = hash(
@@ -356,13 +354,13 @@ class Member:
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
-    """A replica's current attempt, on a worker's slots."""
+    """Return a new member for a replica's current attempt, on these slots of a worker."""
     job = replica.job
     return Member(replica, worker, replica.attempt, fence, mask, mode, (job.tenant, job.name, replica.index, fence))
 
 
 def started_ms(job: Job, member: Member) -> int:
-    """Ledger time at which a member began to run; that of the job's acceptance if it is no longer in memory."""
+    """Return the ledger time at which a member began to run; the job's acceptance time if it is not in memory."""
     for row in reversed(job.story):
         if row[STATE] == RUNNING and row[REPLICA] == member.replica.index and row[FENCE] == member.fence:
             return row[AT_MS]
@@ -370,7 +368,7 @@ def started_ms(job: Job, member: Member) -> int:
 
 
 class Worker:
-    """A worker as the ledger knows it: its lease session, the inventory of that session, and what it holds."""
+    """A worker as recorded in the ledger: its lease session, its inventory in that session, and its members."""
 
     __slots__ = (
         "boot",
@@ -402,49 +400,49 @@ class Worker:
         self.machine = machine
         self.boot = ""
         self.n = 0  # number of the last join
-        self.no = 0  # fact frames folded through, in this session
-        self.session = ""  # empty: no session, nothing may be placed here
+        self.no = 0  # the last report frame of this session that was folded
+        self.session = ""  # empty: no session, so nothing may be placed here
         self.joined_ms = 0
-        self.left_ms = 0  # soft: when its last session ended; 0 where that is not known
-        self.left_why = ""  # soft, with it: why
+        self.left_ms = 0  # soft: when its last session ended; 0 if unknown
+        self.left_why = ""  # soft: why its last session ended
         self.hello: dict[str, Any] = {}
         self.flag = "open"
         self.by = ""
-        self.quarantined = 0  # slot mask: a device that did not come back free
-        self.unwell: dict[int, Ailment] = {}  # by slot, as the worker judges it
+        self.quarantined = 0  # slot mask: devices that were not free after a job ended
+        self.unwell: dict[int, Ailment] = {}  # by slot: devices that the worker reports as unhealthy
         self.unwell_mask = 0
-        self.well = 0  # slots that an operator says are well, until the worker has taken it
-        self.well_n = 0  # the number of that order: its record's sequence
-        self.window: Window | None = None  # maintenance that is to come, or on
+        self.well = 0  # slots that an operator declared healthy, until the worker confirms
+        self.well_n = 0  # sequence of the record with that order
+        self.window: Window | None = None  # a planned or current maintenance window
         self.members: dict[MemberKey, Member] = {}
         self.row = 0
 
     @property
     def in_json(self) -> bool:
-        """Whether it joined in JSON (else msgpack): every frame to it is in that form for the whole session."""
+        """Whether the worker joined in JSON, not msgpack: then all frames to it use JSON for the whole session."""
         return "json" in self.hello
 
     @property
     def lost_ms(self) -> int:
-        """The silence after which it is lost, as it was told with its join; 0 if the ledger does not say."""
+        """The silence after which the worker is lost, in ms, as sent with its join; 0 if the ledger does not say."""
         return int(self.hello.get("lost_ms", 0))
 
     def digest_row(self) -> int:
         session = int(self.session[:14] or "0", 16)
         row = hash((self.num, self.n, self.no, session, zlib.crc32(self.flag.encode()), self.quarantined))
-        if self.unwell or self.well or self.window is not None:  # as ever without: old ledgers keep their digests
+        if self.unwell or self.well or self.window is not None:  # unset fields are left out: old digests stay
             ill = zlib.crc32(repr(sorted(self.unwell.items())).encode())
             row = hash((row, ill, self.well, self.well_n, self.window.digest_row() if self.window else 0))
         return row
 
 
 def every_slot(worker: Worker) -> int:
-    """The slots that a job avoids which this worker refused: all; where it has no devices the first, as 0 lifts it."""
+    """Return the mask of all slots of a worker that refused a job; a worker without GPUs counts as having slot 0."""
     return (1 << max(1, len(worker.hello.get("gpu_pool", ())))) - 1
 
 
 class Tenant:
-    """What the ledger knows of a tenant: its jobs by name, how far its queue was read, its tombstones."""
+    """A tenant as recorded in the ledger: its jobs by name, how far its queue was read, its limits and usage."""
 
     __slots__ = (
         "cancel_cursor",
@@ -472,24 +470,25 @@ class Tenant:
         self.jobs: dict[str, Job] = {}
         self.submit_cursor = 0
         self.cancel_cursor = 0
-        self.tombstones: dict[str, int] = {}  # job -> queue sequence of its cancel; from the endpoint minus its time
-        self.live = 0  # jobs that are not over
-        self.extra = 0  # soft: the sum of their `extra`
-        self.gpus = 0  # devices that its members hold; a shared one counts for each sharer
+        # job name -> queue sequence of its cancel; negative ms for a cancel by request
+        self.tombstones: dict[str, int] = {}
+        self.live = 0  # jobs that have not ended
+        self.extra = 0  # soft: the sum of the `extra` of its jobs
+        self.gpus = 0  # devices that its members hold; each sharer counts a shared device
         self.gpus_max = 0  # 0: no limit
         self.jobs_max = 0
-        self.limit: StandingOrder | None = None  # who set the two
-        self.hold: StandingOrder | None = None  # while an operator holds it, none of its queue is placed
-        self.weight = 0  # of its fair share; 0: none set
-        self.guaranteed = 0  # GPUs that are its own when it wants them; what it has beyond them is borrowed
-        self.share: StandingOrder | None = None  # who set the two
-        self.rate_milli = 0  # what its members use now; 0 while no usage is counted
-        self.usage_base = 0  # its usage without what the rate adds as time goes by, see `fairshare`
+        self.limit: StandingOrder | None = None  # the order that set the two limits
+        self.hold: StandingOrder | None = None  # an operator's hold: none of its jobs is placed
+        self.weight = 0  # in the fair share; 0: unset
+        self.guaranteed = 0  # GPUs that it can always get back; what it uses beyond them is borrowed
+        self.share: StandingOrder | None = None  # the order that set weight and guarantee
+        self.rate_milli = 0  # what its members use now, in thousandths of a GPU; 0 while usage is not counted
+        self.usage_base = 0  # its usage up to the last change of the rate, see `fairshare`
         self.row = 0
 
     @property
     def ordered(self) -> bool:
-        """Whether an operator has set anything for this tenant."""
+        """Whether an operator's order on this tenant is in force."""
         return self.hold is not None or self.limit is not None or self.share is not None
 
     def digest_row(self) -> int:
@@ -507,18 +506,18 @@ def _order_row(order: StandingOrder | None) -> int:
 
 
 class State:
-    """Everything that the ledger says, at sequence `seq`."""
+    """Everything that the ledger has recorded up to sequence `seq`."""
 
     def __init__(self) -> None:
         self.ledger_id = ""
-        self.former_id = ""  # of the ledger that this one was restored from, and of those before it, by blanks
-        self.restored_ms = -1  # ledger time of that; below 0 for none
+        self.former_id = ""  # ids of the ledgers that this one was restored from, newest first, separated by blanks
+        self.restored_ms = -1  # ledger time of the last restore; negative: never restored
         self.restored_epoch = 0
-        self.behind = ""  # why nobody may lead this ledger: it was found to be an older backup
+        self.behind = ""  # why this ledger must not be led: it was found to be an older backup
         self.level = 1  # feature level: the format of the records that a leader writes
         self.seq = 0
         self.epoch = 0
-        self.epoch_seq = 0  # sequence of the newest epoch record, which fences every append
+        self.epoch_seq = 0  # sequence of the newest epoch record; appends by older leaders fail against it
         self.leader = ""
         self.time_ms = 0
         self.next_num = 1
@@ -526,21 +525,21 @@ class State:
         self.transitions = 0
         self.snapshot: tuple[str, int, str] | None = None  # name, sequence, digest
         self.snapshot_before: tuple[str, int, str] | None = None
-        self.jobs: dict[int, Job] = {}  # live ones, and ended ones that are not compacted yet
-        self.ended: deque[int] = deque()  # numbers, in the order in which they ended
+        self.jobs: dict[int, Job] = {}  # live jobs, and ended ones that were not compacted yet
+        self.ended: deque[int] = deque()  # numbers of ended jobs, in order of their end
         self.extra = 0  # soft: the sum of `extra` of all `jobs`
-        self.extra_ended = 0  # soft: of those in `ended`
+        self.extra_ended = 0  # soft: the sum of `extra` of the jobs in `ended`
         self.finished = FinishedTable()
-        self.usage = UsageTable()  # of the jobs that have left memory
+        self.usage = UsageTable()  # of jobs that have left memory
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
         self.worker_by_num: list[Worker] = []
-        self.preempting: dict[int, Job] = {}  # by number: those with `preempts`
+        self.preempting: dict[int, Job] = {}  # by number: jobs with `preempts`
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
-        self.reprioritized = 0  # soft: grows with every priority that an operator has given
-        self.half_life_ms = 0  # of usage; 0: none is counted, nobody has a share
+        self.reprioritized = 0  # soft: how often operators have set a priority
+        self.half_life_ms = 0  # of usage; 0: usage is not counted and tenants have no shares
         self.counts_from_ms = 0
-        self.inflation = INFLATION_ONE  # what a moment's usage counts now, see `fairshare`
+        self.inflation = INFLATION_ONE  # the weight of current usage, see `fairshare`
 
     def tenant(self, name: str) -> Tenant:
         row = self.tenants.get(name)
@@ -549,11 +548,11 @@ class State:
         return row
 
     def follows(self, ledger_id: str) -> bool:
-        """Whether an operator's restores have led from that ledger to this one."""
+        """Return whether this ledger was restored, directly or through others, from that ledger."""
         return ledger_id in self.former_id.split()
 
     def former_of(self, ledger_id: str) -> str:
-        """The ledger that this one is said to come from to who knows one: that one, if it does, else the last."""
+        """Return the predecessor to name to a process that knows `ledger_id`: that ledger, or the last predecessor."""
         return ledger_id if self.follows(ledger_id) else self.former_id.partition(" ")[0]
 
     def job(self, tenant: str, name: str) -> Job | None:
@@ -562,18 +561,19 @@ class State:
 
     @property
     def live(self) -> int:
-        """Jobs that are not over."""
+        """The number of jobs that have not ended."""
         return len(self.jobs) - len(self.ended)
 
     @property
     def load(self) -> int:
-        """What the live jobs count towards the bound of memory: each one, large ones more."""
+        """What all live jobs count towards the memory bound: one each, large jobs more."""
         return self.live + self.extra - self.extra_ended
 
     def room(self, most: int, tenant: str, new: int = 0, new_of_tenant: int = 0) -> int:
-        """How much more of a tenant fits under the bound `most`, beside new jobs that count `new`; 0 or below for none.
+        """Return how much more a tenant may add under the bound `most` if new jobs count `new`; 0 or less: nothing.
 
-        The last tenth is for tenants that have less than a tenth, so that no tenant can keep the others out.
+        The last tenth of the bound is open only to tenants that use less than a tenth: one tenant cannot keep others
+        out.
         """
         row, last, free = self.tenants.get(tenant), most // LAST_PART, most - self.load - new
         held = new_of_tenant + (row.live + row.extra if row is not None else 0)
@@ -584,7 +584,7 @@ class State:
             yield from worker.members.values()
 
     def full_digest(self) -> int:
-        """The digest computed from all rows anew; the incremental one must be equal."""
+        """Return the digest computed from all rows; it must equal the incremental digest."""
         total = self.finished.row + self.usage.full_row()
         for job in self.jobs.values():
             total += job.digest_row()

@@ -1,7 +1,7 @@
 """Turns `share.tflops` of a request into a percentage, before the engine sees the request.
 
-The ledger, the fleet and the workers know percentages alone: what a request in the ledger says must not depend on a
-setting. So a request with TFLOPS names one model, and that stands in the table of capacities.
+The ledger, the fleet and the workers know only percentages: a request in the ledger must not depend on a setting. So a
+request with TFLOPS must name one model, and that model must be in the table of capacities.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _WORD: Final = b"tflops"
 
 @functools.lru_cache(FILES_KNOWN)
 def read_capacities(tflops_file: str) -> Mapping[str, float]:
-    """Return the table `[tflops]` of a file, which is read once; the well-known models for "".
+    """Return the table `[tflops]` of a file, which is read once; for "" the table of known models.
 
     Raises Refused with bad-settings.
     """
@@ -85,9 +85,9 @@ def read_capacities(tflops_file: str) -> Mapping[str, float]:
 
 
 def resolved(body: bytes, tflops_file: str = "") -> bytes:
-    """Return the body of a request with the percentage in place of TFLOPS; the very same bytes where it has none.
+    """Return a request's body with the percentage in place of TFLOPS; the same bytes if it has none.
 
-    Raises Refused where they come to no percentage, and as `decode_request` does.
+    Raises Refused if they cannot be converted, and as `decode_request` does.
     """
     if _WORD not in body:
         return body
@@ -102,7 +102,7 @@ def resolved(body: bytes, tflops_file: str = "") -> bytes:
 
 
 def _percent(text: str, request: Request, capacities: Mapping[str, float]) -> int:
-    """Return the percentage, 1 at least: a share of nothing is none."""
+    """Return the percentage, at least 1: a share cannot be empty."""
     gpu = request.gpu
     models = () if gpu is None else gpu.models
     if len(models) != 1:

@@ -1,7 +1,7 @@
-"""What a job adds to the sums of GPU time and memory (see `usage_table`).
+"""Computes what a job adds to the sums of GPU time and memory (see `usage_table`).
 
-A job adds to the sums when it leaves memory, which happens once in a ledger (act `Usage`). Jobs in memory are summed up
-for each question. So nothing is counted twice, and a placement or an end costs nothing.
+A job is added to the sums in the ledger when it leaves memory, which happens once (act `Usage`). Jobs in memory are
+summed for each question. So nothing is counted twice, and placements and ends cost nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from moorage.schemas.codec import decode_request
 from moorage.schemas.job import Request
 
 HOUR_MS: Final = 3_600_000
-#: a longer run counts in its last hours only
+#: of a longer run, only the last hours count
 JOB_HOURS_MAX: Final = 24 * 62
 MODEL_CHARS_MAX: Final = 64
 UNKNOWN_MODEL: Final = "unknown"
 
 
 class Part(NamedTuple):
-    """What a job gets of each device that it holds: thousandths of it, and MiB, None for as much of its memory."""
+    """The part of each device that a job gets: thousandths of it, and MiB (None: the same part of its memory)."""
 
     milli: int
     memory_mib: int | None
@@ -46,7 +46,7 @@ ALL: Final = Part(GPU_MILLI, None)
 
 
 def part_of(request: Request) -> Part:
-    """Return the part of a device that a request asks for. A sharer counts as in the fair share."""
+    """Return the part of a device that a request asks for. A sharer counts as in fair share."""
     gpu = request.effective_gpu
     if gpu is None or gpu.effective_sharing == "exclusive":
         return ALL
@@ -55,11 +55,11 @@ def part_of(request: Request) -> Part:
     return Part(sharer_milli(gpu.effective_sharing, percent), share.memory_mib or None if share else None)
 
 
-Span = tuple[int, int, int, int]  # worker number, slots, from and until which ledger ms
+Span = tuple[int, int, int, int]  # worker number, slots, and from and until which ledger ms
 
 
 def parts_of(job: Job, request: Request) -> list[tuple[int, Part]]:
-    """Return what a job gets of each device, and from which ledger ms on, the first first."""
+    """Return what a job gets of each device, and from which ledger ms on, in order of time."""
     if not job.resizes:
         return [(0, part_of(request))]
     asked = decode_request(job.body)
@@ -67,18 +67,18 @@ def parts_of(job: Job, request: Request) -> list[tuple[int, Part]]:
 
 
 def spans(job: Job, until_ms: int) -> Iterator[Span]:
-    """Return when a job held which devices, until a moment: from a placement to the end of the attempt.
+    """Yield which devices a job held, and when: from each placement to the end of the attempt, up to `until_ms`.
 
-    Of a story whose beginning has left memory, only what comes after: the rest was counted when it left. A span that
-    begins after `until_ms` has no length or less.
+    If the beginning of its story has left memory, only the later part: the earlier part was counted when it left. A
+    span that begins after `until_ms` has a length of 0 or less.
     """
     story = job.story
     if len(job.replicas) == 1 and job.replicas[0].attempt == 1 and story:
         first, last = story[0], story[-1]
-        if first[STATE] == PLACED and last[WORKER] >= 0 and last[STATE] not in UNENDED:  # nearly all: one attempt
+        if first[STATE] == PLACED and last[WORKER] >= 0 and last[STATE] not in UNENDED:  # nearly all jobs: one attempt
             yield first[WORKER], first[SLOTS], first[AT_MS], min(last[AT_MS], until_ms)
             return
-    from_ms = story[0][AT_MS] if story and story[0][REV] > 2 else -1  # revision 1 is ACCEPTED, 2 the first row
+    from_ms = story[0][AT_MS] if story and story[0][REV] > 2 else -1  # revision 1 is ACCEPTED, 2 is the first row
     opened: dict[int, Transition] = {}
     seen: set[int] = set()
     for row in story:
@@ -109,9 +109,9 @@ def rows_that_leave(job: Job, last: int) -> int:
 
 
 class Tally:
-    """Sums of some jobs by tenant, model and hour. `until_ms` is the end of what goes on.
+    """The usage of some jobs by tenant, model and hour, counting current attempts until `until_ms`.
 
-    `fine` has them in thousandths, so that the many short spans of a job lose nothing.
+    `fine` has the sums in thousandths, so that many short spans lose nothing to rounding.
     """
 
     def __init__(self, state: State, until_ms: int, request_of: Callable[[Job], Request]) -> None:
@@ -119,11 +119,11 @@ class Tally:
         self._state = state
         self._until_ms = until_ms
         self._request_of = request_of
-        #: by worker and slots: devices by model, and their memory
+        #: by worker and slots: (model, number of devices, their memory)
         self._devices: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
 
     def add(self, job: Job) -> None:
-        """Count what is in memory of a job. What it used is spread over the hours and models of what it was granted."""
+        """Count a job in memory. Its measured use is spread over the hours and models of what it was granted."""
         if job.used is None:
             self._count(job, spans(job, self._until_ms))
             return
@@ -138,7 +138,7 @@ class Tally:
             into[3] += job.used[1] * 1000 * milli_ms // max(1, total)
 
     def add_leaving(self, job: Job, last: int) -> None:
-        """Count the transitions that leave memory with the part of its history up to the revision `last`."""
+        """Count the transitions that leave memory when the history holds a job's story up to the revision `last`."""
         count = rows_that_leave(job, last)
         if count:
             self._count(job, spans(job, job.story[count][AT_MS]))
@@ -157,7 +157,7 @@ class Tally:
                     self._spread(job.tenant, model, begin_ms, end_ms, devices * part.milli, mib)
 
     def _spread(self, tenant: str, model: str, from_ms: int, until_ms: int, milli: int, mib: int) -> None:
-        """Add to each hour from one moment until another."""
+        """Add to each hour between two moments."""
         at, last = from_ms // HOUR_MS, (until_ms - 1) // HOUR_MS
         at = max(at, last - JOB_HOURS_MAX + 1)
         begin = max(from_ms, at * HOUR_MS)
@@ -169,7 +169,7 @@ class Tally:
             at, begin = at + 1, end
 
     def _of(self, worker: int, mask: int) -> list[tuple[str, int, int]]:
-        """Return the models of some slots, each with how many devices it has there and how much memory they have."""
+        """Return the models of these slots, each with the number of devices and their memory."""
         found = self._devices.get((worker, mask))
         if found is None:
             pool = self._state.worker_by_num[worker].hello.get("gpu_pool", ())
@@ -189,7 +189,7 @@ class Tally:
             yield key, (milli_ms // GPU_MILLI, mib_ms // 1000, used_milli_ms // GPU_MILLI, used_mib_ms // 1000)
 
     def rows(self) -> list[tuple[str, str, list[int]]]:
-        """Return the sums as the act has them: tenant, model, and in one list each hour and its sums."""
+        """Return the sums in the form of the act: (tenant, model, flat list of hours with their sums)."""
         found: dict[tuple[str, str], list[int]] = {}
         for (tenant, model, hour), sums in self.sums():
             found.setdefault((tenant, model), []).extend((hour, *sums))

@@ -1,4 +1,4 @@
-"""GPU time and memory by tenant, model and hour: the sums in the ledger's state. What a job adds, `usage` says."""
+"""The sums of GPU time and memory by tenant, model and hour in the ledger's state; `usage` computes what is added."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-#: GPU time granted in ms, memory granted in MiB seconds, and the same used
+#: GPU ms granted, MiB seconds granted, GPU ms used, MiB seconds used
 SUMS: Final = 4
 Sums = tuple[int, int, int, int]
 NOTHING: Final[Sums] = (0, 0, 0, 0)
 #: tenant, model, hour since the epoch
 Key = tuple[str, str, int]
 
-#: an hour of one tenant and model is a row; beyond it the oldest hours of all go
+#: a row is an hour of one tenant and model; beyond this the oldest hours are dropped
 ROWS_MAX: Final = 80_000
-#: pairs of tenant and model; the rows of further ones count for `OTHERS`
+#: pairs of tenant and model; further ones count for `OTHERS`
 SERIES_MAX: Final = 2_000
 OTHERS: Final = "(others)"
 
@@ -40,7 +40,7 @@ class Series:
 
 
 class UsageTable:
-    """The sums. `row` is their part of the state's digest: it is linear in the sums, so adding needs no old value."""
+    """The sums. `row` is their part of the state's digest; it is linear in the sums, so adding needs no old value."""
 
     def __init__(self, rows_max: int = ROWS_MAX, series_max: int = SERIES_MAX) -> None:
         self.series: dict[tuple[str, str], Series] = {}
@@ -85,7 +85,7 @@ class UsageTable:
                 del self.series[key]
 
     def rows(self, from_hour: int, tenant: str | None = None) -> Iterator[tuple[Key, Sums]]:
-        """Return the rows from an hour on, of one tenant or of all."""
+        """Yield the rows from an hour on, of one tenant or of all."""
         for (name, model), series in self.series.items():
             if tenant is None or name == tenant:
                 first = bisect_left(series.hours, from_hour)
@@ -94,11 +94,11 @@ class UsageTable:
                     yield (name, model, hour), sums
 
     def full_row(self) -> int:
-        """Return `row`, computed from all sums anew."""
+        """Return `row` computed from all sums."""
         return sum(_row(*key, hour, sums) for key, each in self.series.items() for hour, sums in each.rows()) & _MASK
 
     def dump(self) -> list[tuple[str, str, bytes, bytes]]:
-        """Return all rows as they stand in a snapshot."""
+        """Return all rows in the form of a snapshot."""
         return [
             (*key, struct.pack(f"<{len(each.hours)}I", *each.hours), struct.pack(f"<{len(each.sums)}Q", *each.sums))
             for key, each in self.series.items()
@@ -120,6 +120,6 @@ class UsageTable:
 
 
 def _row(tenant: str, model: str, hour: int, sums: tuple[int, ...]) -> int:
-    """Return what sums of one row count in the digest."""
+    """Return what the sums of one row count in the digest."""
     key = zlib.crc32(f"{tenant}\n{model}".encode())
     return sum(value * (hash((key, hour, column)) | 1) for column, value in enumerate(sums) if value)

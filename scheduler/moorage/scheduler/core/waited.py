@@ -1,7 +1,6 @@
-"""How long jobs waited from their acceptance to their first start, counted for monitors: by tenant, and by GPUs asked.
+"""Counts how long jobs waited from acceptance to first start, for monitors: by tenant, and by GPUs asked for.
 
-Soft, and in no record: the counts are of this reign, and begin at zero with each leader, as counters do for Prometheus.
-Bounded by tenants, classes and buckets.
+Soft state: the counts begin at zero in each term, like counters in Prometheus. Bounded by tenants, classes and buckets.
 """
 
 from __future__ import annotations
@@ -14,23 +13,24 @@ from typing import Any, Final
 from moorage.scheduler.core.host import EXCLUSIVE
 from moorage.scheduler.core.shape import Shape
 
-#: upper bounds of the buckets, in ledger ms; what took longer is in one more
+#: upper bounds of the buckets in ledger ms; longer waits are in one more bucket
 BUCKETS_MS: Final = (100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000)
-#: tenants that are counted each, the first of the reign; all others are counted together, under a name that none has
+#: the first tenants of the term are counted separately, up to this many; all others together, under a name that no
+#: tenant has
 TENANTS_MAX: Final = 200
 OTHERS: Final = "(others)"
 
 
 class Waited:
-    """One list of numbers for each tenant and class: jobs by bucket, and the sum of their waits in ms."""
+    """For each tenant and class, one list: jobs by bucket, then the sum of their waits in ms."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], list[int]] = {}
         self._tenants: set[str] = set()
 
     def add(self, started: Iterable[tuple[str, Shape, int]]) -> None:
-        """Jobs have started first: whose, what they ask for, and how many ms after they were accepted."""
-        for (tenant, shape, ms), jobs in Counter(started).items():  # those of one record are mostly alike
+        """Count first starts, given as (tenant, shape, ms since acceptance)."""
+        for (tenant, shape, ms), jobs in Counter(started).items():  # jobs of one record are mostly alike
             counts = self._row(tenant, shape)
             counts[bisect_left(BUCKETS_MS, ms)] += jobs
             counts[-1] += ms * jobs
@@ -45,7 +45,7 @@ class Waited:
         return self._counts.setdefault(key, [0] * (len(BUCKETS_MS) + 2))
 
     def as_data(self) -> dict[str, Any]:
-        """For an answer: the bounds in seconds, and for each tenant and class the jobs by bucket and the sum."""
+        """Return the bucket bounds in seconds, and by tenant and class the jobs in each bucket and the sum of waits."""
         rows = [
             {"tenant": tenant, "gpus": gpus, "jobs": counts[:-1], "sum_s": counts[-1] / 1000}
             for (tenant, gpus), counts in sorted(self._counts.items())
@@ -54,7 +54,7 @@ class Waited:
 
 
 def class_of(shape: Shape) -> str:
-    """By the GPUs that a request needs at once, as `moorage simulate` has them."""
+    """Return the class of a shape by the GPUs that it needs at once, as in `moorage simulate`."""
     gpus = shape.gpus
     if gpus == 1:
         return "1" if shape.mode <= EXCLUSIVE else "share"

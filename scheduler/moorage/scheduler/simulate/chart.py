@@ -15,13 +15,13 @@ from moorage.scheduler.simulate.measures import CLASSES, HOUR_MS, Report
 from moorage.scheduler.simulate.world import Moment
 
 WIDTH: Final = 960
-#: vertical lines of one series: more than the picture has columns cannot be seen
+#: vertical lines of one series; more than the picture has columns cannot be seen
 COLUMNS: Final = 800
 _LEFT, _RIGHT, _TOP, _GAP, _HEIGHT = 64, 16, 64, 56, 180
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _INK, _FAINT, _PAPER = "#333333", "#dddddd", "#ffffff"
 
-#: at most so many runs in one picture: as many as there are colours
+#: the most runs in one picture: as many as there are colours
 SERIES_MAX: Final = len(_COLOURS)
 
 
@@ -34,9 +34,9 @@ class Series(NamedTuple):
 
 
 def ticks(most: float, count: int = 5) -> list[float]:
-    """Round numbers from 0 to just below or at `most`, about `count` of them: steps of 1, 2 or 5 times a power of 10.
+    """Return about `count` round numbers from 0 up to `most`: steps of 1, 2 or 5 times a power of 10.
 
-    Just 0 where nothing is above it.
+    Only 0 if `most` is not above 0.
     """
     if most <= 0:
         return [0.0]
@@ -47,7 +47,7 @@ def ticks(most: float, count: int = 5) -> list[float]:
 
 
 def chart(title: str, series: Sequence[Series]) -> str:
-    """The picture of at most `SERIES_MAX` runs of one trace, as a whole SVG document."""
+    """Return the picture of at most `SERIES_MAX` runs of one trace, as a whole SVG document."""
     series = series[:SERIES_MAX]
     end_h = max((run.points[-1].at_ms / HOUR_MS for run in series if run.points), default=1.0) or 1.0
     gpus = max((run.report.gpus for run in series), default=1)
@@ -123,7 +123,7 @@ class _Panel:
         return "\n".join(parts)
 
     def _path(self, points: Sequence[tuple[int, float]]) -> list[str]:
-        """A step line; of the points in one column the least and the greatest, so that no peak is lost."""
+        """Return a step line; of the points in one column the least and the greatest, so that no peak is lost."""
         columns: dict[int, tuple[float, float, float]] = {}
         for at_ms, value in points:
             column = int(COLUMNS * at_ms / self._end_ms)
@@ -146,7 +146,7 @@ class _Panel:
 
 
 def _bars(row: int, series: Sequence[Series]) -> str:
-    """Mean wait by class: a bar a run, its greatest wait as a thin line."""
+    """Return the bars of mean wait by class, one for each run, with its longest wait as a thin line."""
     names = [name for name, _ in CLASSES if any(name in run.report.classes for run in series)]
     groups = [[run.report.classes.get(name) for run in series] for name in names]
     most = max((one.wait_max_h for group in groups for one in group if one is not None), default=1.0) or 1.0

@@ -1,8 +1,8 @@
-"""What a simulation came to: allocation over time, waits and completion times, by class of request and by tenant.
+"""The results of a simulation: allocation over time, waits and completion times, by class of request and tenant.
 
-Times are hours in what people read and seconds in files. Means of allocation are weighted by time. *Slowdown* is
-(wait + run) / run with runs below a minute counted as one (bounded slowdown, Feitelson 1998); *fairness* is Jain's
-index over the tenants' mean slowdowns: 1 where all fare alike, 1/n where one has everything.
+Times are in hours in reports and in seconds in files. Means of allocation are weighted by time. *Slowdown* is (wait +
+run) / run with runs below a minute counted as one (bounded slowdown, Feitelson 1998). *Fairness* is Jain's index over
+the tenants' mean slowdowns: 1 if all are equal, 1/n if one tenant gets everything.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from moorage.scheduler.core.schedule.runtime import rank
 from moorage.scheduler.simulate.world import Moment, Run
 
 HOUR_MS: Final = 3_600_000
-#: points of the timeline that are kept; beyond it every second one goes, and the rest stand for longer
+#: points of the timeline; beyond it every second one is dropped, and the rest stand for longer
 POINTS_MAX: Final = 20_000
 SLOWDOWN_RUN_MS_MIN: Final = 60_000
-#: tenants in a report, those with most GPU hours
+#: tenants in a report, those with the most GPU hours
 TENANTS_MAX: Final = 100
 
-#: the classes of requests: name, and the most GPUs at once (in thousandths) that still belong to it
+#: the classes of requests: name, and the most GPUs at once (in thousandths) of the class
 CLASSES: Final = (("no GPU", 0), ("share", 999), ("1 GPU", 1000), ("2-7 GPUs", 7999), ("8+ GPUs", 1 << 62))
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """Of one group of jobs. Hours; the quantiles are of those that started."""
+    """The waits of one group of jobs in hours; the quantiles are of the jobs that started."""
 
     jobs: int
     started: int
@@ -43,7 +43,7 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="simulation"):
-    """One run of a trace. `allocated_percent` is over the time in which jobs come, `whole_percent` to the last end."""
+    """One run of a trace. `allocated_percent` is until the last arrival, `whole_percent` until the last end."""
 
     trace: str
     settings: dict[str, Any]
@@ -58,17 +58,17 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="simulation"):
     fairness: float
     decisions: int
     records: int
-    #: the clock stopped here, before all was over: `--until`, or Ctrl-C
+    #: where the clock stopped before the last end, by `--until` or Ctrl-C
     cut_at_h: float | None
     all: Waits
     classes: dict[str, Waits]
     tenants: dict[str, Waits]
-    #: a few of those that never started though the clock was not stopped, as tenant/job: why, at the end
+    #: a few jobs that never started although the clock was not stopped, as tenant/job, with the reason at the end
     never: dict[str, str] = {}
 
 
 class Timeline:
-    """Moments as they come, thinned to at most `POINTS_MAX`; the means are over all of them."""
+    """The moments in order, thinned to at most `POINTS_MAX`; means are over all moments."""
 
     def __init__(self) -> None:
         self.points: list[Moment] = []
@@ -94,7 +94,7 @@ class Timeline:
             self._stride *= 2
 
     def mean_milli(self, until_ms: int | None = None) -> float:
-        """Mean of the GPUs leased, in thousandths, from the first moment to `until_ms` or the last one."""
+        """Return the mean of GPUs leased, in thousandths, from the first moment to `until_ms` or the last one."""
         if self._last is None:
             return 0.0
         start = self._area_at[0][0]
@@ -105,7 +105,7 @@ class Timeline:
 
 
 def gpus_milli(run: Run) -> int:
-    """GPUs that a job asks for at once, in thousandths; a share counts as its part."""
+    """Return the GPUs that a job asks for at once, in thousandths; a share counts as its part."""
     request = run.job.request
     spec = request.effective_gpu
     if spec is None:
@@ -115,7 +115,7 @@ def gpus_milli(run: Run) -> int:
 
 
 def class_of(run: Run) -> str:
-    """Which of `CLASSES` a job belongs to."""
+    """Return the class in `CLASSES` of a job."""
     milli = gpus_milli(run)
     return next(name for name, most in CLASSES if milli <= most)
 
@@ -130,7 +130,7 @@ def _slowdown(run: Run) -> float:
 
 
 def waits_of(runs: Iterable[Run]) -> Waits:
-    """Sums up one group of jobs."""
+    """Return the sums of one group of jobs."""
     listed = list(runs)
     waits = sorted(wait_ms(run) for run in listed if run.started_ms >= 0)
     over = [run for run in listed if run.started_ms >= 0 and run.ended_ms >= 0]
@@ -159,7 +159,7 @@ def _hours(ms: float) -> float:
 
 
 def fairness_of(groups: Iterable[Waits]) -> float:
-    """Jain's index over the groups' mean slowdowns; 1 for one group."""
+    """Return Jain's index over the groups' mean slowdowns; 1 for one group."""
     values = [group.slowdown_mean for group in groups if group.slowdown_mean]
     squares = sum(value * value for value in values)
     return round(sum(values) ** 2 / (len(values) * squares), 4) if squares else 1.0
@@ -185,7 +185,7 @@ def report_of(
     cut_at_ms: int | None,
     never: dict[str, str],
 ) -> Report:
-    """The whole run, summed up. `runs` in the order of the jobs' coming."""
+    """Return the report of a whole run. `runs` are in order of arrival."""
     classes = grouped(runs, class_of)
     tenants = {name: waits_of(group) for name, group in grouped(runs, lambda run: run.job.tenant).items()}
     most = sorted(tenants.items(), key=lambda row: (-row[1].gpu_hours, row[0]))[:TENANTS_MAX]
@@ -214,7 +214,7 @@ def report_of(
 
 
 def write_jobs(path: Path, runs: Iterable[Run]) -> None:
-    """A CSV with a line a job; times in seconds from the trace's beginning, empty for what did not happen."""
+    """Write a CSV with a line for each job; times in seconds from the trace's beginning, empty if it did not happen."""
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
         out.writerow(("tenant", "job", "class", "gpus", "at_s", "started_s", "ended_s", "wait_s", "state", "attempts"))
@@ -228,7 +228,7 @@ def write_jobs(path: Path, runs: Iterable[Run]) -> None:
 
 
 def write_timeline(path: Path, points: Iterable[Moment]) -> None:
-    """A CSV with a line a moment: seconds, GPUs leased, jobs that wait."""
+    """Write a CSV with a line for each moment: seconds, GPUs leased, waiting jobs."""
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
         out.writerow(("at_s", "gpus_leased", "jobs_waiting"))

@@ -28,7 +28,7 @@ _POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"
 
 
 class TraceError(ValueError):
-    """A folder that does not hold what a trace is made of."""
+    """The folder does not contain the files of a trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class TraceTask:
 
     @property
     def gpu_demand_milli(self) -> int:
-        """What it asks for in all, in thousandths of a GPU."""
+        """What the task asks for in all, in thousandths of a GPU."""
         return self.gpus * self.gpu_milli
 
     @property
@@ -69,7 +69,7 @@ class TraceTask:
 
 
 def read_hosts(path: Path) -> list[TraceHost]:
-    """The hosts of a node list, in its order. Raises Refused."""
+    """Return the hosts of a node list, in its order. Raises Refused."""
     lines: dict[str, int] = {}
     hosts = []
     for row in _rows(path, _NODE_COLUMNS):
@@ -87,17 +87,17 @@ def read_hosts(path: Path) -> list[TraceHost]:
 
 
 def read_tasks(path: Path) -> list[TraceTask]:
-    """The tasks of a pod list, in its order. Raises Refused."""
+    """Return the tasks of a pod list, in its order. Raises Refused."""
     return [task for _, task in numbered_tasks(path)]
 
 
 def numbered_tasks(path: Path) -> Iterator[tuple[Row, TraceTask]]:
-    """Each task with its row. Raises Refused."""
+    """Yield each task with its row. Raises Refused."""
     return ((row, _task(row)) for row in _rows(path, _POD_COLUMNS))
 
 
 def node_list(folder: Path) -> Path:
-    """The one node list of a folder. Raises TraceError where there is none, or several."""
+    """Return the one node list of a folder. Raises TraceError where there is none, or several."""
     found = sorted(folder.glob(NODE_LISTS))
     if len(found) != 1:
         said = ", ".join(path.name for path in found) or "none"
@@ -108,7 +108,7 @@ def node_list(folder: Path) -> Path:
 
 
 def pod_lists(folder: Path) -> dict[str, Path]:
-    """The pod lists of a folder by the word that ends their names: default, gpuspec33 … Raises TraceError for none."""
+    """Return a folder's pod lists by the word that ends their names (default, gpuspec33 …). Raises TraceError."""
     prefix = POD_LISTS.removesuffix("*.csv")
     found = {path.stem.removeprefix(prefix): path for path in sorted(folder.glob(POD_LISTS))}
     if not found:

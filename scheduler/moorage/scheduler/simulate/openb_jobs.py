@@ -1,8 +1,8 @@
-"""The openb traces in time: hosts and tasks as `openb` reads them, as the simulator's hosts and jobs.
+"""The openb traces over time: the hosts and tasks that `openb` reads, as the simulator's hosts and jobs.
 
-A task comes at its `creation_time` and runs to its `deletion_time`. A part of a GPU is an MPS share with a cap on
-compute, in whole percent rounded up; so a device takes as many sharers as MPS does, at most. The saturation experiment
-of the paper needs no times and is not this.
+A task arrives at its `creation_time` and runs to its `deletion_time`. A part of a GPU becomes an MPS share with a
+compute cap in whole percent, rounded up; so a device takes at most as many sharers as MPS. The paper's saturation
+experiment needs no times and is something else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RUN: Final = Run(driver="noop")
 
 
 def openb_hosts(path: Path) -> list[SimHost]:
-    """The hosts of a node list. Raises Refused."""
+    """Return the hosts of a node list. Raises Refused."""
     return [
         uniform_host(host.name, host.gpus, host.model, cpu_milli=host.cpu_milli, memory_mib=host.memory_mib)
         for host in read_hosts(path)
@@ -30,7 +30,7 @@ def openb_hosts(path: Path) -> list[SimHost]:
 
 
 def openb_jobs(path: Path) -> Iterator[TraceJob]:
-    """The tasks of a pod list that says when each came and went. Raises Refused."""
+    """Yield the tasks of a pod list that has arrival and end times. Raises Refused."""
     return once(path, _numbered(path))
 
 
@@ -51,7 +51,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, TraceJob]]:
 
 
 def request_of(task: TraceTask) -> Request:
-    """What a task asks for; a model in whole words, as `=T4`."""
+    """Return what a task asks for; a model in whole words, as `=T4`."""
     gpu = None
     if task.gpus:
         models = [f"={model}" for model in task.models]

@@ -21,15 +21,15 @@ from moorage.schemas.names import JOB, is_job
 COLUMNS: Final = ("vc", "job", "arrival_s", "duration_s", "num_gpu")
 HOST_GPUS: Final = 8
 MODEL: Final = "V100"
-#: GPUs of the virtual clusters as the published comparisons size them (data, not a default: others are given a fleet)
+#: GPUs of the virtual clusters as in the published comparisons
 CLUSTERS: Final = {"6c71a0": 192, "b436b2": 400, "0e4a51": 128, "2869ce": 64}
-#: virtual clusters that are named where another was asked for
+#: how many virtual clusters an error names
 CLUSTERS_TOLD: Final = 20
 _RUN: Final = Run(driver="noop")
 
 
 def read_philly(path: Path, cluster: str) -> Iterator[TraceJob]:
-    """The jobs of one virtual cluster; its name is their tenant. Raises Refused."""
+    """Return the jobs of one virtual cluster; its name is their tenant. Raises Refused."""
     return once(path, _numbered(path, cluster))
 
 
@@ -58,5 +58,5 @@ def _request(row: Row) -> Request:
 
 
 def hosts_of(gpus: int) -> list[SimHost]:
-    """So many GPUs in hosts of 8."""
+    """Return hosts of 8 GPUs with at least `gpus` GPUs in all."""
     return [uniform_host(f"n{number:03}", HOST_GPUS, MODEL) for number in range(-(-gpus // HOST_GPUS))]

@@ -1,7 +1,7 @@
-"""CSV as every reader of traces reads it: rows by column, and errors that name file, line, column and what was found.
+"""Reads CSV for all trace readers: rows by column, and errors that name file, line, column and what was found.
 
-A byte order mark is read over, and so are empty lines. Refused are, by line and column: names that stand in the first
-line twice, cells beyond it, quotes that are not closed, and what is no UTF-8 where it is read.
+A byte order mark and empty lines are skipped. These are refused with line and column: a name twice in the first line,
+more cells than names, unclosed quotes, and bytes that are not UTF-8 in a cell that is read.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any, Final, TextIO
 
 from moorage.schemas.errors import Refused, refuse
 
-#: bytes of a JSON line, characters of a CSV's
+#: bytes of a JSON line, or characters of a CSV line
 LINE_MAX: Final = 64 * 1024
 DURATION_MS_MAX: Final = 10 * 366 * 86_400_000
-#: digits of a number: beyond them Python reads none
+#: the most digits of a number
 _DIGITS_MAX: Final = 20
 _FLAGS: Final = {"": False, "0": False, "false": False, "1": True, "true": True}
 _FOUND_CHARS_MAX: Final = 60
 
 
 def trouble(path: Path, line: int, why: str, **fields: Any) -> Refused:
-    """`raise trouble(path, 3, "…")`: what is wrong with a trace, and where."""
+    """Return the error for a trace: what is wrong, and where."""
     at = f"{path.name} line {line}: " if line else f"{path.name}: "
     return refuse("invalid-argument", at + why, **{"next": "moorage simulate --help shows the formats", **fields})
 
 
 def too_long(path: Path, line: int, unit: str) -> Refused:
-    """`raise too_long(path, 3, "bytes")`: no more than the bound was read of that line."""
+    """Return the error for a line longer than the bound."""
     return trouble(
         path,
         line,
@@ -41,7 +41,7 @@ def too_long(path: Path, line: int, unit: str) -> Refused:
 
 
 class Row:
-    """One row; its getters raise Refused with all that a reader needs to mend it. A missing cell is an empty one."""
+    """One row; its getters raise Refused with what is needed to fix it. A missing cell counts as empty."""
 
     __slots__ = ("_cells", "line", "path")
 
@@ -55,7 +55,7 @@ class Row:
         if not value.isascii() and value != _printable(value):
             found = value.encode("utf-8", "surrogateescape")[:_FOUND_CHARS_MAX]
             raise self.trouble(
-                f"{column} is {found!r}, which is no UTF-8",
+                f"{column} is {found!r}, which is not UTF-8",
                 found=repr(found),
                 allowed="UTF-8",
                 next="save the file as UTF-8",
@@ -69,7 +69,7 @@ class Row:
         return value
 
     def whole(self, column: str, least: int = 0, most: int = 1 << 40, *, empty: int | None = None) -> int:
-        """`empty` is what a cell that is empty stands for; without it that is refused."""
+        """Return a whole number; `empty` is the value of an empty cell, which is refused without it."""
         value = self.raw(column)
         if not value and empty is not None:
             return empty
@@ -79,7 +79,7 @@ class Row:
         return int(value)
 
     def seconds(self, column: str, most: float = 1e12) -> float | None:
-        """None where the column is missing or empty."""
+        """Return seconds; None if the column is missing or empty."""
         value = self.raw(column)
         if not value:
             return None
@@ -92,14 +92,14 @@ class Row:
         return found
 
     def ms(self, column: str) -> int:
-        """Seconds of a trace, as ms; they must be there."""
+        """Return the seconds in a column as ms; the column must not be empty."""
         seconds = self.seconds(column, DURATION_MS_MAX / 1000)
         if seconds is None:
             raise self.wrong(column, f"seconds, 0..{DURATION_MS_MAX // 1000}")
         return round(seconds * 1000)
 
     def flag(self, column: str) -> bool:
-        """1 and true, 0 and false; empty is false."""
+        """Return a boolean: 1 or true, 0 or false; empty is false."""
         found = _FLAGS.get(self.raw(column).lower())
         if found is None:
             raise self.wrong(column, "0, 1, true or false")
@@ -116,9 +116,10 @@ class Row:
 
 
 def read_rows(path: Path, needed: tuple[str, ...], known: Collection[str] | None = None) -> Iterator[Row]:
-    """The rows below the first line, which names the columns: all of `needed`, and none but `known` if that is given.
+    """Yield the rows below the first line, which names the columns.
 
-    Raises Refused. What no getter asks for is not looked at.
+    It must name all of `needed`, and none but `known` if that is given. Raises Refused. Cells that no getter reads are
+    not checked.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -143,7 +144,7 @@ def read_rows(path: Path, needed: tuple[str, ...], known: Collection[str] | None
 
 
 def _cells(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """Every row with cells, and the line on which it begins."""
+    """Return every row with cells, and the line on which it begins."""
     reader = csv.reader(_lines(path, file), strict=True)
     while True:
         line = reader.line_num + 1
@@ -157,7 +158,7 @@ def _cells(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
                 line,
                 f"no CSV: {error}",
                 allowed="cells split by commas, quotes closed",
-                next="look for a quote that is not closed",
+                next="look for an unclosed quote",
             ) from None
         if len(cells) > 1 or (cells and cells[0].strip()):
             yield line, cells
@@ -190,7 +191,7 @@ def _check_names(
             raise trouble(
                 path,
                 line,
-                f"column {at + 1}, {name[:_FOUND_CHARS_MAX]!r}, is none of a trace",
+                f"column {at + 1}, {name[:_FOUND_CHARS_MAX]!r}, is not a column of a trace",
                 found=found,
                 allowed=", ".join(known),
             )
@@ -205,5 +206,5 @@ def _check_names(
 
 
 def _printable(text: str) -> str:
-    """The text with a mark where bytes were no UTF-8: nothing can print these."""
+    """Return the text with a mark where bytes were no UTF-8: nothing can print these."""
     return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

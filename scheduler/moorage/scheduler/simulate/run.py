@@ -1,4 +1,4 @@
-"""One trace through one set of settings, from the first arrival to the last end."""
+"""Runs one trace with one set of settings, from the first arrival to the last end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from moorage.scheduler.simulate.measures import Report, Timeline, report_of
 from moorage.scheduler.simulate.trace import SimHost, TraceJob
 from moorage.scheduler.simulate.world import Moment, Run, World
 
-#: moments between two words of progress, of which one may take a tenth of a second where many wait
+#: moments between two progress reports; one moment may take a tenth of a second if many jobs wait
 PROGRESS_MOMENTS: Final = 20
 
 
 class Simulated(NamedTuple):
-    """What a run came to, and what it came from: each job, and the fleet over time."""
+    """The results of a run: the report, each job, and the fleet over time."""
 
     report: Report
     runs: list[Run]
@@ -34,10 +34,10 @@ def simulate(
     until_ms: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Simulated:
-    """Run to the end, to `until_ms` of the trace, or until `KeyboardInterrupt`: then the report says where it was cut.
+    """Run a trace to its end, to `until_ms`, or until `KeyboardInterrupt`; the report says where it was cut.
 
-    `jobs` in the order of their coming; `settings` are what the report says of `config`, `orders` what operators have
-    said before the first comes. `progress` hears the part of the jobs that have ended, 0..1.
+    `jobs` are in order of arrival. `settings` is what the report says of `config`, `orders` are operators' orders
+    before the first arrival. `progress` is called with the part of the jobs that have ended, 0..1.
     """
     timeline = Timeline()
     world = World(hosts, jobs, config, timeline.add, orders)

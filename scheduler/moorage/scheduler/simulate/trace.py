@@ -1,17 +1,17 @@
-"""What a trace says: jobs with the time at which each comes and how long it runs, and the hosts they run on.
+"""Traces: jobs with their arrival and run times, and the hosts that they run on.
 
-Our own format is JSON lines, a job a line:
+Moorage's own format is JSON lines, one line for each job:
 
     {"at_s": 12.5, "runs_s": 3600, "tenant": "vision", "request": {"job": "train-1", "gpu": {"count": 8}}}
 
 `at_s` counts from the trace's beginning and `runs_s` is how long one attempt runs, both in seconds; `tenant` is
 `default` where it is left out. `request` is the request as it would be submitted; `run` may be left out.
-A CSV says the same of simpler jobs, with these columns (the first two are needed, the others may be left out):
+A CSV file can describe simpler jobs, with these columns (the first two are needed, the others may be left out):
 
     at_s,runs_s,tenant,job,gpu,replicas,gang,priority,cpu_milli,memory_mib,workload,timeout_s
 
 where `gpu` is a token as `2xH100:80G` (empty: no GPU) and `gang` is 1 or true for a gang, 0, false or empty for none.
-Each job of a tenant has a name of its own. Whoever reads another format makes `TraceJob`s of it.
+Each job of a tenant has a name of its own. A reader of another format yields `TraceJob`s.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from moorage.schemas.gpu import parse_token
 from moorage.schemas.job import DURATION_S_MAX, PRIORITY_MAX, REPLICAS_MAX, Request, Resources, Run
 from moorage.schemas.names import JOB, SIMULATED_UUID, TENANT, is_job, is_tenant
 
-#: jobs of one trace: each stands in memory while it waits or runs
+#: the most jobs of one trace; each is in memory while it waits or runs
 JOBS_MAX: Final = 5_000_000
 #: the bounds of `Resources`
 CPU_MILLI_MAX: Final = 10**9
@@ -39,7 +39,7 @@ _NOOP: Final = Run(driver="noop")
 
 
 class TraceJob(msgspec.Struct, frozen=True, gc=False):
-    """One job: when it comes and how long an attempt runs, in ms, and what it asks for (`request.job` names it)."""
+    """One job: its arrival and the run time of an attempt, in ms, and its request (`request.job` names it)."""
 
     at_ms: int
     runs_ms: int
@@ -48,7 +48,7 @@ class TraceJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class SimHost(msgspec.Struct, frozen=True, gc=False):
-    """One host and its GPUs in slot order; 0 CPU or memory is not counted."""
+    """One host and its GPUs in slot order; 0 CPU or memory means that it is not counted."""
 
     name: str
     devices: tuple[Device, ...]
@@ -57,7 +57,7 @@ class SimHost(msgspec.Struct, frozen=True, gc=False):
 
 
 def uniform_host(name: str, gpus: int, model: str, memory_mib: int = 0, **host: int) -> SimHost:
-    """A host with so many GPUs alike; `host` are its `cpu_milli` and `memory_mib`."""
+    """Return a host with `gpus` equal GPUs; `host` are its `cpu_milli` and `memory_mib`."""
     devices = tuple(
         Device(index, "nvidia", model, f"{SIMULATED_UUID}{name}-{index}", memory_mib) for index in range(gpus)
     )
@@ -90,7 +90,7 @@ _read_line: Final = msgspec.json.Decoder(_Line).decode
 
 
 def milliseconds(path: Path, line: int, name: str, seconds: float) -> int:
-    """Seconds of a trace as ms. Raises Refused for what is negative, endless or beyond ten years."""
+    """Return a trace's seconds as ms. Raises Refused for negative or infinite ones, and for more than ten years."""
     ms = seconds * 1000
     if not 0 <= ms <= DURATION_MS_MAX:
         allowed = f"seconds, 0..{DURATION_MS_MAX // 1000}"
@@ -99,7 +99,7 @@ def milliseconds(path: Path, line: int, name: str, seconds: float) -> int:
 
 
 def once(path: Path, numbered: Iterable[tuple[int, TraceJob]]) -> Iterator[TraceJob]:
-    """The jobs without their lines. Raises Refused where a tenant has two of one name."""
+    """Yield the jobs without their lines. Raises Refused if a tenant has two jobs of one name."""
     lines: dict[tuple[str, str | None], int] = {}
     for line, job in numbered:
         name = job.request.job
@@ -107,7 +107,7 @@ def once(path: Path, numbered: Iterable[tuple[int, TraceJob]]) -> Iterator[Trace
             raise trouble(
                 path,
                 line,
-                f"job {name} of tenant {job.tenant} stands on line {first} already",
+                f"job {name} of tenant {job.tenant} is already on line {first}",
                 found=name,
                 allowed="names of which each tenant has one",
                 next="name one of the two otherwise, or take it out",
@@ -116,7 +116,7 @@ def once(path: Path, numbered: Iterable[tuple[int, TraceJob]]) -> Iterator[Trace
 
 
 def read_own(path: Path) -> Iterator[TraceJob]:
-    """Our own JSON lines. Raises Refused, which names the line."""
+    """Yield the jobs of a trace in JSON lines. Raises Refused, which names the line."""
     return once(path, _of_lines(path))
 
 
@@ -134,7 +134,7 @@ def _of_lines(path: Path) -> Iterator[tuple[int, TraceJob]]:
                 if fields.get("job") is None:
                     fields["job"] = f"job-{number}"
                 request = msgspec.convert(fields, Request)
-            except msgspec.ValidationError as error:  # says what was found and what is allowed
+            except msgspec.ValidationError as error:  # its message says what was found and what is allowed
                 raise trouble(path, number, str(error)) from None
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
                 found = text[:60].decode(errors="replace").strip()
@@ -146,7 +146,7 @@ def _of_lines(path: Path) -> Iterator[tuple[int, TraceJob]]:
 
 
 def read_csv(path: Path) -> Iterator[TraceJob]:
-    """Our own CSV. Raises Refused, which names line and column."""
+    """Yield the jobs of a trace in CSV. Raises Refused, which names line and column."""
     return once(path, _of_rows(path))
 
 
@@ -189,7 +189,7 @@ def _request_of(row: Row, name: str) -> Request:
 
 
 def in_order(path: Path, jobs: Iterable[TraceJob]) -> list[TraceJob]:
-    """All jobs by the time of their coming; equal times keep the trace's order. Raises Refused for too many or none."""
+    """Return all jobs by arrival; equal times keep the trace's order. Raises Refused for too many jobs, or none."""
     listed = list(itertools.islice(jobs, JOBS_MAX + 1))
     if not listed:
         raise trouble(path, 0, "there are no jobs in it", found=0, allowed=f"1..{JOBS_MAX} jobs")

@@ -1,4 +1,4 @@
-"""A trace on a fleet that is not there: hosts join, jobs come, members run as long as the trace says."""
+"""A trace on a simulated fleet: hosts join, jobs arrive, and members run as long as the trace says."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from moorage.schemas.subjects import Subjects
 
 #: ledger time at which a simulation begins
 BEGIN_MS: Final = 1_000_000
-#: workers that join with one record: a hello takes some KiB of it
+#: workers that join in one record, since a hello takes some KiB of it
 JOINS_MAX: Final = 64
-#: ended jobs that stay whole in memory, and rows of finished ones: what became of them stands in `World.runs`
+#: ended jobs in memory, and rows of finished ones: `World.runs` has all results
 ENDED_MAX: Final = 1_000
 FINISHED_MAX: Final = 100_000
-#: jobs that never started of which it is told why
+#: jobs that never started whose reason is reported
 NEVER_NAMED_MAX: Final = 5
 _LEADER: Final = 1
 
@@ -38,17 +38,17 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Run(msgspec.Struct, gc=False):
-    """What became of one job of the trace; times in ms from its beginning, -1 for what did not happen."""
+    """The result of one job of the trace; times in ms from its beginning, -1 for what did not happen."""
 
     job: TraceJob
-    started_ms: int = -1  # its first replica ran first
+    started_ms: int = -1  # when its first replica first ran
     ended_ms: int = -1
     state: str = "QUEUED"
     attempts: int = 0
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """The fleet after one moment: GPUs leased (a share counts as its part), in thousandths, and jobs that wait."""
+    """The fleet after one moment: GPUs leased in thousandths (a share counts as its part), and waiting jobs."""
 
     at_ms: int
     leased_milli: int
@@ -56,9 +56,9 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 
 
 class World(Play):
-    """`jobs` in the order of their coming, `orders` of operators before the first of them.
+    """Plays a trace. `jobs` are in order of arrival, `orders` are operators' orders before the first arrival.
 
-    `on_moment` is told of every moment at which something changed.
+    `on_moment` is called for every moment at which something changed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class World(Play):
 
     @property
     def now_ms(self) -> int:
-        """Ms since the trace's beginning."""
+        """The time since the trace's beginning, in ms."""
         return self.time_ms - BEGIN_MS
 
     def _join(self, hosts: Sequence[SimHost]) -> None:
@@ -103,7 +103,7 @@ class World(Play):
             self.record()
 
     def step(self) -> bool:
-        """Go on to the next moment at which something happens; False when nothing will any more."""
+        """Go on to the next event; return False if nothing more will happen."""
         at = self.next_ms()
         if at is None:
             return False
@@ -122,7 +122,7 @@ class World(Play):
             comes = BEGIN_MS + self.jobs[self._next].at_ms
             at = comes if at is None else min(at, comes)
         if at is None:
-            return None  # what waits still can never start
+            return None  # the jobs that still wait can never start
         return int(min(at, self.next_pass_ms()))
 
     def _submit(self, job: TraceJob) -> None:
@@ -166,13 +166,13 @@ class World(Play):
                 self._waiting -= 1
 
     def never(self) -> dict[str, str]:
-        """A few of those that never started, as tenant/job, and why not, as things stand now."""
+        """Return a few jobs that never started, as tenant/job, and why not, as of now."""
         found: dict[str, str] = {}
         for (tenant, name), run in self.runs.items():
             if run.started_ms >= 0 or len(found) >= NEVER_NAMED_MAX:
                 continue
             told = explain_job(self.engine, tenant, name)
-            if not isinstance(told, dict):  # the clock was stopped before it came
+            if not isinstance(told, dict):  # the clock was stopped before it arrived
                 continue
             asks = f" (it asks for {told['asks']})" if "asks" in told else ""
             why = f"{told['reason']}: {told['means']}" if "reason" in told else str(told.get("why", ""))
@@ -180,7 +180,7 @@ class World(Play):
         return found
 
     def _milli(self, held: Held) -> int:
-        """What a member leases, in thousandths of a GPU; a share without a cap on compute counts as a whole one."""
+        """Return what a member leases, in thousandths of a GPU; a share without a compute cap counts as a whole GPU."""
         spec = self.runs[held.name[:2]].job.request.effective_gpu
         percent = spec.share.compute_percent if spec is not None and spec.share is not None else 100
         return len(held.slots) * percent * 10
@@ -193,7 +193,7 @@ def _name(job: TraceJob) -> str:
 
 
 def hello_of(host: SimHost) -> Hello:
-    """A host of a trace as a worker would say hello."""
+    """Return the hello that a worker on this host would send."""
     return Hello(
         host.name,
         "boot",

@@ -1,8 +1,8 @@
-"""Smaller or other requests that may start now in place of one that waits, those that a user gives up least for first.
+"""Finds smaller or other requests that may start now in place of a waiting one, least sacrifice first.
 
-The order is: a time limit where that lets it in, another model, less memory, another slice, a share of a GPU, a lower
-level, fewer cores, no gang, fewer replicas, fewer GPUs, a label less. These are candidates: each is tried before it is
-told (see `fixes`). One that would be refused as it stands is none.
+The order is: a time limit that lets it in, another model, less memory, another slice, a share of a GPU, a lower level
+of enforcement, fewer cores, no gang, fewer replicas, fewer GPUs, one label less. These are candidates: each is tried
+before it is suggested (see `fixes`). Requests that would be refused are left out.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from moorage.schemas.driver_config import DEVICE_KEYS
 from moorage.schemas.gpu import capability_of, format_token, mig_profile, model_matches, said_anew
 from moorage.schemas.job import GpuCount, Request, ResourceRequirements, Resources
 
-#: models of the fleet that are suggested
+#: the most models of the fleet that are suggested
 MODELS_TRIED_MAX: Final = 16
-#: what a suggested time limit leaves for handing it in: so many seconds and this part of the time
+#: a suggested time limit leaves this many seconds, and this part of the time, for submitting it
 HURRY_S: Final = 5
 HURRY_PART: Final = 0.05
 _MIB_PER_GIB: Final = 1024
 _GB: Final = re.compile(r"\.([0-9]+)gb")
-#: fields that only a sharer may name
+#: fields allowed only in requests for shared GPUs
 _OF_SHARERS: Final = ("sharing", "share", "prefer", "mps_pipe_dir", "mps_log_dir", "time_slicing_config_path")
 _MODEL_WORD: Final = re.compile(r"(?=[^ ]*\d)[A-Za-z][A-Za-z0-9]*")
 
 
 class Change(NamedTuple):
-    """A changed request. `fields` are the fields that take the place of those of `before`, the one that waits."""
+    """A changed request. `fields` are the fields that differ from the waiting request `before`."""
 
     say: str
     request: Request
@@ -42,7 +42,7 @@ class Change(NamedTuple):
     before: Request
 
     def as_data(self) -> dict[str, Any]:
-        """Return it as `explain` tells it: the new fields, and the GPUs as a token where that says it all."""
+        """Return the change in the form of `explain`: the new fields, and the GPUs as a token if that suffices."""
         request = msgspec.to_builtins(self.request)
         data: dict[str, Any] = {"say": self.say, "request": {name: request.get(name) for name in self.fields}}
         if {"gpu", "replicas"} & set(self.fields):
@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 
 def singles(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[Iterator[Change]]:
-    """Return the changes of each kind. `needed_in_ms` is in how many ms hosts are needed that it could use before."""
+    """Return the changes of each kind. `needed_in_ms`: in how many ms hosts are needed that it could use until then."""
     return [
         (Change(say, changed, (name,), request) for say, changed, name in kind(fleet, request) if not changed.trouble)
         for kind in _kinds(request, needed_in_ms)
@@ -61,7 +61,7 @@ def singles(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list
 
 
 def pairs(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[Iterator[Change]]:
-    """Return two kinds of change at once: of each first kind its gentlest and its strongest one."""
+    """Return combinations of two changes, with the mildest and the strongest of each first kind."""
     kinds, found = _kinds(request, needed_in_ms), list[Iterator[Change]]()
     for at, kind in enumerate(kinds):
         first = list(kind(fleet, request))
@@ -80,12 +80,12 @@ def _both(fleet: Fleet, request: Request, first: _Change, kind: _Kind) -> Iterat
 def _kinds(request: Request, needed_in_ms: Sequence[int]) -> tuple[_Kind, ...]:
     in_time = partial(_time_limit, needed_in_ms)
     if request.resource_requirements is not None and request.device_ids:
-        return (in_time, _any_device, _host, _labels)  # the ids stand where another `gpu` would replace them
+        return (in_time, _any_device, _host, _labels)  # the ids are in a field that another `gpu` would replace
     return (in_time, *_KINDS)
 
 
 def _time_limit(needed_in_ms: Sequence[int], fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """A time limit by which it is over before its hosts are needed, with some time to hand it in."""
+    """Yield time limits with which the job ends before its hosts are needed, with some time for submitting it."""
     run = request.workload
     for end_ms in needed_in_ms:
         most_s = (end_ms - FREED_MS) / 1000 - run.grace_s
@@ -104,12 +104,12 @@ _Kind = Callable[[Fleet, Request], Iterator[_Change]]
 
 
 def _round_down(seconds: float) -> int:
-    """Whole minutes from two of them on, else whole seconds."""
+    """Return a time rounded down to whole minutes from two minutes on, else to whole seconds."""
     return int(seconds // 60 * 60) if seconds >= 120 else int(seconds)
 
 
 def _duration(seconds: float) -> str:
-    """As one would write it on the command line: 12m, 90s."""
+    """Return a time as written on the command line: 12m, 90s."""
     return f"{seconds / 60:g}m" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:g}s"
 
 
@@ -136,7 +136,7 @@ def _any_device(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _devices(fleet: Fleet) -> dict[str, int]:
-    """Device names of the fleet with their memory in MiB, in the order of joining."""
+    """Return the fleet's device names with their memory in MiB, in the order in which hosts joined."""
     found: dict[str, int] = {}
     for cls in fleet.classes.values():
         for _, _, name, memory_mib, _ in cls.devices:
@@ -145,7 +145,7 @@ def _devices(fleet: Fleet) -> dict[str, int]:
 
 
 def short_name(device: str) -> str:
-    """What one would write of a device's name: `H100` of `NVIDIA H100 80GB HBM3`; the name itself where none stands."""
+    """Return a device's name as users write it: `H100` for `NVIDIA H100 80GB HBM3`; else the full name."""
     found = _MODEL_WORD.search(device)
     return found[0] if found is not None else device[:64]
 
@@ -170,7 +170,7 @@ def _vendor(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _memory(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """The memory of each kind of device that has less than asked, the largest first."""
+    """Yield requests for as much memory as each smaller kind of device in the fleet has, the largest first."""
     gpu = request.effective_gpu
     if gpu is None or not gpu.min_memory_mib:
         return
@@ -181,7 +181,7 @@ def _memory(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _compute(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """The highest capability below the one asked for."""
+    """Yield requests for a lower compute capability that the fleet has, the highest first."""
     gpu = request.effective_gpu
     if gpu is None or gpu.min_compute_capability is None:
         return
@@ -198,7 +198,7 @@ def _gib(mib: int) -> str:
 
 
 def _share(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """A share of a GPU instead of a whole one; of the part that is asked for, less; a whole one instead of a share."""
+    """Yield requests for a share instead of a whole GPU, for a smaller share, or for a whole GPU instead of a share."""
     gpu = request.effective_gpu
     if gpu is None:
         return
@@ -220,7 +220,7 @@ def _share(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _slice(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """A slice of another profile that the fleet has: the smallest of those with as much memory, then smaller ones."""
+    """Yield slices of other profiles in the fleet: the smallest with at least as much memory, then smaller ones."""
     gpu = request.effective_gpu
     if gpu is None or gpu.profile is None:
         return
@@ -237,13 +237,13 @@ def _no_slice(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _gb(profile: str) -> int:
-    """Return the memory that a profile of MIG names: 10 of `1g.10gb+me`."""
+    """Return the GB in the name of a MIG profile: 10 for `1g.10gb+me`."""
     found = _GB.search(profile)
     return int(found[1]) if found is not None else 0
 
 
 def _level(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """Lower levels at which its part of a GPU has to be kept, the highest first: of memory, of compute, of both."""
+    """Yield lower levels of enforcement, the highest first: of memory, of compute, of both."""
     gpu = request.effective_gpu
     if gpu is None or gpu.enforce is None:
         return
@@ -256,7 +256,7 @@ def _level(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """What the host with most left has of processors and of memory."""
+    """Yield the most CPU and host memory that one host has free, where that is less than asked for."""
     asked = request.resources
     if asked is None:
         return
@@ -283,7 +283,7 @@ def _gang(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 def _replicas(fleet: Fleet, request: Request) -> Iterator[_Change]:
-    """Of a gang, fewer replicas, the most first."""
+    """Yield fewer replicas of a gang, the most first."""
     gpu = request.effective_gpu
     if gpu is None or gpu.effective_scheduling != "gang":
         return

@@ -1,8 +1,8 @@
-"""A question answered by a copy of this process: what it does to the engine, nobody else sees.
+"""Answers a question in a copy of this process, so that changes to the engine stay in the copy.
 
-`fork` gives the child the leader's whole memory as it is at that moment, at the price of copying page tables, as Redis
-does for its snapshots; the leader goes on meanwhile. The child uses no event loop and no connection, closes what it
-inherited, is bounded in processor time, and ends by `_exit`.
+`fork` gives the child the leader's whole memory as of that moment for the price of copying page tables, as Redis does
+for its snapshots; the leader continues meanwhile. The child uses no event loop and no connection, closes what it
+inherited, has limited CPU time, and ends by `_exit`.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from typing import Final, NamedTuple, NoReturn
 
 log = logging.getLogger("moorage.whatif")
 
-#: a child that took longer is killed, and its question answered with `overloaded`
+#: a child that takes longer is killed, and its question is answered with `overloaded`
 CHILD_S_MAX: Final = 20.0
-#: questions answered at once, and questions that wait for one of those to end
+#: how many questions are answered at once, and how many wait for one of those to end
 CHILDREN_MAX: Final = 2
 WAITING_MAX: Final = 64
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-#: that no child can be started is said so often
+#: how often to log that no child can be started
 TOLD_EVERY_S: Final = 60.0
 _NICE: Final = 5
 _CHUNK: Final = 65_536
 
-#: the answer of a child that could not find one, by a defect of ours
+#: the answer of a child that failed because of a defect
 FAILED: Final = b""
 
 Work = Callable[[], bytes]
 
 
 def fork(work: Work) -> tuple[int, int]:
-    """Start a child that answers; returns its process id and the pipe to read the answer from.
+    """Start a child that answers; return its process id and the pipe to read the answer from.
 
-    Raises OSError where the machine has no room for another process, or this one for another pipe.
+    Raises OSError if no further process or pipe can be made.
     """
     receive, send = os.pipe()
     try:
         with warnings.catch_warnings():
-            # 3.12 warns of other threads: the child takes no lock but those that Python itself makes anew
+            # Python 3.12 warns about other threads: the child takes no locks but those that Python resets after a fork
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError:
@@ -67,9 +67,9 @@ def _be_child(work: Work, send: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        gc.disable()  # it lives too short, and would copy every page it marks
+        gc.disable()  # it lives too briefly, and marking would copy every page
         _let_go(send)
-        os.nice(max(0, _NICE - os.getpriority(os.PRIO_PROCESS, 0)))  # a child's child is as nice as that
+        os.nice(max(0, _NICE - os.getpriority(os.PRIO_PROCESS, 0)))  # the child of a child keeps the same niceness
         seconds = int(time.process_time() + CHILD_S_MAX) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         answer = memoryview(work())
@@ -77,7 +77,7 @@ def _be_child(work: Work, send: int) -> NoReturn:
             answer = answer[os.write(send, answer) :]
         code = 0
     except BrokenPipeError:
-        pass  # whoever asked was killed, or waits no longer
+        pass  # the asking process was killed, or no longer waits
     except BaseException:
         with contextlib.suppress(BaseException):
             log.exception("a question to a copy of the leader failed")
@@ -86,10 +86,11 @@ def _be_child(work: Work, send: int) -> NoReturn:
 
 
 def _let_go(send: int) -> None:
-    """Hold nothing of the leader's open but stdio and the pipe.
+    """Keep nothing of the leader's open files but stdio and the pipe.
 
-    The numbers stay taken, by /dev/null: an object of the leader that has such a number closes it when it is freed
-    here, and were the number a pipe's to a child of this one by then, that answer would be lost.
+    The descriptor numbers stay in use, for /dev/null: when an object of the leader is freed in this process it closes
+    its number, and if that number belonged to a pipe of this process's own child by then, that child's answer would be
+    lost.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):
@@ -98,12 +99,12 @@ def _let_go(send: int) -> None:
 
 
 def ask(work: Work, limit_s: float = CHILD_S_MAX) -> bytes | None:
-    """The answer of a child, waited for; None where it failed or took too long."""
+    """Wait for a child's answer and return it; None if it failed or took too long."""
     return ask_all([work], limit_s)[0]
 
 
 def ask_all(works: Sequence[Work], limit_s: float = CHILD_S_MAX) -> list[bytes | None]:
-    """The answers of children, waited for, `CHILDREN_MAX` at once; None of one that failed or took longer than that."""
+    """Wait for the answers of children, `CHILDREN_MAX` at once; None for each that failed or took too long."""
     answers: list[bytes | None] = [None] * len(works)
     running: dict[int, _Asked] = {}  # by the pipe to read from
     left = deque(enumerate(works))
@@ -131,7 +132,7 @@ def ask_all(works: Sequence[Work], limit_s: float = CHILD_S_MAX) -> list[bytes |
 
 
 class _Asked(NamedTuple):
-    """A child that `ask_all` waits for: which work is its, and what it has answered so far."""
+    """A child that `ask_all` waits for: the index of its work, and its answer so far."""
 
     at: int
     pid: int
@@ -145,13 +146,13 @@ def _kill(pid: int, receive: int) -> None:
 
 
 def _reap(pid: int, receive: int) -> int:
-    """Its status, once it has ended."""
+    """Return the exit status of a child, waiting for its end."""
     os.close(receive)
     return os.waitpid(pid, 0)[1]
 
 
 class Children:
-    """Asks children without stopping the loop: at most `CHILDREN_MAX` at once, the others in order of coming."""
+    """Asks children without blocking the event loop: at most `CHILDREN_MAX` at once, the rest in order of arrival."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Work, Callable[[bytes | None], None]]] = deque()
@@ -160,8 +161,10 @@ class Children:
         self._silent_until_s = 0.0
 
     def ask(self, work: Work, told: Callable[[bytes | None], None]) -> bool:
-        """`told` hears the answer: `FAILED` where the work raised, None where it took too long. False where too many
-        wait, or no process can be started: it hears nothing then."""
+        """Have a child do `work` and pass the answer to `told`; return False if too many wait or none can be started.
+
+        The answer is `FAILED` if the work raised, None if it took too long. After False, `told` is not called.
+        """
         if len(self._running) >= CHILDREN_MAX:
             if len(self._waiting) >= WAITING_MAX:
                 return False
@@ -171,7 +174,7 @@ class Children:
             self._start(work, told)
         except OSError as error:
             if time.monotonic() >= self._silent_until_s:
-                log.warning("no copy of the leader can be started, and jobs go on: %s", error)
+                log.warning("no copy of the leader can be started; jobs are not affected: %s", error)
                 self._silent_until_s = time.monotonic() + TOLD_EVERY_S
             return False
         return True
@@ -187,7 +190,7 @@ class Children:
             if chunk and not is_too_long:
                 answer.extend(chunk)
             if len(answer) > ANSWER_BYTES_MAX and not is_too_long:
-                log.error("a copy of the leader answers with more than %d bytes, and is ended", ANSWER_BYTES_MAX)
+                log.error("a copy of the leader was killed: its answer has more than %d bytes", ANSWER_BYTES_MAX)
                 os.kill(pid, signal.SIGKILL)
             elif not chunk:
                 status = self._end(pid)
@@ -202,11 +205,11 @@ class Children:
 
     @staticmethod
     def _tell(told: Callable[[bytes | None], None], answer: bytes | None) -> None:
-        """A defect in what one of them does with its answer must keep nobody else from theirs."""
+        """Pass an answer on; a defect in one receiver must not keep others from their answers."""
         try:
             told(answer)
         except Exception:
-            log.exception("the answer of a copy of the leader could not be told")
+            log.exception("the answer of a copy of the leader could not be passed on")
 
     def _end(self, pid: int) -> int:
         receive, timer = self._running.pop(pid)
@@ -216,7 +219,7 @@ class Children:
         return os.waitpid(pid, 0)[1]
 
     def close(self) -> None:
-        """End what runs; nobody is told any more."""
+        """Kill the running children; no answer is passed on any more."""
         self._waiting.clear()
         for pid in list(self._running):
             os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,8 @@
-"""What would start a waiting job now: each change is done to a copy of the engine, and told if the job then starts.
+"""Finds what would start a waiting job now: each change is tried in a copy of the engine, and suggested if it works.
 
-A change of the request is done twice: with the cancel and the new submit in one record, and with the submit a moment
-after the cancel. It is told only if the job starts both times, as nobody knows how its owner's two messages arrive.
+A change of the request is tried in two ways: with the cancel and the new submit in one record, and with the submit a
+moment after the cancel. It is suggested only if the job starts both ways, as the owner's two messages may arrive either
+way.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from moorage.scheduler.whatif.remedies import Remedy, remedies
 from moorage.schemas.job import Request
 from moorage.schemas.reasons import REASONS, Cure
 
-#: fixes that are told, the ones that change least first
+#: the most fixes in one answer, smallest changes first
 FIXES_MAX: Final = 3
-#: changes that are tried for one answer, after those without room were left out
+#: the most changes tried for one answer, after those without room were left out
 TRIED_MAX: Final = 8
-#: of each try
+#: for each try
 LIMIT_S: Final = 2.0
-#: ledger time between the records of a cancel and of the submit after it: the scheduler reserves hosts anew meanwhile
+#: ledger ms between the record of a cancel and that of the submit: the scheduler makes a new reservation meanwhile
 APART_MS: Final = 1_000
 _STARTS: Final = b"starts"
 _Fix = TypeVar("_Fix", Remedy, Change)
 
 
 def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return why a job waits and at most `FIXES_MAX` changes that would start it. For a child: it uses up the engine.
+    """Return why a job waits, and at most `FIXES_MAX` changes that would start it. For a child: it uses up the engine.
 
-    The reason is empty if it does not wait for something that a change can cure.
+    The reason is empty if no change can help.
     """
-    now = _Trial(engine, time_ms)  # with the record in flight
+    now = _Trial(engine, time_ms)  # also commits the record in flight
     data = explain_job(engine, tenant, name)
     job = engine.state.job(tenant, name)
     if job is None or not isinstance(data, dict) or not may_be_cured(data):
@@ -63,9 +64,9 @@ def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, li
 
 
 def _has_room(engine: Engine, tenant: str, request: Request) -> bool:
-    """Whether hosts have room for a request now, of a gang for all of it, under its tenant's limit.
+    """Return whether hosts have room now for a request (a gang whole), under its tenant's limit.
 
-    It need not start for all that: a reservation, a drain or the jobs before it may keep it from there.
+    It may still not start: a reservation, a drain or earlier jobs may keep it from those hosts.
     """
     shape, row = engine.shape_asked_by(tenant, request), engine.state.tenants[tenant]
     if row.gpus_max and shape.gpus > row.gpus_max - row.gpus:
@@ -81,7 +82,7 @@ def _has_room(engine: Engine, tenant: str, request: Request) -> bool:
 
 
 class _Tried:
-    """Tries changes, each in copies of this process, and counts them."""
+    """Tries changes, each in copies of this process, up to a limit."""
 
     def __init__(self, engine: Engine, time_ms: int, job: Job) -> None:
         self._engine = engine
@@ -90,7 +91,7 @@ class _Tried:
         self._left = TRIED_MAX
 
     def first_of(self, fixes: Iterator[_Fix]) -> list[_Fix]:
-        """The first of these with which the job starts, if any."""
+        """Return the first of these fixes with which the job starts, in a list; an empty list if none works."""
         for fix in fixes:
             if not self._left:
                 break
@@ -107,7 +108,7 @@ class _Tried:
 
 
 class _Trial(Play):
-    """Goes on from the engine as it is. Nothing that runs ends, but what is cancelled."""
+    """Continues from the engine's current state. Running jobs do not end, unless they are cancelled."""
 
     def __init__(self, engine: Engine, time_ms: int) -> None:
         super().__init__(engine, max(time_ms, engine.state.time_ms), engine.built_ms)
@@ -120,7 +121,7 @@ class _Trial(Play):
 
 
 def _instead(engine: Engine, time_ms: int, job: Job, request: Request, apart_ms: int | None) -> bytes:
-    """Whether a request starts that is submitted as the job is cancelled; so many ms after that, if not at once."""
+    """Return whether `request`, submitted at the cancel of the job or `apart_ms` after it, starts."""
     trial = _Trial(engine, time_ms)
     engine.offer(Cancel(job.tenant, job.name, "explain"))
     if apart_ms is not None:
@@ -133,7 +134,7 @@ def _instead(engine: Engine, time_ms: int, job: Job, request: Request, apart_ms:
 
 
 def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
-    """Whether the job itself starts once an act is done, and what that ends has ended."""
+    """Return whether the job starts after an operator's or tenant's act and the end of what that ends."""
     waiting = sum(replica.state == QUEUED for replica in job.replicas)
     trial = _Trial(engine, time_ms)
     if isinstance(remedy.event, Cancel):
@@ -149,6 +150,6 @@ def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
 
 
 def _started(job: Job, waited: int) -> bool:
-    """Whether one of the replicas that waited has been placed; a gang is placed as a whole."""
+    """Return whether one of the waiting replicas was placed; a gang is placed as a whole."""
     waiting = sum(replica.state == QUEUED for replica in job.replicas)
     return waiting < waited and any(replica.member is not None for replica in job.replicas)

@@ -1,4 +1,4 @@
-"""When those that wait will start: by several looks ahead, with a band."""
+"""Forecasts when waiting jobs will start: a median and a 90% bound from several simulated futures (looks)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from moorage.scheduler.whatif.child import ask_all
 from moorage.scheduler.whatif.future import Future, waits
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 
-#: jobs of the queue that one forecast is made for, the ones that came first; of more nothing is said
+#: only the first jobs in the queue are forecast
 JOBS_MAX: Final = 2_000
 #: of each look; two run at once
 LIMIT_S: Final = 6.0
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
-    """When a job starts: with even odds within `p50_ms`, nine times in ten within `p90_ms`; -1 is unknown. `runs` is
-    how many runs the least known of the estimates rests on; 0: they are time limits and graces alone."""
+    """When a job starts: median `p50_ms`, nine of ten times within `p90_ms`; -1 is unknown.
+
+    `runs` is the number of runs behind the least certain estimate; 0 if only time limits and graces are involved.
+    """
 
     p50_ms: int
     p90_ms: int
@@ -31,9 +33,11 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
-    """As of ledger time `time_ms`; `starts` by tenant and job. `unknown_runs` end nobody knows when, and so do
-    `unknown_starts` of those that will start before others; `cut` where more wait than was looked at. `cpu_ms` is what
-    it took of processors."""
+    """The forecast as of ledger time `time_ms`, by tenant and job.
+
+    `unknown_runs` running jobs have an unknown end, as have `unknown_starts` of the jobs that start before others.
+    `cut` if more jobs wait than were simulated. `cpu_ms` is the CPU time that it took.
+    """
 
     time_ms: int
     starts: dict[str, dict[str, Start]]
@@ -58,7 +62,7 @@ _decode_look: Final = msgspec.msgpack.Decoder(_Look).decode
 
 
 def forecast(engine: Engine, time_ms: int) -> bytes:
-    """A `Forecast`, encoded, of `LOOKS` looks. For a child."""
+    """Return an encoded `Forecast` from `LOOKS` simulated futures. For a child."""
     answers = ask_all([partial(_look, engine, time_ms, look) for look in range(LOOKS)], LIMIT_S)
     looks = [_decode_look(answer) for answer in answers if answer is not None]
     if not looks:
@@ -78,7 +82,7 @@ def forecast(engine: Engine, time_ms: int) -> bytes:
 
 
 def _look(engine: Engine, time_ms: int, look: int) -> bytes:
-    """A `_Look`, encoded. Destroys the engine."""
+    """Return an encoded `_Look`. Uses up the engine."""
     future = Future(engine, time_ms, look)
     waiting, more = _waiting(engine)
     for key in waiting:
@@ -95,7 +99,7 @@ def _look(engine: Engine, time_ms: int, look: int) -> bytes:
 
 
 def _waiting(engine: Engine) -> tuple[list[tuple[str, str]], bool]:
-    """The first jobs of the queue by number, that is by their coming, and whether there are more."""
+    """Return the first jobs of the queue in order of arrival, and whether there are more."""
     nums = View(engine).queued_jobs()
     found = []
     for num in nums[:JOBS_MAX]:

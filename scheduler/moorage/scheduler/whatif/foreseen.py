@@ -1,4 +1,4 @@
-"""What one copy of the leader answers to all the questions that came while it had none: a forecast, and fixes."""
+"""The answer of one copy of the leader to all waiting questions about the future: a forecast, and fixes for jobs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
 
-#: how long fixes are looked for; the jobs behind those get none
+#: for how long fixes are searched; jobs not reached by then get none
 FIXES_S: Final = 3.0
 
 JobName = tuple[str, str]  # tenant, job
 
 
 class Fixes(msgspec.Struct, frozen=True, array_like=True):
-    """What would start a job that waits for a reason."""
+    """Changes that would start a waiting job, and the reason for which it waits."""
 
     tenant: str
     job: str
@@ -36,7 +36,7 @@ decode_foreseen: Final = msgspec.msgpack.Decoder(Foreseen).decode
 
 
 def foresee(engine: Engine, time_ms: int, jobs: Sequence[JobName], *, forecasts: bool) -> bytes:
-    """Return a `Foreseen`, encoded, with the fixes of these jobs, and with a forecast if asked for. For a child."""
+    """Return an encoded `Foreseen` with fixes for these jobs, and a forecast if asked for. For a child."""
     made = decode_forecast(forecast(engine, time_ms)) if forecasts else None
     found, ends_s = list[Fixes](), time.monotonic() + FIXES_S
     for tenant, job in jobs:

@@ -1,8 +1,7 @@
-"""What will come, by the leader's own estimates: what runs ends as such runs ended, and the queue goes on from there.
+"""Simulates the future by the leader's estimates: running jobs end as such jobs ended before, and the queue proceeds.
 
-Destroys the engine that it plays: to be run in a process of its own (see `child`). Each of several looks draws from the
-known runs how long a job goes on (see `looks`); what nothing is known of never ends here, so a start that needs its end
-stays unknown.
+It uses up the engine: run it in a process of its own (see `child`). Each of several looks draws the run times from
+known runs (see `looks`). A job without any known run never ends here, so a start that depends on its end stays unknown.
 """
 
 from __future__ import annotations
@@ -29,16 +28,18 @@ from moorage.scheduler.core.state import (
 from moorage.scheduler.whatif.looks import LOOKS, middle, part_of, somewhere_in
 from moorage.scheduler.whatif.play import Held, MemberName, Play
 
-#: moments and processor seconds that one look ahead may take; what did not start by then is unknown
+#: the most moments and CPU seconds of one look; starts not reached by then are unknown
 MOMENTS_MAX: Final = 20_000
 CPU_S_MAX: Final = 0.5
-#: nobody waits longer for an estimate to come true
+#: no estimate reaches further ahead
 HORIZON_MS: Final = 366 * 86_400_000
 
 
 class Began(NamedTuple):
-    """When a job starts and where: by estimates the least known of which rests on so many `runs` (0: on none, but on
-    time limits and graces)."""
+    """When and where a job starts. `runs` is the number of runs behind the least certain estimate.
+
+    It is 0 if only time limits and graces are involved.
+    """
 
     in_ms: int
     worker: str
@@ -46,21 +47,21 @@ class Began(NamedTuple):
 
 
 class Future(Play):
-    """Begins at ledger time `time_ms`, with a record that is in flight taken as acknowledged."""
+    """Begins at ledger time `time_ms`, with a record in flight counted as acknowledged."""
 
     def __init__(self, engine: Engine, time_ms: int, look: int) -> None:
         super().__init__(engine, max(time_ms, engine.state.time_ms), engine.built_ms)
         self.began_ms = self.time_ms
         self.started: dict[tuple[str, str], Began] = {}  # by job
-        self.unknown_runs = 0  # members that run and of which nothing is known
-        self.unknown_starts = 0  # those that begin here and of which nothing is known
-        self.cut = False  # by a bound of this look, with something left to come
-        self._runs = 0  # the fewest that an end before now was told by
-        self._told_by: dict[MemberName, int] = {}  # the runs behind the estimate of who has not ended yet
+        self.unknown_runs = 0  # running members without any estimate
+        self.unknown_starts = 0  # members started in this look without any estimate
+        self.cut = False  # this look reached a limit before everything had happened
+        self._runs = 0  # the fewest runs behind an end so far
+        self._told_by: dict[MemberName, int] = {}  # the number of runs behind the estimate of each running member
         self.look = look
-        self._told: set[MemberName] = set()  # those that were told to end
-        self._after: dict[tuple[str, str, int, int], int] = {}  # how long those have run that run already
-        self._may_end_ms: list[int] = []  # when those that run have run so long that they may be ended for others
+        self._told: set[MemberName] = set()  # members that were asked to end
+        self._after: dict[tuple[str, str, int, int], int] = {}  # for how long the members had run when this began
+        self._may_end_ms: list[int] = []  # when running members lose their protection from preemption
         engine.forget_callers()
         if engine.in_flight:
             self.commit()
@@ -69,10 +70,10 @@ class Future(Play):
                 self._adopt(member)
 
     def _adopt(self, member: Member) -> None:
-        """Go on with a member as its worker would from here."""
+        """Continue with a member as its worker would from here."""
         replica, job = member.replica, member.replica.job
         if (job.tenant, job.name, replica.index, member.fence) in self.held:
-            return  # of the record that was in flight
+            return  # of the record in flight, already handled
         held = self.take_over(member)
         if member.phase == AT_EXITED:
             del self.held[held.name]
@@ -107,16 +108,17 @@ class Future(Play):
         return ms
 
     def _left_ms(self, job: Job, held: Held) -> tuple[int, int] | None:
-        """How much longer a member runs by this look, and how many runs tell that; None where nothing is known."""
+        """Return (how much longer a member runs in this look, number of known runs); None if nothing is known."""
         part, elapsed_ms = part_of(self.look, held.tenant, held.job), self._after.get(held.name)
-        # what waits for this one alone is to be told its quantiles, what waits for many how such runs differ
+        # for a member already running, take the middle of the part, so that what waits for this one gets its quantiles;
+        # for later starts draw within the part, since many of them together must differ as such runs do
         of_part = somewhere_in(part, self.look, held.tenant, held.job) if elapsed_ms is None else middle(part)
         return View(self.engine).left_ms(job, elapsed_ms or 0, of_part)
 
     def told_to_end(self, held: Held) -> None:
-        """Four of five at once, as most do at SIGTERM; the last one of five takes all its grace, as if it began now."""
+        """End four of five members at once, as most end at SIGTERM; the fifth takes all its grace."""
         job = self.engine.state.job(held.tenant, held.job)
-        self._told_by.pop(held.name, None)  # it ends by its grace, not by what was learned
+        self._told_by.pop(held.name, None)  # it ends by its grace now, not by learned run times
         late = part_of(self.look, held.tenant, held.job) == LOOKS - 1
         if not late or job is None or not held.running:
             super().told_to_end(held)
@@ -129,7 +131,7 @@ class Future(Play):
         self._runs = min(self._runs, runs) if self._runs and runs else self._runs or runs
 
     def _protect(self, ran_ms: int) -> None:
-        """Somebody that has run so long is looked at again when it may be ended for others."""
+        """Remember when a member that has run for `ran_ms` loses its protection, to search victims again then."""
         runtime_ms = int(self.engine.config.preempt_after * 1000)
         if View(self.engine).preempts and ran_ms < runtime_ms:
             heappush(self._may_end_ms, self.time_ms + runtime_ms - ran_ms)
@@ -152,7 +154,7 @@ class Future(Play):
         self.started.setdefault(held.name[:2], Began(self.time_ms - self.began_ms, held.worker, self._runs))
 
     def pass_time(self, until: Callable[[], bool]) -> None:
-        """Let time go by until something is so, or nothing happens any more, or a bound is met."""
+        """Let time pass until a condition holds, nothing happens any more, or a limit is reached."""
         ends_s = time.process_time() + CPU_S_MAX
         self.settle()
         for _ in range(MOMENTS_MAX):
@@ -180,5 +182,5 @@ def why_unknown(runs: int, starts: int, *, cut: bool) -> str:
 
 
 def waits(job: Job) -> bool:
-    """Whether any of its replicas is still in the queue."""
+    """Return whether any of its replicas is still in the queue."""
     return any(replica.state == QUEUED for replica in job.replicas)

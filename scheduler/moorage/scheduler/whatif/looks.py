@@ -1,10 +1,10 @@
-"""Several looks ahead in place of one, and what they tell together: a median, and what nine of ten stay within.
+"""Combines several simulated futures (looks) into one forecast: a median, and a bound for nine of ten cases.
 
-With the median for every run a look is wrong where many runs follow each other: the sum of medians is no median of
-the sum, and of runs that are mostly short and sometimes long it is far too early. So each look draws how long each job
-runs. The draws are a Latin hypercube (McKay, Beckman and Conover, 1979): the quantiles are cut in as many equal parts
-as there are looks, and over all looks a job is drawn once from each part. For what waits for one end alone, the looks
-are then exactly the quantiles of that one; for what waits for many, they differ as sums of such runs do.
+One look with the median of every run is wrong where many runs follow each other: the sum of medians is not the median
+of the sum, and far too early for runs that are mostly short and sometimes long. So each look draws each job's run time.
+The draws are a Latin hypercube (McKay, Beckman and Conover, 1979): quantiles are cut into as many equal parts as there
+are looks, and over all looks a job is drawn once from each part. If a job waits for a single end, the looks are exactly
+the quantiles of that end; if it waits for many, they differ as sums of such runs do.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import zlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-#: a prime, so that every step below it goes through all parts; of five parts the middles are 10, 30, 50, 70 and 90 %
+#: a prime, so that every step below it visits all parts; the middles of five parts are 10, 30, 50, 70 and 90 %
 LOOKS: Final = 5
-#: in the order of the looks' outcomes: the middle one, and the one that nine of ten stay within
+#: indexes into the sorted outcomes: the median, and the bound for nine of ten
 _MEDIAN: Final = LOOKS // 2
 _LAST: Final = LOOKS - 1
 
 
 class Outcome(NamedTuple):
-    """When something happens by one look: in so many ms; `detail` is what goes with it."""
+    """When something happens in one look, in ms from now; `detail` goes with it."""
 
     in_ms: int
     detail: tuple[str, int] = ("", 0)
 
 
 class Band(NamedTuple):
-    """With even odds within `p50_ms`, nine times in ten within `p90_ms`; -1 where too few looks came so far."""
+    """Median `p50_ms`, nine of ten times within `p90_ms`; -1 if too few looks got that far."""
 
     p50_ms: int
     p90_ms: int
@@ -36,24 +36,24 @@ class Band(NamedTuple):
 
 
 def part_of(look: int, tenant: str, job: str) -> int:
-    """From which part of the quantiles a look draws for a job, 0 the shortest runs; the same for all its replicas."""
+    """Return the part of the quantiles that a look draws from for a job, 0 for the shortest runs."""
     drawn = zlib.crc32(f"{tenant} {job}".encode())
     step, first = 1 + drawn % (LOOKS - 1), drawn // (LOOKS - 1)
     return (step * look + first) % LOOKS
 
 
 def middle(part: int) -> int:
-    """The middle of a part, in percent."""
+    """Return the middle of a part, in percent."""
     return 50 * (2 * part + 1) // LOOKS
 
 
 def somewhere_in(part: int, look: int, tenant: str, job: str) -> int:
-    """Any percent within a part: of many jobs the longest runs are drawn, too, that no middle is."""
+    """Return a pseudo-random percent within a part, so that the longest of many runs are drawn too."""
     return (100 * part + zlib.crc32(f"{look} {tenant} {job}".encode()) % 100) // LOOKS
 
 
 def band(outcomes: Sequence[Outcome]) -> Band | None:
-    """What looks tell together, of which some may not have come so far; None where fewer than half have."""
+    """Return the band of all looks, some of which may be missing; None if fewer than half have an outcome."""
     if len(outcomes) <= _MEDIAN:
         return None
     ordered = sorted(outcomes)

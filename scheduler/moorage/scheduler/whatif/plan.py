@@ -1,7 +1,7 @@
-"""`plan`: what would become of a request, or of the queue, with the fleet as it is or as edits would make it.
+"""The verb `plan`: what would happen to a request, or to the queue, with the present fleet or with edits of it.
 
-The production core decides, in a copy of the leader (see `child`): the very record that a submit would bring is built
-and read. A tenant sees where its own jobs would go and how many of others are concerned, never whose.
+The production core decides in a copy of the leader (see `child`): it builds the same record that a submit would cause.
+A tenant sees where its own jobs would go, and how many jobs of other tenants are affected, but not whose they are.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from moorage.schemas.job import Request
 from moorage.schemas.operate import DrainAct, act_of
 from moorage.schemas.reasons import REASONS
 
-#: workers that one plan may drain, and hosts that it may add
+#: the most workers that one plan may drain, and hosts that it may add
 DRAINED_MAX: Final = 256
 ADDED_MAX: Final = 1_024
-#: tenants whose quota or share one plan may change
+#: the most tenants whose quota or share one plan may change
 TENANTS_MAX: Final = 256
-#: jobs of the own tenant that a plan names
+#: the most own jobs that a plan names
 NAMED_MAX: Final = 20
-#: of each look ahead; two run at once, after the first
+#: of each look; two run at once after the first
 LIMIT_S: Final = 6.0
 _REPLY: Final = "plan"
 
 
 class AddedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Hosts that are not there, `count` alike; `devices` as a worker's hello would have them."""
+    """Hypothetical hosts, `count` equal ones; `devices` as in a worker's hello."""
 
     count: int = 1
     devices: list[Device] = []
@@ -56,16 +56,16 @@ class AddedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SharedOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an operator's `share` would set of a tenant; what is left out stays as it is."""
+    """What an operator's `share` would set for a tenant; omitted fields stay as they are."""
 
     weight: int | msgspec.UnsetType = msgspec.UNSET
     gpus: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is planned: a request, edits of the fleet and of what tenants may have, or both.
+    """What to plan: a request, edits of the fleet and of tenants' limits, or both.
 
-    `quota` are limits of GPUs by tenant, a number alone the asking tenant's; `share` weights and guaranteed GPUs.
+    `quota` has GPU limits by tenant; a plain number is the asking tenant's. `share` has weights and guaranteed GPUs.
     """
 
     request: Request | None = None
@@ -94,26 +94,26 @@ class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.drain or self.add or self.quota not in (None, {}) or self.share)
 
     def orders(self, tenant: str) -> list[Order]:
-        """The operator's acts that the edits of tenants stand for; `tenant` is the one that asks. Raises Refused."""
+        """Return the operator's acts for the edits of tenants; `tenant` is the asking one. Raises Refused."""
         quota = {tenant: self.quota} if isinstance(self.quota, int) else self.quota or {}
         return orders_of(quota, {name: msgspec.to_builtins(row) for name, row in self.share.items()}, "plan")
 
 
 def orders_of(quota: Mapping[str, int], share: Mapping[str, Mapping[str, int]], by: str) -> list[Order]:
-    """An operator's `limit` and `share` for each of these tenants. Raises Refused for what cannot be set."""
+    """Return an operator's `limit` and `share` for each of these tenants. Raises Refused for invalid values."""
     asked = [("limit", {"tenant": name, "gpus": gpus}) for name, gpus in sorted(quota.items())]
     asked += [("share", {"tenant": name, **row}) for name, row in sorted(share.items())]
     return [Order(verb, act_of(verb, {**arguments, "by": by}), "", True) for verb, arguments in asked]
 
 
 class Planned(msgspec.Struct, omit_defaults=True):
-    """What would happen. `starts` is now, later, unknown (nobody knows when), never, refused, or none (no request).
+    """What would happen. `starts` is now, later, unknown, never, refused, or none (without a request).
 
-    `starts` is now where any replica starts: `replicas_now` of its `replicas` do, and `waiting` says why others wait.
-    `ledger` is the sequence that was seen: `if_seq` of a request that shall only be taken while that still holds.
-    `in_ms` is when it starts, by as many `runs` as its estimates rest on. `warnings` are those of its acceptance.
-    `places` is where each replica goes; `preempts` and `starting` are jobs that would be ended for it, and waiting
-    ones that the edits would let start: the tenant's own by name, of others how many.
+    `starts` is now if any replica starts: `replicas_now` of its `replicas` do, and `waiting` says why the rest waits.
+    `ledger` is the sequence it is based on, usable as a request's `if_seq`. `in_ms` is when it starts, with the number
+    of `runs` behind the estimate. `warnings` are those of its acceptance. `places` says where each replica goes.
+    `preempts` are jobs that would be ended for it, and `starting` waiting jobs that the edits would let start: the
+    tenant's own by name, others by number.
     """
 
     starts: str
@@ -136,7 +136,7 @@ decode_planned: Final = msgspec.msgpack.Decoder(Planned).decode
 
 
 def check_known(engine: Engine, asked: PlanAsk) -> None:
-    """Raises Refused for a worker to drain that nobody knows, and for shares that this ledger cannot hold."""
+    """Raise Refused if a worker to drain is unknown, or the ledger's feature level does not allow shares."""
     if asked.share and engine.state.level < Share.LEVEL:
         raise Refused(level_problem("shares of tenants", Share.LEVEL, engine.state.level))
     for worker in asked.drain:
@@ -147,7 +147,7 @@ def check_known(engine: Engine, asked: PlanAsk) -> None:
 
 
 def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
-    """A `Planned`, encoded: of one look, and where time has to pass first, of `LOOKS` looks together. For a child."""
+    """Return an encoded `Planned`: of one look, or of `LOOKS` looks if the start is in the future. For a child."""
 
     def look(number: int) -> bytes:
         return _encode(_Plan(engine, time_ms, tenant, asked, number).planned())
@@ -163,7 +163,7 @@ def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
 
 
 def _together(looks: list[Planned]) -> Planned:
-    """The first of these with the band of all in place of its own outcome."""
+    """Return the first look's plan, with the band of all looks in place of its own times."""
     planned = looks[0]
     if planned.starts in ("later", "unknown"):
         found = [Outcome(look.in_ms["p50_ms"], (look.on, at)) for at, look in enumerate(looks) if look.in_ms]
@@ -185,11 +185,11 @@ def _together(looks: list[Planned]) -> Planned:
 
 
 class _Plan(Future):
-    """One look: the edits, then the request, then time goes by."""
+    """One look: apply the edits, then submit the request, then let time pass."""
 
     def __init__(self, engine: Engine, time_ms: int, tenant: str, asked: PlanAsk, look: int) -> None:
         self._answer: bytes | None = None
-        self._job: Job | None = None  # what is planned, once it is accepted
+        self._job: Job | None = None  # the planned job, once accepted
         self._preempts: dict[str, Any] | None = None
         super().__init__(engine, time_ms, look)
         self._tenant = tenant
@@ -236,7 +236,7 @@ class _Plan(Future):
         for order in asked.orders(self._tenant):
             engine.offer(order)
         self.record()
-        self.record()  # who waited for a new host is placed behind its join
+        self.record()  # places jobs on the new hosts that joined with the record before
         started = [engine.state.jobs[num] for num in sorted(waiting) if not waits(engine.state.jobs[num])]
         planned.starting = _concerned(started, self._tenant)
 
@@ -250,7 +250,7 @@ class _Plan(Future):
             planned.starts, planned.problem = "refused", msgspec.msgpack.decode(self._answer, type=Problem)
             return
         if View(engine).preempts and not any(replica.member for replica in job.replicas):
-            engine.seek_at_once()  # victims are looked for once a second, and for nobody just come
+            engine.seek_at_once()  # else victims are searched once a second only, and not for a new job
             self.record()
         planned.preempts = self._preempts
         assert self._answer is not None
@@ -262,7 +262,7 @@ class _Plan(Future):
             return
         planned.starts = "now"
         if planned.replicas_now < planned.replicas:
-            self._explain(planned, job)  # without fixes: what would let all of it start is another job's request
+            self._explain(planned, job)  # without fixes: letting the rest start would need another request
 
     def _explain(self, planned: Planned, job: Job) -> None:
         waiting = explain_job(self.engine, job.tenant, job.name)
@@ -291,10 +291,10 @@ class _Plan(Future):
             planned.in_ms, planned.on = {"p50_ms": found.in_ms, "runs": found.runs}, found.worker
 
     def _empty(self, planned: Planned) -> None:
-        """After how many ms each drained worker holds nothing; None where nobody knows.
+        """Compute after how many ms each drained worker holds nothing; None if unknown.
 
-        Nothing new is placed there, so the last end of what it holds tells, and the queue need not be played: on a
-        large fleet no look comes so far.
+        No new job is placed there, so the last end of its members decides, and the queue need not be simulated: on a
+        large fleet no look would get that far.
         """
         self.settle()
         workers = [self.engine.state.workers[name] for name in self._asked.drain]

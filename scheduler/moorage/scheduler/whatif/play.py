@@ -1,8 +1,8 @@
-"""An engine under a virtual clock: its records are acknowledged at once, its wanted frames obeyed by honest workers.
+"""Runs an engine under a virtual clock: records are acknowledged at once, and simulated workers obey its frames.
 
-Every step goes through the engine's own door (`offer`, `build`, `commit`, `complete`), as on a real fleet. Time on the
-wire, claims that a pool refuses and lost workers are not modelled. Liveness is not at stake, so the monotonic clock
-stands still; all decisions go by ledger time, which jumps from event to event.
+Every step uses the engine's normal methods (`offer`, `build`, `commit`, `complete`), as on a real fleet. Network
+delays, claims that a pool refuses and lost workers are not modelled. The monotonic clock stands still, since liveness
+does not matter here; all decisions use ledger time, which jumps from event to event.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from moorage.schemas.codec import Decoder, canonical
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place, Wanted
 from moorage.schemas.job import Request
 
-#: a job may become overdue, or usage decay, though nothing happens: the core is asked again at most so often for that
+#: time alone may make a job overdue or decay usage: the core is asked again at most this often
 LOOK_MS: Final = 60_000
-#: records that one moment may take before it counts as a defect: a decision that never settles
+#: with more records than this in one moment, a decision never settles, which is a defect
 RECORDS_MAX: Final = 100_000
 
 _decode_wanted: Final[Decoder[Wanted]] = Decoder(Wanted)
@@ -52,7 +52,7 @@ class Held(msgspec.Struct, gc=False):
 
 
 class Play:
-    """Drives `engine` on from ledger time `time_ms`. Whoever plays says how long members run (`runs_ms`)."""
+    """Drives `engine` from ledger time `time_ms` on. Subclasses say how long members run (`runs_ms`)."""
 
     def __init__(self, engine: Engine, time_ms: int, mono_ms: int = 0) -> None:
         self.engine = engine
@@ -62,38 +62,38 @@ class Play:
         self._mono_ms = mono_ms
         self._ends: list[tuple[int, int, MemberName]] = []
         self._order = itertools.count()
-        self._facts: dict[str, list[Fact]] = {}  # by worker, in the order in which they spoke
+        self._facts: dict[str, list[Fact]] = {}  # by worker, in the order of reporting
 
     # ------------------------------------------------------------------------------- what a player decides
 
     def runs_ms(self, held: Held) -> int | None:
-        """How long a member runs from now, in ms; None: it does not end by itself."""
+        """Return how long a member runs from now, in ms; None if it does not end by itself."""
         raise NotImplementedError
 
     def ends(self, held: Held) -> tuple[int, str]:
-        """Exit code and reason of a member that ends by itself."""
+        """Return the exit code and reason of a member that ends by itself."""
         return 0, "exit"
 
     def told_to_end(self, held: Held) -> None:
-        """It ends at once, as most do at SIGTERM."""
+        """End a member at once, as most end at SIGTERM."""
         self._finish(held, -15, "end")
 
     def on_placed(self, held: Held) -> None:
-        """It holds devices from now on."""
+        """Called when a member holds devices."""
 
     def on_started(self, held: Held) -> None:
-        """It runs from now on."""
+        """Called when a member runs."""
 
     def on_left(self, held: Held) -> None:
-        """It holds nothing any more."""
+        """Called when a member holds nothing any more."""
 
     def on_outputs(self, out: Outputs) -> None:
-        """A record was folded."""
+        """Called when a record was folded."""
 
     # ------------------------------------------------------------------------------------------- the clock
 
     def next_ms(self) -> int | None:
-        """Ledger time of the next moment at which something happens; None when nothing will."""
+        """Return the ledger time of the next event; None if nothing more will happen."""
         times = []
         if self._ends:
             times.append(self._ends[0][0])
@@ -103,11 +103,11 @@ class Play:
         return min(times, default=None)
 
     def next_pass_ms(self) -> float:
-        """Ledger time at which time alone may let the core place more; infinity where it does not."""
+        """Return the ledger time at which time alone may let the core place more; infinity for never."""
         return max(View(self.engine).next_pass_ms, self.time_ms + LOOK_MS)
 
     def go_to(self, time_ms: int) -> None:
-        """Let time pass to a moment, and end what ends then; `settle` is to follow."""
+        """Advance time to a moment, and end the members that end then; `settle` must follow."""
         self.time_ms = time_ms
         while self._ends and self._ends[0][0] <= time_ms:
             held = self.held.get(heappop(self._ends)[2])
@@ -115,7 +115,7 @@ class Play:
                 self._finish(held, *self.ends(held))
 
     def settle(self) -> None:
-        """Records until nothing is left to say at this moment."""
+        """Write records until nothing more happens at this moment."""
         for _ in range(RECORDS_MAX):
             talked = self._offer_facts()
             if not self.record() and not talked and not self.engine.urgent:
@@ -123,24 +123,24 @@ class Play:
         raise RuntimeError(f"the core did not settle within {RECORDS_MAX} records at {self.time_ms} ms")
 
     def record(self) -> bool:
-        """One record, acknowledged at once; whether it moved anything on a worker."""
+        """Build one record, acknowledged at once; return whether it sent anything to a worker."""
         self.engine.build(self.time_ms, self._mono_ms)
         return self.commit()
 
     def commit(self) -> bool:
-        """Acknowledge the record in flight; whether it moved anything on a worker."""
+        """Acknowledge the record in flight; return whether it sent anything to a worker."""
         out = self.engine.commit(self.engine.state.seq + 1, self._mono_ms)
         self.engine.complete(out)
         self.records += 1
         for job in out.ended:
-            job.kept = 1  # as written to the history
+            job.kept = 1  # as if written to the history
         self.on_outputs(out)
         for _, payload, _ in out.messages:
             self._obey(_decode_wanted(payload))
         return bool(out.messages)
 
     def submit(self, tenant: str, prefix: str, request: Request, reply: str = "") -> str:
-        """Offer a request under an id that no job of the tenant has, and return that; `prefix` is how it begins."""
+        """Offer a request under an unused job id that begins with `prefix`, and return the id."""
         engine = self.engine
         name = next(f"{prefix}-{n}" for n in itertools.count() if engine.state.job(tenant, f"{prefix}-{n}") is None)
         body = resolved(canonical(msgspec.structs.replace(request, job=None, if_seq=None)), engine.config.tflops_file)
@@ -151,7 +151,7 @@ class Play:
     # ------------------------------------------------------------------------------------------ the workers
 
     def take_over(self, member: Member) -> Held:
-        """Go on with a member that is on its worker already."""
+        """Continue with a member that is on its worker already."""
         replica, job = member.replica, member.replica.job
         running = member.phase == AT_RUNNING
         name = (job.tenant, job.name, replica.index, member.attempt, member.fence)
@@ -188,12 +188,12 @@ class Play:
         self.end_in(held, self.runs_ms(held))
 
     def end_in(self, held: Held, runs_ms: int | None) -> None:
-        """It ends by itself after so many ms; never for None."""
+        """Let a member end by itself after `runs_ms` ms; never for None."""
         if runs_ms is not None:
             heappush(self._ends, (self.time_ms + runs_ms, next(self._order), held.name))
 
     def ends_ms(self) -> dict[MemberName, int]:
-        """When those that end do so first, in ledger time."""
+        """Return the ledger time of each member's end."""
         return {name: at_ms for at_ms, _, name in sorted(self._ends, reverse=True)}
 
     def _finish(self, held: Held, code: int, why: str) -> None:
@@ -206,7 +206,7 @@ class Play:
         self.say("freed", held)
 
     def say(self, kind: FactKind, held: Held, detail: str = "", code: int = 0) -> None:
-        """A fact of a worker, told with the next record."""
+        """Let a worker report a fact; it is offered with the next record."""
         name = (held.tenant, held.job, held.replica, held.attempt, held.fence)
         self._facts.setdefault(held.worker, []).append(Fact(kind, *name, code, detail))
 

@@ -1,6 +1,6 @@
-"""What others than the request can change so that a waiting job starts at once: an operator's act, a job less.
+"""Finds changes other than of the request that may start a waiting job at once: operators' acts, or cancels.
 
-These are candidates: each is tried before it is told (see `fixes`). Only jobs of the tenant itself are named.
+These are candidates: each is tried before it is suggested (see `fixes`). Only the tenant's own jobs are named.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from moorage.schemas.reasons import Cure, Reason
 
 #: the highest priority that an operator can give
 PRIORITY_MAX: Final = 100
-#: own jobs that are tried for one answer
+#: the most own jobs whose cancel is tried for one answer
 JOBS_TRIED_MAX: Final = 2
 _BY: Final = "explain"
 
 
 class Remedy(NamedTuple):
-    """An act in words and as a command, who may give that command, and the event that it is for the engine."""
+    """An act in words and as a command, the role that may give the command, and the engine's event for it."""
 
     say: str
     command: str
@@ -31,12 +31,12 @@ class Remedy(NamedTuple):
     event: Order | Cancel
 
     def as_data(self) -> dict[str, Any]:
-        """Return it as `explain` tells it."""
+        """Return the remedy in the form of `explain`."""
         return {"say": self.say, "command": self.command, "who": self.who}
 
 
 def remedies(engine: Engine, job: Job, reason: Reason) -> list[Iterator[Remedy]]:
-    """Return what may help against a reason, the best kind first; of each kind one is told."""
+    """Return what may help against a reason, the best kind first; one of each kind is suggested."""
     return [remedy(engine, job) for cure in reason.cures for remedy in _OF.get(cure, ())]
 
 
@@ -52,13 +52,13 @@ def _cancel(job: Job, say: str) -> Remedy:
 def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     before = View(engine).gpus_before(job)
     gpus_max = engine.state.tenants[job.tenant].gpus + before + engine.shape_of(job).gpus
-    queued = f", {before} of them for jobs of yours before it" if before else ""
+    queued = f", {before} of them for your jobs before it" if before else ""
     command = f"moorage admin limit --tenant {job.tenant} --gpus {gpus_max}"
     yield _order(f"ask your operator for {gpus_max} GPUs{queued}", command, "limit", tenant=job.tenant, gpus=gpus_max)
 
 
 def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
-    """The least of the tenant's own jobs whose end makes room under the limit; of those alike the youngest."""
+    """Yield cancels of the tenant's smallest jobs that free enough of its limit; of equal ones the youngest first."""
     tenant, rows = engine.state.tenants[job.tenant], list[tuple[int, int, Job]]()
     over = tenant.gpus + View(engine).gpus_before(job) + engine.shape_of(job).gpus - tenant.gpus_max
     for other in tenant.jobs.values():
@@ -71,14 +71,14 @@ def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
 
 
 def _cancel_first(engine: Engine, job: Job) -> Iterator[Remedy]:
-    """The tenant's own job that waits for the limit before it."""
+    """Yield the cancel of the tenant's own job that waits for the limit before this one."""
     first = View(engine).first_for_limit(job.tenant)
     if first is not None and first is not job and not any(replica.member for replica in first.replicas):
         yield _cancel(first, f"cancel {first.name}, which waits for your limit before it")
 
 
 def _cancel_ahead(engine: Engine, job: Job) -> Iterator[Remedy]:
-    """The job that stops it, where that is the tenant's own."""
+    """Yield the cancel of the job that blocks this one, if it is the tenant's own."""
     first = next((ahead.job for ahead in View(engine).ahead_of(job)), None)
     if first is not None and first.tenant == job.tenant and not any(replica.member for replica in first.replicas):
         yield _cancel(first, f"cancel {first.name}, which waits before it")

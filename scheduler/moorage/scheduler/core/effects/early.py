@@ -1,8 +1,8 @@
-"""Builds the frames of plain placements while their record is being appended, so that they can leave at once.
+"""Builds the frames for plain placements while their record is being appended, so that they can be sent at once.
 
-Nothing is sent before the acknowledgement; but then a GPU need not wait for the fold, as what it will make of a few
-plain placements is known beforehand. For any other record nothing is prepared. `Engine.commit` builds the same
-frames from the folded state, and the sender compares; a placement that is sent twice does no harm at the worker.
+Nothing is sent before the acknowledgement. But then GPUs need not wait for the fold, since its result for a few plain
+placements is known in advance. For other records nothing is prepared. `Engine.commit` builds the same frames from the
+folded state, and the sender compares them; a placement sent twice does no harm at the worker.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from moorage.scheduler.core.state import State
 from moorage.schemas.frames import Place, Wanted
 from moorage.schemas.subjects import Subjects
 
-#: in a record with more steps than this a few microseconds do not matter
+#: with more steps than this, a few microseconds do not matter
 STEPS_MAX: Final = 64
-#: of all accepted jobs together: so the placements for one worker surely fit one frame
+#: bound for all accepted jobs together, so that the placements for one worker surely fit one frame
 BODY_BYTES_MAX: Final = 64 * 1024
-#: steps for facts that workers have reported: they cause no frames
+#: steps for workers' reports; they cause no frames
 _QUIET: Final = frozenset(map(int, (Op.CLAIM, Op.START, Op.EXIT, Op.FREE, Op.BEGIN, Op.DONE, Op.RUN)))
 _MODE_MASK: Final = (1 << MODE_BITS) - 1
 
 
 def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Message]:
-    """The messages that the record in flight will cause once it is folded into `state`; none if that is not certain.
+    """Return the messages that the record in flight will cause when folded into `state`; none if not certain.
 
-    It is certain for a record that only places new jobs without a deadline, and reports facts about others.
+    It is certain if the record only places new jobs without a deadline, and contains reports about other jobs.
     """
     record = flight.record
     if record is None or record.acts or flight.renewed or flight.joined or len(record.steps) > STEPS_MAX * STEP_WIDTH:

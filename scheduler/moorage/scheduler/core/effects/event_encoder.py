@@ -1,7 +1,7 @@
-"""Events as JSON, written by hand: the bytes of `encode(event_of(…))` at a third of the time.
+"""Encodes events as JSON by string formatting: the bytes of `encode(event_of(…))` in a third of the time.
 
-Every transition of every job is said once, so this is the hottest encoder of all. Tenants, jobs and workers have
-names that need no escaping (`schemas.names`); whatever else is text goes through the encoder.
+Every transition of every job is sent once, so this is the busiest encoder. Names of tenants, jobs and workers need no
+escaping (`schemas.names`); all other text goes through the encoder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.job import STATES
 from moorage.schemas.memo import Memo
 
-#: remembered texts of slot masks; beyond it they are made anew
+#: cached texts of slot masks; beyond it the cache is emptied
 TEXTS_MAX: Final = 100_000
 _BY_WORKER: Final = ',"by":"worker"},'
 _SIMULATED: Final = ',"simulated":true}'
@@ -42,14 +42,14 @@ _text: Final = msgspec.json.Encoder().encode
 
 
 class EventEncoder:
-    """Writes what a record changed; `forget` after a worker joined, as its slots may name other devices."""
+    """Encodes what a record changed; call `forget` after a worker joined, as its slots may be other devices."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._gpus: Memo[tuple[int, int], str] = Memo(TEXTS_MAX)
         self._workers: dict[int, tuple[str, bool]] = {}
         self._seq = -1
-        #: of the record `_seq`: what events have in common that tell of a first placement, and of a whole run
+        #: for the record `_seq`: the common parts of events for a first placement, and for a whole run
         self._first: dict[str, tuple[str, str]] = {}
         self._last: dict[_Ended, tuple[str, str, str, str]] = {}
 
@@ -58,7 +58,7 @@ class EventEncoder:
         self._workers.clear()
 
     def event(self, job: Job) -> bytes:
-        """What changed since the last event of this job; marks it as told."""
+        """Return an event with the changes of this job since its last event, and mark them as sent."""
         told, rev, story, seq = job.told, job.rev, job.story, self._state.seq
         if seq != self._seq:
             self._seq = seq
@@ -74,7 +74,7 @@ class EventEncoder:
         elif rev - told == 3 and len(job.replicas) == 1 and _is_one_run(story[-3:]):
             job.told = rev
             return self._ran(job, story[-1])
-        if rev - told > CHANGES_SURE:  # it has to be measured
+        if rev - told > CHANGES_SURE:  # its size has to be measured
             return encode(event_of(self._state, job))
         job.told = rev
         workers, devices = self._workers, self._gpus
@@ -107,7 +107,7 @@ class EventEncoder:
                 if fence:
                     changes += f',"fence":{fence}'
             else:
-                if code:  # of a rank that ends with its gang, as its EXITED row had it
+                if code:  # the code of a gang's rank, from its EXITED row
                     changes += f',"code":{code}'
                 if why:
                     last = f',"why":{_text(why).decode()}'
@@ -124,7 +124,7 @@ class EventEncoder:
         ).encode()
 
     def _placed(self, job: Job, row: Transition) -> bytes:
-        """What most jobs begin with where there is room: accepted and placed in this record, as its first attempt."""
+        """Return the most frequent first event: accepted and placed in this record, first attempt."""
         num, mask, tenant = row[WORKER], row[SLOTS], job.tenant
         worker, simulated = self._workers.get(num) or self._worker(num)
         head, placed = self._first.get(tenant) or self._begun(tenant)
@@ -133,7 +133,7 @@ class EventEncoder:
         return f'{head}{job.name}{placed}{worker}{devices},"fence":{self._seq}}}]{end}'.encode()
 
     def _begun(self, tenant: str) -> tuple[str, str]:
-        """What all such events of a tenant have in common in this record, before and behind the job's name."""
+        """Return the common parts of such events of a tenant in this record, before and after the job's name."""
         ms = self._state.time_ms
         found = self._first[tenant] = (
             f'{{"kind":"event","tenant":"{tenant}","job":"',
@@ -144,7 +144,7 @@ class EventEncoder:
         return found
 
     def _ran(self, job: Job, row: Transition) -> bytes:
-        """What most jobs come to: claimed, started and ended in one record, which differ in little."""
+        """Return the most frequent last event: claimed, started and ended in one record."""
         rev, ms, index, attempt, to, num, _, code, _, fence, _, *result = row
         worker, simulated = self._workers.get(num) or self._worker(num)
         key = rev, ms, index, attempt, to, code, fence
@@ -157,7 +157,7 @@ class EventEncoder:
         ).encode()
 
     def _ended(self, key: _Ended) -> tuple[str, str, str, str]:
-        """What such events with one end have in common in this record, around the worker's name."""
+        """Return the common parts of such events with this end in this record, around the worker's name."""
         rev, ms, index, attempt, to, code, fence = key
         alike = f',"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"'
         by = f',"fence":{fence}{_BY_WORKER}'
@@ -181,7 +181,7 @@ class EventEncoder:
 
 
 def _is_one_run(rows: list[Transition]) -> bool:
-    """Whether the last transitions of a single replica are three of one attempt, told by its worker in one record."""
+    """Return whether these rows are one attempt's whole run, reported by its worker in one record."""
     if len(rows) != 3:
         return False
     claimed, running, ended = rows
@@ -191,7 +191,7 @@ def _is_one_run(rows: list[Transition]) -> bool:
 
 
 def _is_placement(row: Transition) -> bool:
-    """Whether a transition is a placement that the scheduler chose, without a word to say about it."""
+    """Return whether a transition is a placement by the scheduler without a reason."""
     return row[STATE] == PLACED and not row[WHY] and not row[BY]
 
 

@@ -1,4 +1,4 @@
-"""The record that is being appended, with all that has to be answered once it is acknowledged."""
+"""The record that is being appended, with everything to answer once it is acknowledged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moorage.schemas.frames import Renew
 
 
 class InFlight:
-    """There is never more than one (ledger-rules H1)."""
+    """The record in flight; there is never more than one (ledger-rules H1)."""
 
     __slots__ = ("answered", "asks", "draft", "early", "joined", "new", "record", "renewed", "replies")
 
@@ -26,12 +26,13 @@ class InFlight:
         self.joined: list[tuple[FromWorker, str]] = []
         self.renewed: list[tuple[FromWorker, Renew, Host]] = []
         self.asks: list[Ask] = []
-        self.answered: list[tuple[Batch, int]] = []  # requests of batches that this record refuses, or has already
-        #: the sequence that it will have, and the frames to send at once then
+        # requests of batches whose answer this record decides, other than new jobs
+        self.answered: list[tuple[Batch, int]] = []
+        #: the sequence that the record will have, and the frames to send then at once
         self.early: tuple[int, list[Message]] = (0, [])
 
     def reply_submit(self, event: Submit, outcome: Any) -> None:
-        """Answer a request that is not a new job: at once, or with the batch that it came in."""
+        """Answer a request that is not a new job, at once or with its batch."""
         event.answer(outcome, self.replies)
         if event.batch is not None:
             self.answered.append((event.batch, event.position))

@@ -1,4 +1,4 @@
-"""Fills the `Outputs` of an acknowledged record: events, answers to submits and joins, and frames to workers."""
+"""Fills the `Outputs` of an acknowledged record: events, answers to submits and joins, and frames for workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from moorage.schemas.codec import encode
 from moorage.schemas.frames import Accepted, Event, Fact, Held, Idle, Join, Joined, Resized
 from moorage.schemas.job import STATES, Request
 
-#: of a number that a worker reports
+#: the most digits of a number that a worker reports
 SECONDS_DIGITS_MAX: Final = 9
-#: explains why a new job waits, for the answer to its submit; None where the answer does not say
+#: explains why a new job waits, for the answer to its submit; None to leave that out
 ExplainWaiting = Callable[[Job], dict[str, Any] | None]
 
 
 class OutputWriter:
-    """Everything is built from the folded state alone. `arm` sets the timers of a job that was accepted."""
+    """Builds everything from the folded state alone. `arm` sets the timers of an accepted job."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class OutputWriter:
         self._request_of = request_of
         self._arm = arm
         self._encoder = EventEncoder(state)
-        self._joined: list[Worker] = []  # with the record whose events are still to be told
+        self._joined: list[Worker] = []  # workers that joined with the record whose events are to be added
 
     def add_events(self, folded: Folded, out: Outputs) -> None:
-        """One event for each job that changed."""
+        """Add one event for each changed job."""
         if folded.workers:
             self._encoder.forget()
         encode_event, events = self._encoder.event, out.events
@@ -60,7 +60,7 @@ class OutputWriter:
             self._tell_levels(self._joined.pop(), out)
 
     def own_subject(self, job: Job) -> bool:
-        """Whether this job's events also go to its own subject; `"events": "tenant"` in the request turns that off."""
+        """Return whether this job's events also go to its own subject; `"events": "tenant"` turns that off."""
         if job.own_subject is None:
             job.own_subject = self._request_of(job).events == "job"
         return job.own_subject
@@ -68,9 +68,9 @@ class OutputWriter:
     def answer_submits(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
         seq, explain, answers = self._state.seq, self._explain_waiting, out.answers
         queued = f'","ledger":{seq},"state":"QUEUED"}}'
-        of: Request | None = None  # jobs that ask alike share their request
+        of: Request | None = None  # equal requests share one object
         has_own = has_timers = False
-        for job, made in zip(accepted, flight.new.values(), strict=True):  # both in the order of the jobs' numbers
+        for job, made in zip(accepted, flight.new.values(), strict=True):  # both are in the order of the jobs' numbers
             submit = made.submit
             batch = submit.batch
             job.shape, job.key = submit.shape, submit.key
@@ -78,7 +78,7 @@ class OutputWriter:
                 of = submit.request
                 has_own = of.events == "job"
                 has_timers = of.deadline_s is not None or of.start_within_s is not None or of.on_no_match == "reject"
-            # jobs of a batch are in their tenant's frames only, until somebody follows one of them (`views.show`)
+            # jobs of a batch are only in their tenant's frames, until a client follows one of them (`views.show`)
             job.own_subject = has_own and batch is None
             if has_timers:
                 self._arm(job, submit.request)
@@ -87,7 +87,7 @@ class OutputWriter:
                 if explain is not None and submit.reply and job.replicas[-1].state == QUEUED:
                     waiting = explain(job)
                 if waiting is None and submit.json and made.stillborn is None and not made.warnings:
-                    # as nearly always: the bytes of `encode(Accepted(…))`
+                    # the usual case: the bytes of `encode(Accepted(…))`
                     answers.append((submit.reply, f'{{"kind":"accepted","job":"{job.name}{queued}'.encode()))
                     continue
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
@@ -119,7 +119,7 @@ class OutputWriter:
         self.want_differences(wanted, worker, frame.holding, 0, [])
 
     def _tell_levels(self, worker: Worker, out: Outputs) -> None:
-        """Tell the jobs on shared devices of a worker that has joined anew, and keeps them to their parts otherwise."""
+        """Tell the jobs on shared devices of a worker that rejoined with other levels of enforcement."""
         former = self._sessions.former.pop(worker.num, None)
         if former is None:
             return
@@ -134,7 +134,7 @@ class OutputWriter:
                 out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
 
     def tell_idle(self, reports: list[tuple[Member, Fact]], out: Outputs) -> None:
-        """Tell the jobs whose GPUs show no use. It is no transition: nothing of it is in the ledger."""
+        """Send events for jobs whose GPUs are idle. These are no transitions, and not in the ledger."""
         for member, fact in reports:
             job = member.replica.job
             if job.over:
@@ -146,7 +146,10 @@ class OutputWriter:
     def want_differences(
         self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int, resized: list[Resized]
     ) -> list[Held]:
-        """Ask again for what the list does not show, and for the end of what the ledger does not know; returns that."""
+        """Repeat frames for differences between ledger and a worker's list; return the members unknown to the ledger.
+
+        Unknown members that have not exited are asked to end.
+        """
         again, unknown = self._sessions.differences(worker, held, no, resized)
         frozen = {(entry.tenant, entry.job, entry.replica, entry.fence) for entry in held if entry.phase == "frozen"}
         for member in again:
@@ -158,5 +161,5 @@ class OutputWriter:
 
 
 def _seconds(word: str) -> int:
-    """A worker's number of seconds; 0 for what is none."""
+    """Return a worker's number of seconds; 0 if it is not a number."""
     return int(word) if word.isascii() and word.isdigit() and len(word) <= SECONDS_DIGITS_MAX else 0

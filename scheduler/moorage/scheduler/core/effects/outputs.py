@@ -1,4 +1,4 @@
-"""What is sent after the acknowledgement of a record: answers, `Wanted` frames and events, from folded state alone."""
+"""What is sent after a record is acknowledged: answers, `Wanted` frames and events, made from folded state alone."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from moorage.schemas.job import STATES, Request
 from moorage.schemas.request_cache import RequestCache
 from moorage.schemas.subjects import Subjects
 
-#: bytes of request bodies in one `Wanted` frame; more go into the next one, so that none comes near the server's bound
+#: bytes of request bodies in one `Wanted` frame; more go into the next frame, so that none nears the server's limit
 WANTED_BYTES_MAX: Final = 400 * 1024
 
-#: so many changes always fit one event, and are not measured
+#: this many changes always fit one event, and are not measured
 CHANGES_SURE: Final = 64
-#: bytes of the changes in one event, or in one answer of `show`, which has the request and replicas as well
+#: bytes of the changes in one event, and in one answer of `show`, which also has the request and replicas
 CHANGES_BYTES_MAX: Final = 700 * 1024
 SHOWN_BYTES_MAX: Final = 200 * 1024
-#: at most: bytes of one change as JSON without its GPUs and reason, and of one character that has to be escaped
+#: upper bounds: bytes of one change as JSON without its GPUs and reason, and of one escaped character
 CHANGE_BYTES: Final = 330
 CHAR_BYTES_MAX: Final = 6
 ACCEPTED: Final = "ACCEPTED"
@@ -50,20 +50,21 @@ Message = tuple[str, bytes, str]  # subject, payload, reply
 
 
 class Outputs:
-    """All that is sent for one record. `answers` are (reply subject, payload)."""
+    """Everything sent for one record. `answers` are (reply subject, payload)."""
 
     __slots__ = ("answers", "ended", "events", "long", "messages")
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, bytes]] = []
         self.messages: list[Message] = []
-        self.ended: list[Job] = []  # jobs that ended with this record: their transitions go to the history
-        self.long: list[Job] = []  # jobs with so many transitions that a part of them goes there now
-        self.events: list[tuple[str, str, bytes, bool]] = []  # tenant, job, event as JSON, on its own subject too
+        self.ended: list[Job] = []  # jobs that ended with this record; their transitions go to the history
+        self.long: list[Job] = []  # jobs with so many transitions that a part goes to the history now
+        # tenant, job, event as JSON, whether also on its own subject
+        self.events: list[tuple[str, str, bytes, bool]] = []
 
 
 class WantedFrames:
-    """Gathers the placements, starts and ends for each worker; they follow from the members' state alone."""
+    """Collects the placements, starts and ends for each worker; they follow from the members' state alone."""
 
     def __init__(self, state: State, subjects: Subjects) -> None:
         self._state = state
@@ -82,12 +83,12 @@ class WantedFrames:
         return frames[-1]
 
     def placed(self, members: list[Member]) -> None:
-        """`add` for those that a record has just placed."""
+        """Add members that a record has just placed."""
         bytes_of, frames_of = self._bytes, self._frames
         for member in members:
             worker, replica = member.worker, member.replica
             job, num = replica.job, worker.num
-            if replica.state != PLACED or not worker.session:  # the same record went on with it
+            if replica.state != PLACED or not worker.session:  # the same record moved it on
                 self.add(member)
                 continue
             body = _body_for(job, worker)
@@ -119,7 +120,7 @@ class WantedFrames:
         )
 
     def add(self, member: Member, *, is_frozen: bool = False) -> None:
-        """Add what the ledger wants of one member now, if anything; `is_frozen` is what its worker last reported."""
+        """Add what the ledger wants of a member now, if anything; `is_frozen` is what its worker last reported."""
         worker, replica, job = member.worker, member.replica, member.replica.job
         if not worker.session:
             return
@@ -144,16 +145,16 @@ class WantedFrames:
             self._frame(worker, len(body) + 200).resize.append(self._place(member, body))
 
     def well(self, worker: Worker) -> None:
-        """Add an operator's release of devices; repeated until the worker has taken it."""
+        """Add an operator's order that devices are healthy; repeated until the worker confirms it."""
         slots, epoch = slots_of(worker.well), self._state.epoch
         frame = Wanted(worker.id, worker.session, epoch, place=[], start=[], end=[], well=slots, well_n=worker.well_n)
         self._frames.setdefault(worker.num, []).insert(0, frame)
         self._bytes.setdefault(worker.num, 400)
 
     def end_unknown(self, worker: Worker, held: Held) -> None:
-        """End a member that the worker holds and the ledger does not know (ledger-rules H11)."""
+        """End a member that the worker has and the ledger does not know (ledger-rules H11)."""
         if not all(0 <= number < 2**63 for number in (held.replica, held.attempt, held.fence)):
-            return  # no member can have such numbers, nor can msgpack encode them
+            return  # no member can have such numbers, and msgpack cannot encode them
         self._frame(worker, 200).end.append(
             End(held.tenant, held.job, held.replica, held.attempt, held.fence, why="unknown to the ledger")
         )
@@ -168,25 +169,25 @@ class WantedFrames:
 
 
 def wanted_message(subjects: Subjects, worker: Worker, frame: Wanted) -> Message:
-    """The message with this frame, in the form of the worker's join."""
+    """Return the message with this frame, in the encoding of the worker's join."""
     return subjects.worker(worker.id, "wanted"), encode(frame, json=worker.in_json), ""
 
 
 def takes_parts(member: Member) -> str:
-    """Return how a member takes another part of its devices while it runs, by its worker's word; "" if it cannot."""
+    """Return how a worker can change a running member's share of its devices; "" if it cannot."""
     driver = _read_request(member.replica.job.body)[1].request.workload.driver
     return mode_resizes(member.worker.hello, driver, MODE_NAMES[member.mode])
 
 
 def _body_for(job: Job, worker: Worker) -> bytes:
-    """Return a job's request as its worker reads it, with the part of a device that the job has now."""
+    """Return a job's request as its worker reads it, with the job's current share of a device."""
     if job.resizes:
         return encode(decode_request(job.body).with_part(job.part), json=worker.in_json)
     return json_body(job.body) if worker.in_json else job.body
 
 
 def json_body(body: bytes) -> bytes:
-    """A request's body as JSON, for a worker that reads nothing else."""
+    """Return a request's body as JSON, for a worker that reads only JSON."""
     return body if is_json(body) else encode(decode_request(body))
 
 
@@ -194,20 +195,20 @@ _SLOTS: Final = [[bit for bit in range(8) if mask >> bit & 1] for mask in range(
 
 
 def slots_of(mask: int) -> list[int]:
-    """The slot positions of a mask, lowest first."""
+    """Return the slot positions of a mask, lowest first."""
     if mask < 256:
         return _SLOTS[mask]
     return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
 
 
 def gpu_names(worker: Worker, mask: int) -> list[str]:
-    """The uuids of the devices in a mask, by this session's inventory."""
+    """Return the uuids of the devices in a mask, from this session's inventory."""
     pool = worker.hello.get("gpu_pool", ())
     return [pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)]
 
 
 def enforced_on(hello: Mapping[str, Any], request: Request) -> Enforced | None:
-    """Return how the worker of a hello keeps a job to its part of a device; None for a job without one."""
+    """Return how the worker of a hello enforces a job's share of a device; None for a job without GPUs."""
     gpu = request.effective_gpu
     if gpu is None:
         return None
@@ -215,10 +216,7 @@ def enforced_on(hello: Mapping[str, Any], request: Request) -> Enforced | None:
 
 
 def enforced_of(job: Job) -> Enforced | None:
-    """Return the least level at which replicas of a job are kept to their parts of shared devices; None: it has none.
-
-    Of those that are on workers now.
-    """
+    """Return the weakest enforcement of a job's shares over its present workers; None without shared devices."""
     sharing = [
         replica.member.worker
         for replica in job.replicas
@@ -234,12 +232,12 @@ def enforced_of(job: Job) -> Enforced | None:
 
 
 def accepted(tenant: str, accepted_ms: int) -> Change:
-    """The first transition of every job."""
+    """Return the first transition of every job."""
     return Change(1, accepted_ms, -1, 0, ACCEPTED, by=by_tenant(tenant))
 
 
 def changes_since(state: State, job: Job, rev: int) -> list[Change]:
-    """A job's transitions after a revision, as far as they are in memory."""
+    """Return a job's transitions after a revision, as far as they are in memory."""
     count, rows = job.rev - rev, job.story
     if count <= 0:
         return []
@@ -278,7 +276,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
 
 
 def fitting(changes: Sequence[Change], bytes_max: int = CHANGES_BYTES_MAX) -> int:
-    """How many of the first changes fit into one frame; at least one, if there is any."""
+    """Return how many of the first changes fit into one frame; at least one, if there is any."""
     size = 0
     for count, change in enumerate(changes):
         size += CHANGE_BYTES + sum(len(gpu) + 3 for gpu in change.gpus) + CHAR_BYTES_MAX * len(change.why)
@@ -288,7 +286,7 @@ def fitting(changes: Sequence[Change], bytes_max: int = CHANGES_BYTES_MAX) -> in
 
 
 def event_of(state: State, job: Job) -> Event:
-    """What this record changed for a job, which is then marked as told. What does not fit is left to `history`."""
+    """Return an event with a job's unsent changes, and mark them as sent. What does not fit is left to `history`."""
     changes = changes_since(state, job, job.told)
     if len(changes) > CHANGES_SURE:
         del changes[fitting(changes) :]

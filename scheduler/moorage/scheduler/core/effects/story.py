@@ -1,7 +1,7 @@
-"""A job's story on its way into the history stream; `told_story` is the way back. Pure: no I/O.
+"""Packs jobs' stories for the history stream; `told_story` unpacks them. Pure: no I/O.
 
-Rows go into a frame as the ledger state holds them, numbers and all, with one table a frame that says what the numbers
-mean: that costs a tenth of writing every transition out.
+Rows are written as in the ledger's state, with numbers, and each frame has one table of what the numbers mean: that
+takes a tenth of the cost of writing out every transition.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from moorage.schemas.codec import decode_request, is_json
 from moorage.schemas.frames import VERSION, HistoryWorker
 from moorage.schemas.job import STATES
 
-#: of one frame, the table of its workers included; at least one story goes in whatever its size
+#: of one frame, including the table of its workers; one story always goes in, whatever its size
 PACKED_BYTES_MAX: Final = 700 * 1024
-#: of one story; a longer one is written in parts
+#: a longer story is written in parts
 STORY_BYTES_MAX: Final = 300 * 1024
-#: a longer request is left out of the history: the ledger has it as long as the job is held
+#: a longer request is left out of the history; the ledger has it as long as the job is in memory
 REQUEST_BYTES_MAX: Final = 2048
 
-#: in the table, beside the uuids
+#: bytes of an entry in the table, besides the uuids
 _WORKER_BYTES: Final = 110
 _GPU_BYTES: Final = 8
 
@@ -32,31 +32,31 @@ _HEAD_STATES: Final = _encode(list(STORY_WORDS))
 
 
 def unwritten(job: Job) -> list[Transition]:
-    """The transitions in memory that stand in no part of its history."""
+    """Return the transitions in memory that no part in the history contains."""
     story = job.story
     if not job.parts or not story:
         return story
     return story[max(0, job.parts[-1][2] - story[0][REV] + 1) :]
 
 
-#: what a frame holds of a job: the first and the last revision, and whether its story ends there
+#: what a frame contains of a job: first and last revision, and whether the story is complete
 Packed = tuple[Job, int, int, bool]
 
 
 class Packing:
-    """One frame while it is filled."""
+    """One frame that is being filled."""
 
     def __init__(self, state: State, tenant: str) -> None:
         self._state = state
         self._tenant = tenant
         self._rows: list[bytes] = []
-        self._slots: dict[int, int] = {}  # worker number -> slots that some story names
-        self._gpu_bytes: dict[int, int] = {}  # worker number -> the longest of its devices' entries
+        self._slots: dict[int, int] = {}  # worker number -> slots named by stories
+        self._gpu_bytes: dict[int, int] = {}  # worker number -> the longest of its devices' table entries
         self._bytes = 0
         self.packed: list[Packed] = []
 
     def add(self, job: Job, *, with_request: bool) -> bool:
-        """Put in what is not written of a job's story; False when the frame has no room for it."""
+        """Add the unwritten part of a job's story; return False if the frame has no room for it."""
         moves, over = unwritten(job), job.over
         request = _request(job) if over and with_request else None
         while True:
@@ -78,10 +78,10 @@ class Packing:
         return True
 
     def add_plain(self, jobs: list[Job], *, with_request: bool) -> list[Job]:
-        """Put in the stories that are plain, as nearly all are: over, of one replica, of one attempt or none, and never
-        so long that they have to go in parts.
+        """Add the simple stories, as nearly all are, and return the jobs left for `add`.
 
-        Returns those that are left for `add`: the others, or all where the frame may have no room for the plain ones.
+        Simple stories are complete, of one replica with at most one attempt, and short enough not to need parts. All
+        jobs are returned if the frame may not have room for the simple ones.
         """
         rows: list[tuple[object, ...]] = []
         fresh: dict[int, int] = {}
@@ -95,7 +95,7 @@ class Packing:
                 continue
             first = story[0]
             num, attempt = first[WORKER], replica.attempt
-            if num >= 0 and attempt == 1:  # of one worker and its slots
+            if num >= 0 and attempt == 1:  # one worker and its slots
                 fresh[num] = fresh.get(num, 0) | first[SLOTS]
             elif attempt:
                 left.append(job)
@@ -127,19 +127,19 @@ class Packing:
         return True
 
     def _fresh(self, moves: list[Transition]) -> dict[int, int]:
-        """Worker numbers and slots that the frame's table does not name yet."""
+        """Return the worker numbers and slots that the frame's table does not contain yet."""
         slots, seen, held = self._slots, -1, -1
         fresh: dict[int, int] = {}
         for move in moves:
             worker, mask = move[WORKER], move[SLOTS]
-            if worker != seen or mask != held:  # an attempt's transitions name the same
+            if worker != seen or mask != held:  # most transitions of an attempt name the same
                 seen, held = worker, mask
                 if worker >= 0 and (worker not in slots or mask & ~slots[worker]):
                     fresh[worker] = fresh.get(worker, 0) | mask
         return fresh
 
     def _cost(self, num: int, mask: int) -> int:
-        """At most so many bytes of the table."""
+        """Return the most bytes that these slots add to the table."""
         each = self._gpu_bytes.get(num)
         if each is None:
             pool = self._state.worker_by_num[num].hello.get("gpu_pool", ())
@@ -147,7 +147,7 @@ class Packing:
         return _WORKER_BYTES + each * mask.bit_count()
 
     def frame(self) -> bytes:
-        """The frame as JSON, a `HistoryFrame`."""
+        """Return the frame as JSON, a `HistoryFrame`."""
         workers = {num: _worker(self._state, num, mask) for num, mask in self._slots.items()}
         return b"".join(
             (
@@ -172,7 +172,7 @@ def _worker(state: State, num: int, mask: int) -> HistoryWorker:
 
 
 def _request(job: Job) -> msgspec.Raw | None:
-    """The request as JSON, where it is short."""
+    """Return the request as JSON if it is short; else None."""
     body = job.body
     if len(body) > REQUEST_BYTES_MAX:
         return None

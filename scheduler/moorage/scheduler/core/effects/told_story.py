@@ -1,4 +1,4 @@
-"""A job's story as it is read back from the history stream, see `story`. Pure: unpacking, no I/O."""
+"""Unpacks jobs' stories from the history stream, see `story`. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moorage.schemas.job import STATES
 
 
 class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A story as it is looked for: of most in a frame nobody wants the moves and the request."""
+    """One story of a frame; moves and request stay undecoded, as most stories of a frame are not asked for."""
 
     job: str
     rev: int
@@ -30,7 +30,7 @@ class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):
-    """`HistoryFrame` as far as it is read before a story is looked for."""
+    """A `HistoryFrame`, decoded only as far as needed to find a story."""
 
     tenant: str
     states: list[str]
@@ -45,7 +45,7 @@ _UNENDED: Final = frozenset(STATES[state] for state in UNENDED)
 
 
 def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
-    """The transitions of a story as `show` has them; ACCEPTED is not among them."""
+    """Yield the transitions of a story as `show` has them, without ACCEPTED."""
     states, workers = frame.states, frame.workers
     for move in _read_moves(found.moves):
         state = states[move.state]

@@ -1,7 +1,7 @@
-"""Whether a record can be folded, asked before it is sent: what is in the ledger has to be folded by every leader.
+"""Checks before a record is sent that it can be folded: every later leader must be able to fold it.
 
-`check` raises for whatever makes `fold` raise, and changes nothing. It follows the steps as `FoldingSteps` does, with
-the few things that a step depends on: a replica's state, whether it holds devices, and which members linger.
+`check` raises for everything for which `fold` raises, and changes nothing. It follows the steps like `FoldingSteps`,
+but only with what a step depends on: a replica's state, whether it holds devices, and which members linger.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _END, _MOVE, _BACKOFF, _GANG, _FREEZE = map(int, (Op.END, Op.MOVE, Op.BACKOFF, O
 _OVER: Final = frozenset(map(int, (Op.REFUSE, Op.WITHDRAW, Op.LOSE)))
 _EXITS: Final = frozenset({_EXIT, _DONE, _RUN})
 _NOTED: Final = frozenset({_CLAIM, _EXIT, _DONE, _END, _MOVE, _RUN, *_OVER})
-#: a replica is named by job number times this, and its index
+#: a replica is identified by job number times this, plus its index
 _INDEX_MAX: Final = 1 << 20
 _FREE_OF_DEVICES: Final = -1
 
 
 def check(state: State, record: Record) -> None:
-    """Raises `FoldError` where `fold` could not follow."""
+    """Raise `FoldError` if `fold` could not apply the record."""
     if len(record.steps) % STEP_WIDTH:
         raise FoldError("the record ends within a step")
     checking = Checking(state)
@@ -54,7 +54,7 @@ def check(state: State, record: Record) -> None:
 
 
 def _check_accepts(state: State, record: Record, gone: set[tuple[str, str]]) -> list[int]:
-    """The number of replicas of each new job."""
+    """Return the number of replicas of each new job."""
     new: list[int] = []
     fresh: set[tuple[str, str]] = set()
     for tenant_name, flat in record.accepts:
@@ -72,16 +72,17 @@ def _check_accepts(state: State, record: Record, gone: set[tuple[str, str]]) -> 
 
 def _check_steps(state: State, record: Record, new: list[int], workers: int) -> None:
     jobs, first, notes = state.jobs, state.next_num, len(record.notes)
-    #: by replica: its state, and the worker that it holds devices of, as the record leaves them
+    #: by replica: its state, and the worker whose devices it holds, after the steps so far
     states: dict[int, int] = {}
     holds: dict[int, int] = {}
-    lingering: dict[tuple[int, int], bool] = {}  # by replica and `packed`: whether it lingers, where that has changed
-    fences: dict[int, int] = {}  # by replica: of what it has come to hold in this record
+    # by replica and `packed`: whether the member lingers, if these steps changed that
+    lingering: dict[tuple[int, int], bool] = {}
+    fences: dict[int, int] = {}  # by replica: the fence of a placement in this record
     flat = iter(record.steps)
     for op, num, index, a, _, c in zip(flat, flat, flat, flat, flat, flat, strict=True):
         key = num * _INDEX_MAX + index
         replica: Replica | None = None
-        # nearly all steps are one of these two, each the only one of its replica
+        # nearly all steps are one of these two, and the only one of their replica
         if op == _PLACE and num >= first and key not in states:
             if num - first < len(new) and 0 <= index < new[num - first] and 0 <= a < workers:
                 states[key], holds[key] = PLACED, a

@@ -1,7 +1,7 @@
-"""`fold(state, record, seq)`: small and total. No policy, clock, randomness, floats or set order in here.
+"""`fold(state, record, seq)`: applies a record to the state. No policy, clock, randomness, floats or set order.
 
 The leader folds its own record after the acknowledgement; a standby, a restart and a replay fold the same bytes. A
-record of an older epoch is a counted no-op (third line of the fence, ledger-rules H1).
+record of an older epoch changes nothing but the sequence (third line of the fence, ledger-rules H1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moorage.scheduler.core.state import State, new_job
 
 
 def fold(state: State, record: Record, seq: int) -> Folded:
-    """Apply one record. Raises `FoldError` when it cannot follow; the state is then to be thrown away."""
+    """Apply one record. Raises `FoldError` if it does not fit the state, which must then be thrown away."""
     if record.format not in (FORMAT - 1, FORMAT):
         other = "a newer" if record.format > FORMAT else "an older"
         raise FoldError(
@@ -34,12 +34,12 @@ def fold(state: State, record: Record, seq: int) -> Folded:
     try:
         folding.run(record)
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise FoldError(f"record {seq} says what cannot be: {error!r}") from error
+        raise FoldError(f"record {seq} contains an impossible change: {error!r}") from error
     return folding.out
 
 
 class _Folding(FoldingSteps):
-    """One record being folded; keeps the rows it touches so that the digest is renewed once a row."""
+    """Folds one record; collects the changed rows, so that each row is hashed once."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ class _Folding(FoldingSteps):
         state.seq = self.seq
 
     def _renew_digest(self) -> None:
-        """Put the new digest of each touched row in the place of its old one."""
+        """Replace the digest of each changed row in the state's digest."""
         state, out = self.state, self.out
         digest, ended, preempting = state.digest, state.ended, bool(state.preempting)
         for replica in self.replicas:
@@ -80,7 +80,7 @@ class _Folding(FoldingSteps):
             new = job.digest_row()
             digest += new - job.row
             job.row = new
-            # a job is over once all replicas are and every device was seen free: only then may it leave memory
+            # a job may leave memory only once all replicas have ended and all devices were reported free
             if job.live == 0 and job.held == 0 and not job.over:
                 job.over = True
                 tenant = state.tenants[job.tenant]
@@ -105,7 +105,7 @@ class _Folding(FoldingSteps):
     def _accept(self, accepts: list[tuple[str, list[Any]]]) -> None:
         state, accepted, replicas, changed = self.state, self.out.accepted, self.replicas, self.out.jobs
         jobs, num, time, seq = state.jobs, state.next_num, self.time, self.seq
-        for tenant_name, flat in accepts:  # where tenants take turns each has hundreds of parts, of a job each
+        for tenant_name, flat in accepts:  # with fair share a tenant may have hundreds of items of one job each
             tenant = state.tenants.get(tenant_name) or state.tenant(tenant_name)
             names, first = tenant.jobs, num
             parts = iter(flat)

@@ -1,4 +1,4 @@
-"""What all that checks or folds a record has in common: the record in hand, what it has touched, what came of it."""
+"""The common parts of checking and folding a record: the rows that it changed, and the result."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from moorage.scheduler.core.state import (
 
 
 class FoldError(Exception):
-    """The record cannot follow this state: another ledger, another version, or a defect. Stop; never skip."""
+    """The record does not fit this state: another ledger, another version, or a defect. Stop; never skip it."""
 
 
 class Folded:
-    """What a record changed, for whoever acts on it: the leader's answers, frames and events."""
+    """What a record changed, for the leader's answers, frames and events."""
 
     __slots__ = ("accepted", "ended", "jobs", "long", "placed", "touched", "workers")
 
@@ -32,12 +32,13 @@ class Folded:
         self.placed: list[Member] = []
         self.touched: list[Member] = []  # members whose wanted state changed: to end, or a gang to start
         self.ended: list[Job] = []
-        self.long: dict[int, Job] = {}  # jobs of which a part should stand in the history before memory lets it go
-        self.workers: list[Worker] = []  # joined or gone
+        # jobs whose story should be partly written to the history before memory drops it
+        self.long: dict[int, Job] = {}
+        self.workers: list[Worker] = []  # joined, left or changed
 
 
 class Folding:
-    """One record being folded; keeps the rows it touches so that the digest is renewed once a row."""
+    """A record being folded; collects the changed rows, so that each row is hashed once."""
 
     __slots__ = ("epoch", "format", "members", "notes", "out", "replicas", "rows", "seq", "state", "time")
 
@@ -54,7 +55,7 @@ class Folding:
         self.rows: dict[Worker | Tenant, None] = {}
 
     def worker(self, num: int) -> Worker:
-        """Return a worker that this record changes."""
+        """Return a worker, marked as changed."""
         worker = self.state.worker_by_num[num]
         self.touch_worker(worker)
         return worker
@@ -64,20 +65,20 @@ class Folding:
         self.out.workers.append(worker)
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant that this record changes."""
+        """Return a tenant, marked as changed."""
         tenant = self.state.tenant(name)
         self.rows[tenant] = None
         return tenant
 
     def job(self, num: int, does: str) -> Job:
-        """Return a job; `does` is what the record does to it, for the error where there is none."""
+        """Return a job; `does` is what the record does to it, for the error if it does not exist."""
         job = self.state.jobs.get(num)
         if job is None:
             raise FoldError(f"record {self.seq} {does} job {num}, which is not there")
         return job
 
     def ordered(self, num: int, word: int, by: str, why: str) -> Job:
-        """Return a job on which an operator acts: the act is a revision of its own in the job's story."""
+        """Return a job after adding an operator's act to its story, as a revision of its own."""
         job = self.job(num, "acts on")
         job.rev += 1
         self.add_transition(job, (job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
@@ -91,7 +92,7 @@ class Folding:
         story.append(transition)
 
     def note_long_story(self, job: Job) -> None:
-        """Note that a job's story is long; drop its oldest part where no history has taken it."""
+        """Note that a job's story is long; drop the oldest quarter if the history has not taken it."""
         story, replicas = job.story, len(job.replicas)
         if len(story) >= STORY_MAX + STORY_MAX_REPLICA * replicas:
             del story[: len(story) // 4]
@@ -100,14 +101,14 @@ class Folding:
 
 
 class Checking:
-    """What a record's acts leave, as `check` follows them without changing the state."""
+    """What the acts of a record would change, tracked by `check` without changing the state."""
 
     __slots__ = ("compacted", "expired", "gone", "ids", "state", "workers")
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.workers = len(state.worker_by_num)  # known with this record
-        self.ids: set[str] = set()  # workers that this record makes known
+        self.workers = len(state.worker_by_num)  # known after the acts so far
+        self.ids: set[str] = set()  # workers that this record adds
         self.compacted = 0  # jobs that leave memory
-        self.expired = 0  # rows of finished jobs that expire
+        self.expired = 0  # rows of finished jobs that the record drops
         self.gone: set[tuple[str, str]] = set()  # tenant and name of the jobs that leave memory

@@ -1,6 +1,6 @@
-"""What one look at a ledger state can prove of it: in tests behind every record, in production before a backup counts.
+"""Checks what a ledger state can prove by itself: in tests after every record, in production for a backup.
 
-Cheap enough for both: every row is looked at once.
+It is cheap enough for both: every row is read once.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Broken(AssertionError):
 
 
 def validate(state: State) -> None:
-    """Check the promises that one look at the state can check. Raises `Broken`.
+    """Check the invariants that a single state can show. Raises `Broken`.
 
-    One exclusive lease a device, or sharers of one mode; one live attempt a replica; gang members in one phase; the
-    digest; conservation of jobs and members.
+    Each device has one exclusive lease, or sharers of one mode; each replica has one live attempt; gang members are in
+    one phase; the digest is right; jobs and members are all accounted for.
     """
     live_members: dict[tuple[int, int], int] = {}
     held: dict[int, int] = {}

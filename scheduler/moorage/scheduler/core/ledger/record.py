@@ -1,7 +1,7 @@
-"""A record of the ledger, and its bytes. It holds outcomes and never causes, so that folding it needs no policy.
+"""A record of the ledger, and its bytes. It holds outcomes, not causes, so that folding needs no policy.
 
-A record holds all transitions of one tick: the steps. There may be thousands, so each is `STEP_WIDTH` plain integers in
-one flat list (see `records.Op`); rare events are acts (see `acts`).
+All transitions of one tick are steps. There may be thousands, so each is `STEP_WIDTH` integers in one flat list (see
+`records.Op`); rarer changes are acts (see `acts`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     """The outcomes of one tick. `digest` is that of the state before this record; `time` is ledger milliseconds.
 
     - `format` is the ledger's feature level.
-    - (`leader`, `rid`) is the record's name, by which its leader recognizes it after an unclear answer.
+    - (`leader`, `rid`) is the record's name, by which its leader recognises it after an unclear answer.
     - `accepts` has for each tenant a flat list: job, body, replicas, traceparent, …; jobs are numbered in this order.
-      The job's id is empty where the body begins with it (see `ids_in_bodies`).
-    - `facts` is flat: worker number, number of its last fact frame that is folded with this record.
-    - `evidence` is flat, four numbers for each decision: the first job, how many were placed, the hosts
-      known, and the free devices left on the last host.
-    - `actors` is flat: the steps from one index of `steps` up to another, and the note that names their actor (see
-      `records.actor`). Steps without an actor are the worker's where their op is in `REPORTED`, else the scheduler's.
+      The job's id is empty if the body begins with it (see `ids_in_bodies`).
+    - `facts` is flat: worker number, and number of its last report frame that is folded with this record.
+    - `evidence` is flat, four numbers for each decision: the first job, the number of replicas placed, the hosts known,
+      and the free devices left on the last host.
+    - `actors` is flat: the first index and the end index of a range of `steps`, and the note that names their actor
+      (see `records.actor`). Steps without an actor are the worker's if their op is in `REPORTED`, else the scheduler's.
     """
 
     format: int
@@ -49,10 +49,9 @@ _decode_list: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 def decode_record(payload: bytes) -> Record:
-    """Return the record of these bytes. Raises what msgspec raises for bytes that are no record.
+    """Return the record in these bytes. Raises what msgspec raises if they are not a record.
 
-    An act that this release cannot read is no reason to take a record for junk: it becomes `Unknown`, which `fold`
-    refuses.
+    An act that this release cannot read does not make the record invalid: it becomes `Unknown`, which `fold` refuses.
     """
     try:
         return _decode(payload)

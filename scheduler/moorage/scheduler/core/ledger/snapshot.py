@@ -1,7 +1,7 @@
-"""The state at one record, as bytes: what a restart folds its tail onto.
+"""The state at one record as bytes, from which a restart continues with the later records.
 
-Written by a follower, never by the leader's loop. A snapshot counts only once a ledger record names it with its
-digest (ledger-rules H12); `load` gives the same state, byte for byte of its own digest, or raises.
+A follower writes it, never the leader's loop. A snapshot is valid only once a ledger record names it with its digest
+(ledger-rules H12). `load` returns a state with the same digest, or raises.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SNAPSHOT_FORMAT: Final = 1
 
 
 class BadSnapshot(Exception):
-    """The bytes are no snapshot of this format, or not the state they claim to be."""
+    """The bytes are not a snapshot of this format, or not the state that they claim to be."""
 
 
 class _Job(msgspec.Struct, array_like=True):
@@ -53,7 +53,7 @@ class _Job(msgspec.Struct, array_like=True):
     after: int
     count: int
     master: str
-    story: list[tuple[Any, ...]]  # rows of `Transition`, whose length differs
+    story: list[tuple[Any, ...]]  # rows of `Transition`, of different lengths
     replicas: list[list[int]]
     parts: tuple[tuple[int, int, int], ...]
 
@@ -70,7 +70,8 @@ class _Worker(msgspec.Struct, array_like=True):
     flag: str
     by: str
     quarantined: int
-    members: list[list[int]]  # job number, replica, attempt, fence, mask, mode, phase, is the replica's own, rate
+    # job number, replica, attempt, fence, mask, mode, phase, whether it is the replica's current one, rate
+    members: list[list[int]]
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -91,24 +92,25 @@ class _Snapshot(msgspec.Struct, array_like=True):
     tenants: list[tuple[str, int, int, dict[str, int]]]
     workers: list[_Worker]
     finished_row_bytes: int
-    job_orders: list[tuple[int, int, StandingOrder | None]]  # job number, priority, hold; of those that have either
+    job_orders: list[tuple[int, int, StandingOrder | None]]  # job number, priority, hold; of jobs with either
     tenant_orders: list[
         tuple[str, int, int, StandingOrder | None, StandingOrder | None]
     ]  # tenant, GPUs, jobs, limit, hold
-    # what follows came with 0.3
-    half_life: tuple[int, int] = (0, 0)  # of usage, and from which ledger ms it counts
-    shares: list[tuple[str, int, int, StandingOrder | None, bytes]] = []  # tenant, weight, GPUs guaranteed, who, usage
-    #: worker number, slots said to be well, the number of that word, ailments by slot, maintenance window
+    # the fields below came with 0.3
+    half_life: tuple[int, int] = (0, 0)  # the half-life of usage, and ledger ms since when usage is counted
+    # tenant, weight, guaranteed GPUs, order, usage
+    shares: list[tuple[str, int, int, StandingOrder | None, bytes]] = []
+    #: worker number, slots declared healthy, sequence of that order, ailments by slot, maintenance window
     worker_health: list[tuple[int, int, int, dict[int, Ailment], list[Any] | None]] = []
     job_avoids: list[tuple[int, tuple[tuple[int, int], ...]]] = []
     notices: list[tuple[int, int, int, int]] = []  # job number, replica, fence, seconds
     level: int = 1
-    restored: tuple[str, int, int] = ("", -1, 0)  # the former ledger id, when, and in which epoch
+    restored: tuple[str, int, int] = ("", -1, 0)  # former ledger id, when, and in which epoch
     behind: str = ""
     preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # job number, workers, jobs that end for it
     usage: list[tuple[str, str, bytes, bytes]] = []  # tenant, model, hours, their sums
     used: list[tuple[int, tuple[int, int]]] = []  # job number, GPU milliseconds and MiB seconds
-    resizes: list[tuple[int, tuple[Resize, ...]]] = []  # job number, what operators have given it
+    resizes: list[tuple[int, tuple[Resize, ...]]] = []  # job number, operators' changes of its share
     freezes: list[tuple[int, int, int]] = []  # job number, replica, fence
 
 
@@ -117,7 +119,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Snapshot).decode
 
 
 def dump(state: State) -> bytes:
-    """The whole ledger state as msgpack; soft fields are left out."""
+    """Return the whole ledger state as msgpack, without soft fields."""
     jobs = [
         _Job(
             job.num, job.tenant, job.name, job.body, job.traceparent, job.accepted_ms, job.ledger, job.rev, job.started,
@@ -179,29 +181,30 @@ def dump(state: State) -> bytes:
 
 
 def _rate(member: Member) -> tuple[int, ...]:
-    """Nothing for most: a release that knows no rates reads the rows of those."""
+    """Return a member's rate for its row; nothing for most, so that releases without rates can read them."""
     return (member.rate_milli,) if member.rate_milli else ()
 
 
 def _signed(number: int) -> bytes:
-    """An integer of any size: usage is longer than the 64 bits of msgpack."""
+    """Return an integer of any size as bytes: usage exceeds the 64 bits of msgpack."""
     return number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
 
 
 def snapshot_digest(snapshot: bytes) -> str:
-    """BLAKE2b-128 of a snapshot's bytes, as the naming record holds it."""
+    """Return BLAKE2b-128 of a snapshot's bytes, as in the record that names it."""
     return hashlib.blake2b(snapshot, digest_size=16).hexdigest()
 
 
 def load(snapshot: bytes, *, rehash: bool = False) -> State:
-    """The state of a snapshot. Raises `BadSnapshot` for other bytes, or when the rows do not have their digest.
+    """Return the state in a snapshot. Raises `BadSnapshot` for other bytes, or if the rows do not have their digest.
 
-    With `rehash` they get the digest that this Python computes, whatever the snapshot says.
+    With `rehash` the digest is recomputed by this Python, whatever the snapshot says.
     """
     try:
         found = _decode(snapshot)
         return _loaded(found, rehash=rehash)
-    except (*UNREADABLE, LookupError, TypeError) as error:  # its rows may be anything: they name each other by number
+    # any damage is possible, as rows refer to each other by number
+    except (*UNREADABLE, LookupError, TypeError) as error:
         raise BadSnapshot(f"not a snapshot of release 0.2 or a later one: {error!r}") from None
 
 

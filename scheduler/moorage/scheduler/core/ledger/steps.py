@@ -1,6 +1,6 @@
-"""Folding of steps: what happens to replicas, and to the members that hold devices for them.
+"""Folding of steps: changes of replicas, and of the members that hold devices for them.
 
-As `fold`: no policy, clock, randomness, floats or set order in here. What the numbers of a step are, `records.Op` says.
+As in `fold`: no policy, clock, randomness, floats or set order. `records.Op` has the meaning of a step's numbers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FoldingSteps(Folding):
             fold_step(self, op, job, replica, a, b, c, by)
 
     def _names(self, flat: list[int]) -> dict[int, str]:
-        """Return the actor of the step at each position, of those that an actor did."""
+        """Return the actor of each step that has one, by position."""
         notes = self.notes
         found: dict[int, str] = {}
         for at in range(0, len(flat), 3):
@@ -115,7 +115,7 @@ class FoldingSteps(Folding):
         self.out.placed.append(member)
 
     def _run(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        """CLAIM, START, EXIT and FREE: what most attempts of short jobs are, in one record."""
+        """Fold CLAIM, START, EXIT and FREE in one step: most attempts of short jobs."""
         member = replica.member
         if member is None or replica.state != PLACED:
             raise self._illegal(replica, CLAIMED)
@@ -143,7 +143,7 @@ class FoldingSteps(Folding):
         if holder.quarantined or state.half_life_ms:
             self._drop(member)
             return
-        del holder.members[member.key]  # the same, as far as it is more than nothing
+        del holder.members[member.key]  # the same as `_drop`, without what cannot apply here
         job.held -= 1
         state.tenants[job.tenant].gpus -= mask.bit_count()
         state.digest -= member.row
@@ -171,7 +171,7 @@ class FoldingSteps(Folding):
         self._move(job, replica, a, 0, "", self._held(replica, op), by)
 
     def _begin(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        """CLAIM and START."""
+        """Fold CLAIM and START in one step."""
         self._move(job, replica, CLAIMED, 0, "", self._held(replica, op), by)
         self._start(op, job, replica, a, b, c, by)
         self.state.transitions += 1
@@ -184,7 +184,7 @@ class FoldingSteps(Folding):
         self._move(job, replica, a & STATE_MASK, b, self._note(c), member, by, *_result(a))
 
     def _done(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        """EXIT and FREE."""
+        """Fold EXIT and FREE in one step."""
         member = self._held(replica, op)
         self._exit(op, job, replica, a, b, c, by)
         self._drop(member)
@@ -194,7 +194,7 @@ class FoldingSteps(Folding):
         self._drop(self._lingering(job, replica.index, a))
 
     def _over(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        """REFUSE, WITHDRAW and LOSE: the attempt is over and lingers nowhere, unless it is kept through a partition."""
+        """Fold REFUSE, WITHDRAW or LOSE: the attempt is over and does not linger, unless a partition keeps it."""
         member = self._held(replica, op)
         if a != LOST_KEPT:
             replica.member = None
@@ -228,7 +228,7 @@ class FoldingSteps(Folding):
     def _gang(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         job.gang, job.after, job.count = a, b, c
         if a == GangPhase.HOLDING:
-            job.master = ""  # of the attempt before
+            job.master = ""  # of the previous attempt
         elif a == GangPhase.STARTED:
             self.out.touched.extend(peer.member for peer in job.replicas if peer.member is not None)
 
@@ -254,7 +254,7 @@ class FoldingSteps(Folding):
         )
 
     def _note(self, number: int) -> str:
-        """A text of the record by its number; 0 is none."""
+        """Return a note of the record by its number; empty for 0."""
         return self.notes[number - 1] if number else ""
 
     def _illegal(self, replica: Replica, to: int) -> FoldError:
@@ -277,7 +277,7 @@ class FoldingSteps(Folding):
         return member
 
     def _drop(self, member: Member) -> None:
-        """Its devices were seen free."""
+        """Remove a member whose devices were reported free."""
         worker = member.worker
         if worker.quarantined & member.mask:
             worker.quarantined &= ~member.mask
@@ -302,7 +302,7 @@ class FoldingSteps(Folding):
 
 
 def _result(a: int) -> tuple[int, ...]:
-    """Return the last column of the row of an attempt that is over, if it has one; see `records.exiting`."""
+    """Return the last column of an ended attempt's row, if it has one; see `records.exiting`."""
     return ((a >> STATE_BITS) - 1,) if a > STATE_MASK else ()
 
 
@@ -326,5 +326,5 @@ _FOLD: Final[dict[Op, _FoldStep]] = {
     Op.RUN: FoldingSteps._run,
     Op.FREEZE: FoldingSteps._freeze,
 }
-#: and who did it, where no actor is named: the worker that reported it, or the scheduler
+#: with the default actor: the worker for reports, the scheduler for the rest
 _BY_OP: Final = {int(op): (fold_step, BY_WORKER if op in REPORTED else "") for op, fold_step in _FOLD.items()}

@@ -1,1 +1,1 @@
-"""What becomes of jobs and workers, from a request or a join to the end."""
+"""The life of jobs and workers, from a request or a join to the end."""

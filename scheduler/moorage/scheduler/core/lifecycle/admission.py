@@ -1,7 +1,7 @@
-"""Admission of requests and cancels: idempotence, tombstones, bounds, and requests that no worker could ever run.
+"""Admission of requests and cancels: idempotence, tombstones, limits, and requests that no worker could ever run.
 
-Malformed requests are refused before they come here, those over a limit are refused here. A request that no known
-worker could ever run waits with a warning; with `on_no_match: reject` it is refused, once every worker was heard.
+Malformed requests are refused before they come here, requests over a limit are refused here. A request that no known
+worker could ever run waits with a warning; with `on_no_match: reject` it is refused, once all workers were heard from.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from moorage.schemas.job import STATES, Request
 from moorage.schemas.memo import Memo
 
 RETRY_AFTER_S: Final = 1.0
-#: pairs of shape and priority whose soonest start is remembered
+#: cached pairs of shape and priority with their soonest start
 SOONEST_MAX: Final = 1_000
-#: shapes of which it is remembered that the fleet could ever run them
+#: cached shapes that the fleet could run
 MATCHED_MAX: Final = 50_000
-#: how long a soonest start is remembered; a refusal for `start_within_s` leaves the same margin
+#: how long a soonest start is cached; a refusal for `start_within_s` leaves the same margin
 SOONEST_KEPT_MS: Final = 1_000
-#: tombstones of one tenant that are looked at in a second
+#: tombstones of one tenant checked in a second
 FORGET_MAX: Final = 256
 
 _NONE: Final[set[str]] = set()
 _decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], REQUEST_BYTES_MAX)
 
 NO_MATCH: Final = "no-match"
-#: filters that are no lack of workers: the drivers or devices that are there do not do it
+#: filters that do not mean missing workers: the present drivers or devices do not support the request
 NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.ENFORCE.name, reasons.MODE.name, reasons.DEVICE.name)
-#: fields of a request that came with `REQUEST_LEVEL`
+#: request fields that need `REQUEST_LEVEL`
 NEWER_FIELDS: Final = (
     ("template",),
     ("run", "image"),
@@ -73,7 +73,7 @@ PART_OF: Final = "model"
 
 
 def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
-    """Whether a decoded JSON or msgpack value has a canonical form, and can be written as JSON."""
+    """Return whether a decoded JSON or msgpack value has a canonical form, and can be written as JSON."""
     if isinstance(value, dict):
         return levels > 0 and all(type(key) is str and is_plain(item, levels - 1) for key, item in value.items())
     if isinstance(value, list):
@@ -86,7 +86,7 @@ def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
 
 
 def _malformed(event: Submit) -> Problem | None:
-    """What the decoder cannot check: why a request is malformed, else None."""
+    """Return why a request is malformed, for rules that the decoder cannot check; None if it is not."""
     request = event.request
     if request.blocks and not is_plain(request.blocks):
         return problem(
@@ -106,8 +106,8 @@ def _malformed(event: Submit) -> Problem | None:
 class NewJob:
     """A job that this draft accepts, with what is needed once the record is folded.
 
-    `stillborn` is the terminal state that the accepting record gives it at once; `why` and `by` are that state's reason
-    and actor.
+    `stillborn` is the terminal state that the accepting record gives it at once; `why` and `by` are the reason and the
+    actor.
     """
 
     __slots__ = ("by", "stillborn", "submit", "warnings", "why")
@@ -123,12 +123,12 @@ class NewJob:
 
 
 def _refused(event: Submit, refusal: Problem, warning: str) -> NewJob | Problem:
-    """The refusal itself, or for a request from the durable queue a job that is rejected at once."""
+    """Return the refusal, or for a request from the durable queue a job that is rejected at once."""
     return refusal if event.sequence == 0 else NewJob(event, [warning], REJECTED, refusal.message)
 
 
 def _says(said: Any, path: tuple[str, ...]) -> bool:
-    """Whether a decoded object has the field at the end of a path, whatever the field says."""
+    """Return whether a decoded object has the field at the end of a path, whatever its value."""
     for key in path:
         if not isinstance(said, dict) or key not in said:
             return False
@@ -137,7 +137,7 @@ def _says(said: Any, path: tuple[str, ...]) -> bool:
 
 
 class Admission:
-    """Decides about submits and cancels by the state and this tick's draft."""
+    """Decides about submits and cancels, by the state and this record's draft."""
 
     def __init__(
         self,
@@ -147,36 +147,36 @@ class Admission:
         config: Config,
         soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0,
     ) -> None:
-        """`soonest_ms` is how soon a shape of a priority could start at all, in ms; 0 where that is not known."""
+        """`soonest_ms` returns how soon a shape of a priority could start, in ms; 0 if unknown."""
         self.state = state
         self.fleet = fleet
         self.lifecycle = lifecycle
         self.config = config
         self._close = config.jobs_max - config.jobs_max // LAST_PART
         self._capable: Memo[int, tuple[int, bool]] = Memo(MATCHED_MAX)
-        #: by shape, of those that the fleet could ever run, which has this number: what `Unmatched.part_of` says
+        #: by index of shapes that the fleet could run: the answer of `Unmatched.part_of`
         self._matched: Memo[int, str] = Memo(MATCHED_MAX)
         self._matched_at = -1
         self._unmatched = Unmatched(fleet)
-        self.moved_seq = state.seq  # of the last record that was not a bare heartbeat
+        self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
         self._soonest: Memo[tuple[int, int], tuple[int, int]] = Memo(SOONEST_MAX)
         self._soonest_ms = soonest_ms
-        self._heard_at = -1  # the number of the fleet's inventory when all of it was heard
+        self._heard_at = -1  # the number of the fleet's inventory when all workers had been heard from
         self._asked_for: Draft | None = None
         self._heard = False
-        #: the request that was looked at last and is well-formed: alike ones share one object (`RequestCache`)
+        #: the last well-formed request; equal requests share one object (`RequestCache`)
         self._well_formed: Request | None = None
-        #: of `_of_draft`: the number of a job, with the extra of those before, from which on memory may have no room
+        #: for `_of_draft`: the count of jobs (with their extra) from which on memory may be full
         self._close_at = 0
-        #: and tenants for whom no limit, hold or tombstone is set
+        #: tenants without limit, hold and tombstones, for `_of_draft`
         self._plain: set[str] = set()
         self._of_draft: Draft | None = None
 
     def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
-        """A job to accept, or the answer that says why not. `fresh` are the jobs that this draft accepts already.
+        """Return the job to accept, or the answer that says why not. `fresh` are jobs that this draft accepts already.
 
-        Nobody waits for the answer to a request from the durable queue (those have a `sequence`). What a limit or a
-        condition refuses then becomes a job that is rejected at once, of which its tenant learns by event.
+        No client waits for the answer to a request from the durable queue (one with a `sequence`). If a limit or
+        condition refuses it, it becomes a job that is rejected at once, and its tenant gets an event.
         """
         request, shape = event.request, event.shape
         if request is not self._well_formed:
@@ -190,7 +190,7 @@ class Admission:
         if self._of_draft is not draft:
             self._begin(draft)
         answered = event.sequence == 0
-        # the reader of the durable queue stops at this bound by itself: what it has read is not refused
+        # the durable queue's reader stops at this bound by itself, so what it has read is not refused
         if answered and draft.next_num + draft.extra_all >= self._close_at and not self._has_room(draft, event.tenant):
             return self._queue_full(draft, event)
         moved = self._moved_on(draft, event) if request.if_seq is not None else None
@@ -226,9 +226,9 @@ class Admission:
         return NewJob(event, warnings)
 
     def _too_new(self, event: Submit) -> Problem | None:
-        """A problem if schedulers of the release before could not read the request, or would place it elsewhere.
+        """Return a problem if schedulers of the previous release could not read the request, or would misplace it.
 
-        They refuse a field that they do not know, whatever it says: also null or an empty list.
+        They refuse fields that they do not know, whatever the value, also null or an empty list.
         """
         if self.state.level >= REQUEST_LEVEL:
             return None
@@ -243,17 +243,17 @@ class Admission:
         return None
 
     def _begin(self, draft: Draft) -> None:
-        """The first request of this record comes; nothing of the state changes until the last."""
+        """Prepare for the submits of a record; the state does not change during them."""
         state = self.state
         self._of_draft = draft
         self._plain.clear()
-        # with ended jobs counted too: only close to the bound of memory it is worth counting exactly
+        # ended jobs count too: exact counting is worth it only close to the memory bound
         self._close_at = state.next_num + self._close - len(state.jobs) - state.extra
 
     def _is_plain(self, draft: Draft, tenant: str) -> bool:
-        """Whether no limit, hold or tombstone of this tenant can matter: asked once a record, not for each request.
+        """Return whether no limit, hold or tombstone of this tenant can matter; checked once a record for each tenant.
 
-        Cancels and orders come before the submits of a record, and these make none of the three.
+        Cancels and orders come before the submits of a record, and submits create none of the three.
         """
         row, known = draft.tenant(tenant), self.state.tenants.get(tenant)
         if (
@@ -268,7 +268,7 @@ class Admission:
         return True
 
     def _known(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> Accepted | Problem | None:
-        """The answer if the job id is taken: in this draft, by a job in memory, or by one that ended recently."""
+        """Return the answer if the job id is taken: in this draft, in memory, or by a job that ended recently."""
         known = fresh.get((event.tenant, event.name))
         if known is not None:
             state = "QUEUED" if known.stillborn is None else STATES[known.stillborn]
@@ -284,7 +284,7 @@ class Admission:
             return None
         if draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
             return self._finished(event, row[0], row[2])
-        return None  # an older row is kept for the history alone: its name is free again
+        return None  # older rows are kept only for the history: the id is free again
 
     def _has_room(self, draft: Draft, tenant: str) -> bool:
         return self.state.room(self.config.jobs_max, tenant, draft.load, draft.load_of(tenant)) > 0
@@ -300,7 +300,7 @@ class Admission:
         )
 
     def _was_cancelled(self, draft: Draft, event: Submit) -> bool:
-        """Whether its cancel came first; the tombstone of that cancel is removed then."""
+        """Return whether the job was cancelled before its submit came; then remove the tombstone."""
         tenant, just_now = self.state.tenants.get(event.tenant), draft.tombstones.get(event.tenant, _NONE)
         if event.name in just_now or (tenant is not None and event.name in tenant.tombstones):
             draft.add(Untomb(event.tenant, event.name))
@@ -309,18 +309,18 @@ class Admission:
         return False
 
     def _without_match(self, draft: Draft, event: Submit, warnings: list[str]) -> NewJob | Problem:
-        """For a job that no known worker could ever run: a warning, or the refusal it asks for once all were heard."""
-        if self._asked_for is not draft:  # once for each record, as it looks at every worker
+        """Return the outcome for a job that no known worker could ever run: a warning, or the requested refusal."""
+        if self._asked_for is not draft:  # once a record, as it reads every worker
             self._asked_for, self._heard = draft, self.all_heard()
         why = f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
         if not self._heard:
-            return NewJob(event, [*warnings, NOT_HEARD, why])  # may be rejected by event once all were heard
+            return NewJob(event, [*warnings, NOT_HEARD, why])  # may be rejected later, once all workers were heard from
         if event.request.on_no_match != "reject":
             return NewJob(event, [*warnings, why])
         return self._no_match(event) if event.sequence == 0 else NewJob(event, [*warnings, why], REJECTED, why)
 
     def _too_late(self, draft: Draft, event: Submit, within_ms: int) -> Problem | None:
-        """Why it cannot start in time, even if it went first; None where it may, or where nobody can say."""
+        """Return why a job cannot start in time even if it went first; None if it may, or if that is unknown."""
         priority = event.request.priority
         key = (event.shape.index, priority)
         known = self._soonest.get(key)
@@ -340,7 +340,7 @@ class Admission:
         )
 
     def _moved_on(self, draft: Draft, event: Submit) -> Problem | None:
-        """A problem if anything was decided (also in this record) since the plan on which the request is based."""
+        """Return a problem if anything was decided since the request's plan was made, also in this record."""
         seen = event.request.if_seq
         moved = self.state.seq + 1 if not draft.empty else self.moved_seq
         if seen is not None and seen > self.state.seq:
@@ -366,7 +366,7 @@ class Admission:
         )
 
     def _over_limit(self, draft: Draft, event: Submit) -> Problem | None:
-        """A problem if an operator's limit on the tenant allows no more jobs, or could never let this one start."""
+        """Return a problem if the tenant's limit allows no more jobs, or could never let this one start."""
         tenant = draft.tenant(event.tenant)
         gpus_max, jobs_max, live = tenant.gpus_max, tenant.jobs_max, tenant.live
         need = event.shape.gpus
@@ -380,7 +380,7 @@ class Admission:
                 job=event.name,
                 next="ask for fewer GPUs, or ask an operator to raise the limit",
             )
-        # the reader of the durable queue stops there by itself
+        # the durable queue's reader stops at this bound by itself
         if jobs_max and event.sequence == 0 and live >= jobs_max:
             return problem(
                 "failed-precondition",
@@ -399,7 +399,7 @@ class Admission:
 
     def _finished(self, event: Submit, digest: bytes, state: int) -> Accepted | Problem:
         request = decode_request(event.body)
-        # rows of older releases hold the digest of the whole request, with `events`
+        # rows of older releases have the digest of the whole request, including `events`
         if digest in (request_digest(identity(request)), request_digest(canonical(request))):
             return Accepted(event.name, 0, STATES[state], duplicate=True)
         return self._conflict(event)
@@ -416,7 +416,7 @@ class Admission:
     # ---------------------------------------------------------------------------------------- no match
 
     def could_ever(self, shape: Shape) -> bool:
-        """Whether the known fleet could hold it if it were empty. Remembered by shape until the fleet changes."""
+        """Return whether the known fleet could hold the shape if it were empty. Cached until the fleet changes."""
         known = self._capable.get(shape.index)
         if known is not None and known[0] == self.fleet.inventory:
             return known[1]
@@ -425,16 +425,16 @@ class Admission:
     def _could_ever(self, shape: Shape) -> bool:
         missing = shape.together
         for cls, _ in self.fleet.capable(shape):
-            for alike in cls.sizes.values():  # hosts of one size answer alike: one look for each size
+            for alike in cls.sizes.values():  # hosts of one size give the same answer
                 missing -= len(alike) * next(iter(alike.values())).replicas_of(shape, "ever")
                 if missing <= 0:
                     return True
         return False
 
     def all_heard(self) -> bool:
-        """Whether every worker with a session was heard in this reign; before that no request is refused for good.
+        """Return whether every worker with a session was heard from in this term.
 
-        Once true, it stays so until the fleet changes.
+        Before that, no request is refused for good. Once true, it stays so until the fleet changes.
         """
         if self._heard_at != self.fleet.inventory and all(
             self.fleet.hosts[worker.num].heard
@@ -454,7 +454,7 @@ class Admission:
         )
 
     def reject_unmatched(self, draft: Draft, job: Job, shape: Shape) -> None:
-        """Reject a job with `on_no_match: reject` that was accepted before all of the fleet was heard."""
+        """Reject a job with `on_no_match: reject` that was accepted before all workers were heard from."""
         if not self.could_ever(shape):
             for replica in job.replicas:
                 if draft.replica(replica).state == QUEUED:
@@ -465,7 +465,7 @@ class Admission:
     def forget_cancels(self, draft: Draft) -> None:
         """Drop tombstones (cancels of jobs that never came) that are older than `finished_keep`.
 
-        They are in the order of arrival, so it is enough to look at the oldest few each second.
+        They are in order of arrival, so checking the oldest few each second suffices.
         """
         before = draft.time_ms - self.config.finished_keep_ms
         for tenant in self.state.tenants.values():
@@ -505,5 +505,6 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
         draft.tombstone(event.tenant, event.job, event.sequence)
-        kept_s = self.config.finished_keep_ms / 1000  # nothing takes it back: the next submit of that id does
+        # a tombstone cannot be withdrawn: only the next submit of that id removes it
+        kept_s = self.config.finished_keep_ms / 1000
         return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN", "remembered_s": kept_s})

@@ -1,4 +1,4 @@
-"""Cancels that wait for a record: tenants in turn, each in its order, never so many that others wait for them."""
+"""Cancels that wait for a record: tenants take turns, each in its order, and one record takes a bounded number."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, QueueRead
 
-#: that one record takes in: most write nothing or one step
+#: taken by one record; most write nothing, or one step
 CANCELS_MAX: Final = 1_024
 
 
 class Cancels:
-    """With the marks of how far the cancels of the durable queue were read, each behind those it counts."""
+    """The queue of cancels. It also holds the marks of how far queued cancels were read, behind those they cover."""
 
     def __init__(self) -> None:
-        self._by_tenant: dict[str, deque[Cancel | QueueRead]] = {}  # whose turn it is, first
+        self._by_tenant: dict[str, deque[Cancel | QueueRead]] = {}  # in the order of the tenants' turns
         self.size = 0
-        self.taken: list[Cancel | QueueRead] = []  # for the record that is being built, in order
+        self.taken: list[Cancel | QueueRead] = []  # for the current record, in order
 
     def add(self, event: Cancel | QueueRead) -> None:
         self._by_tenant.setdefault(event.tenant, deque()).append(event)
         self.size += 1
 
     def take(self, draft: Draft, *, alone: bool = False) -> Iterator[Cancel | QueueRead]:
-        """Those for which this record has room, to be written before the next one is asked for."""
+        """Yield the cancels for which the record has room; the caller writes each before it takes the next."""
         turns = self._by_tenant
         for _ in range(1 if alone else CANCELS_MAX):
             if not turns or draft.bulk_full:
@@ -41,14 +41,14 @@ class Cancels:
             yield event
 
     def take_back(self) -> None:
-        """Put what was taken for a record that is not written where it was, the tenants' turns as they were too."""
+        """Put back what was taken for a record that is not written, with the tenants' turns as before."""
         turns = deque(self._by_tenant)
         for event in reversed(self.taken):
             mine = self._by_tenant.get(event.tenant)
             if mine is None:
                 mine = self._by_tenant[event.tenant] = deque()
             else:
-                turns.pop()  # it went behind all others
+                turns.pop()  # its turn had moved to the end
             mine.appendleft(event)
             turns.appendleft(event.tenant)
         self._by_tenant = {tenant: self._by_tenant[tenant] for tenant in turns}

@@ -1,8 +1,8 @@
-"""What workers say of their devices' health, and what follows: closed, left by what runs there, and kept from it.
+"""Workers' reports of unhealthy devices, and what follows: the devices close, and the jobs on failed ones leave.
 
-A worker judges its own devices (`moorage.worker.device_health`) and says with every renewal which are unwell; the
-ledger holds what differs from the time before, so that a takeover knows it at once. An operator's word that a device is
-well stands above the worker's until the worker has taken it; from then on the worker judges anew.
+A worker judges its own devices (`moorage.worker.device_health`) and reports the unhealthy ones with every renewal. The
+ledger records changes, so that a takeover knows them at once. An operator's order that a device is healthy overrides
+the worker's report until the worker has received it; from then on the worker judges again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from moorage.schemas.frames import ABOUT_THE_JOB, Renew, Unwell
 
 KIND_CHARS_MAX: Final = 16
 DETAIL_CHARS_MAX: Final = 120
-#: the most that an act of this module fills of a record, for what is asked before it is written
+#: the most bytes that an act of this module takes in a record, for checks before it is written
 ACT_BYTES: Final = 200
-#: jobs that one join has asked for again: what more there are wait for the next one, or an operator's word
+#: the most jobs that one join lets try a worker again; further ones wait for the next join, or an operator
 LIFTED_MAX: Final = 500
 
 
 class Health:
-    """Takes in what renewals say of devices. Of one worker once a record: it is said again."""
+    """Takes the device reports of renewals, one for each worker and record; reports are repeated."""
 
     def __init__(self, state: State, lifecycle: Lifecycle) -> None:
         self.state = state
@@ -34,22 +34,23 @@ class Health:
         self._shy: set[int] | None = None
 
     def heard(self, draft: Draft, host: Host, frame: Renew) -> None:
-        """Write what is new of the worker's devices into the draft, and have what runs on failed ones leave."""
+        """Write what changed about the worker's devices into the draft, and make the jobs on failed ones leave."""
         worker = host.worker
         if not (frame.unwell or worker.unwell or worker.well):
             return
         if not draft.level_allows(acts.Health.LEVEL):
-            return  # its load frames say that they are sick, as ever
+            return  # its load frames report them as sick
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
-            return  # it is said again with the next renewal
+            return  # the next renewal repeats it
         row = draft.change_worker(worker)
         if row.examined:
             return
         row.examined = True
         if row.well != worker.well:
-            pending = row.well  # said before it can have taken what an operator says in this record
+            pending = row.well  # reported before the worker can have received the order in this record
         else:
-            pending = worker.well if frame.well_n < worker.well_n else 0  # said before it took the operator's word
+            # reported before the worker received the order
+            pending = worker.well if frame.well_n < worker.well_n else 0
             if worker.well and not pending:
                 draft.add(acts.Well(worker.num, 0, ""))
                 row.well = 0
@@ -69,7 +70,7 @@ class Health:
             self._leave(draft, worker, failed, shown)
 
     def _leave(self, draft: Draft, worker: Worker, failed: int, shown: dict[int, tuple[str, str, int]]) -> None:
-        """What runs on failed devices gets its notice, then ends; its job is not placed on them again."""
+        """End the members on failed devices with notice; their jobs are not placed on these devices again."""
         stands = [
             (member, mask)
             for member in worker.members.values()
@@ -85,11 +86,11 @@ class Health:
             draft.avoid(job, worker, mask)
 
     def release(self, draft: Draft, worker: Worker, slots: int, by: str) -> int:
-        """An operator's word that devices are well: they are open again, also to jobs that they failed under.
+        """Carry out an operator's order that devices are healthy: all jobs may use them again. Return the mask.
 
-        `slots` is a mask, 0 for all that are in quarantine, unwell, or avoided by a job: a device that is well again by
-        itself stays closed to the job that it failed under until this is said. What a renewal said in this same record
-        counts: its load frame has shown it to the operator already. Returns the mask of those that were.
+        `slots` is a mask, 0 for all that are in quarantine, unhealthy, or avoided by a job. A device that becomes
+        healthy by itself stays excluded for the jobs under which it failed, until this order. A renewal in this same
+        record counts, since the operator saw the failure in a load frame.
         """
         named = slots or -1
         row = draft.change_worker(worker)
@@ -110,7 +111,7 @@ class Health:
         return mask | lifted
 
     def _avoiding(self, draft: Draft, worker: Worker) -> dict[int, int]:
-        """The jobs that may not have devices of a worker, by number, as masks, once this record is folded as it is."""
+        """Return, by job number, the masks of a worker's devices that jobs avoid, as of this draft."""
         avoiding = {
             job.num: mask
             for job in self.state.jobs.values()
@@ -122,9 +123,9 @@ class Health:
         return avoiding
 
     def ask_anew(self, draft: Draft, worker: Worker) -> None:
-        """A worker that was started anew, or says other things of itself, may run what it refused before.
+        """Let jobs that a worker refused try it again, after it restarted or changed its description.
 
-        Only what it refused for what it runs: a device that failed under a job stays closed to that job.
+        Only refusals are lifted: a device that failed under a job stays excluded for that job.
         """
         if not draft.level_allows(acts.Avoid.LEVEL):
             return
@@ -142,12 +143,12 @@ class Health:
                     return
 
     def avoids(self, job: Job) -> None:
-        """A record has just said that a job avoids devices, or that it does no longer."""
+        """Note that a record has changed which devices a job avoids."""
         if self._shy is not None:
             self._shy.add(job.num)
 
     def _shy_jobs(self) -> set[int]:
-        """The numbers of jobs that avoid devices, and of some that did: found by one walk over all jobs in a reign."""
+        """Return the numbers of jobs that avoid devices, or did; found by one walk over all jobs in a term."""
         if self._shy is None:
             self._shy = {job.num for job in self.state.jobs.values() if job.avoid}
         return self._shy
@@ -160,7 +161,7 @@ class Health:
 
 
 def _bounded(said: Unwell) -> tuple[str, str, int]:
-    """A worker's words go into the ledger and to people: short, printable, and never without a kind."""
+    """Return a worker's report of a device cut to a bound: short, printable, and with a kind."""
     kind = "".join(char for char in said.kind if char.isprintable())[:KIND_CHARS_MAX] or "unwell"
     detail = "".join(char for char in said.detail if char.isprintable())[:DETAIL_CHARS_MAX]
     return kind, detail, int(said.ends)

@@ -1,7 +1,7 @@
-"""What a worker may say of itself when it joins, and that no device is lent by two workers.
+"""Checks what a worker says when it joins, and that no device is lent by two workers.
 
-Two agents that lend one GPU, say two containers that both see it, or one machine under a new name while the old name
-still holds leases, would have it given away twice: each by its own slots, with nothing in the ledger against it.
+If two agents lent one GPU, it would be given away twice, each time by its own slot, and the ledger could not tell. For
+example, two containers may see the same GPU, or a machine may join under a new name while the old name holds leases.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from moorage.scheduler.core.state import State, Worker
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Hello, Join
 
-#: what a ledger record holds of a worker's description at most
+#: the most bytes of a worker's description in a ledger record
 HELLO_BYTES_MAX: Final = 64 * 1024
-#: numbers of a hello go into the ledger: what msgpack can hold, with room
+#: the largest number in a hello: the ledger's msgpack can hold it, with room
 NUMBER_MAX: Final = 2**53
 #: a worker's slots are one 64-bit mask in the ledger
 SLOTS_MAX: Final = 64
-#: characters from which a device's name is its own in the whole world: NVML and ROCm give `GPU-` or `MIG-` and at least
-#: 16 hex digits; a card without a number of its own is named by its PCI address, which every machine has
+#: the least characters of a worldwide unique device name: NVML and ROCm give `GPU-` or `MIG-` and at least 16 hex
+#: digits; a card without a serial number is named by its PCI address, which occurs in every machine
 OWN_NAME_CHARS_MIN: Final = 16
-#: devices that are remembered beside twice as many as were lent when the table was read: then it is read anew from the
-#: state, so that workers which join with other devices each time leave nothing behind
+#: the table of lenders is read again from the state once it has twice as many devices as at the last reading, plus
+#: this; so workers that rejoin with other devices leave nothing behind
 LENDERS_SPARE: Final = 4_096
 
 
@@ -36,27 +36,27 @@ class DeviceName(NamedTuple):
 
 
 class Lending:
-    """Which worker lends a device. `kept` says whether jobs wait for a lost worker's very machine."""
+    """Which worker lends a device. `kept` returns whether jobs wait for a lost worker's machine to return."""
 
     def __init__(self, state: State, kept: Callable[[Worker], bool], spare: int = LENDERS_SPARE) -> None:
         self._state = state
         self._kept = kept
         self._spare = spare
-        self._lenders: dict[DeviceName, int] | None = None  # who did at last, by worker number; None: not read yet
+        self._lenders: dict[DeviceName, int] | None = None  # the last lender by worker number; None: not read yet
         self._lenders_max = 0
         self._draft: Draft | None = None
-        self._joining: dict[DeviceName, str] = {}  # by this draft: the worker's id
-        self._twice: list[tuple[DeviceName, int, int]] | None = None  # of before this reign; none comes to them
+        self._joining: dict[DeviceName, str] = {}  # worker ids of this draft's joins
+        self._twice: list[tuple[DeviceName, int, int]] | None = None  # from before this term; none can be added in it
 
     def joined(self, worker: Worker) -> None:
-        """After the fold: this worker lends what its hello says."""
+        """Note, after the fold, that a worker lends the devices in its hello."""
         if self._lenders is not None:
             self._lenders.update(dict.fromkeys(_lent_by(worker), worker.num))
             if len(self._lenders) > self._lenders_max:
                 self._lenders = None
 
     def check(self, draft: Draft, worker_id: str, hello: Hello, retry_after_s: float) -> Problem | None:
-        """Whether somebody else lends one of its devices. One that is taken counts as joining in this draft."""
+        """Return a problem if another worker lends one of the devices; else note them as joining in this draft."""
         if draft is not self._draft:
             self._draft, self._joining = draft, {}
         devices = devices_of(hello)
@@ -78,8 +78,10 @@ class Lending:
         return None
 
     def lent_twice(self) -> list[dict[str, str]]:
-        """Devices that two sessions lend at once: they joined under a release that took both, and stay until one joins
-        anew. None comes to them in this reign, so they are looked for once."""
+        """Return the devices that two sessions lend at once; read once, as no new ones can appear in this term.
+
+        They joined under a release that accepted both, and stay until one of them joins again.
+        """
         if self._twice is None:
             first: dict[DeviceName, int] = {}
             self._twice = []
@@ -96,7 +98,7 @@ class Lending:
         ]
 
     def _lender(self, draft: Draft, name: DeviceName, worker_id: str) -> str | None:
-        """Who else than this worker lends it and may still run something on it, as of this draft."""
+        """Return the id of another worker that lends a device and may still run something on it; None for none."""
         workers = self._state.worker_by_num
         if self._lenders is None:
             self._lenders = {}
@@ -115,17 +117,17 @@ class Lending:
 
 
 def devices_of(hello: Hello) -> list[DeviceName]:
-    """Its devices, by slot."""
+    """Return the devices in a hello, by slot."""
     return [DeviceName(device.vendor, device.uuid) for device in hello.gpu_pool]
 
 
 def recorded_devices(worker: Worker) -> list[DeviceName]:
-    """Those of a worker's last hello, by slot."""
+    """Return the devices in a worker's last hello, by slot."""
     return [DeviceName(device["vendor"], device["uuid"]) for device in worker.hello.get("gpu_pool", ())]
 
 
 def _lent_by(worker: Worker) -> list[DeviceName]:
-    """What a worker lends, and what it lends no more but something of ours still runs on."""
+    """Return the devices that a worker lends, and those it no longer lends but on which members still run."""
     held = 0
     for member in worker.members.values():
         held |= member.mask
@@ -133,7 +135,7 @@ def _lent_by(worker: Worker) -> list[DeviceName]:
 
 
 def _lent(devices: list[DeviceName], lent: list[int] | None, held: int = 0) -> list[DeviceName]:
-    """Those lent to the scheduler, or of the slots in the mask `held`, whose names no other device has."""
+    """Return the lent devices, and those in the mask `held`, whose names are unique in the world."""
     return [
         name
         for slot, name in enumerate(devices)
@@ -142,8 +144,7 @@ def _lent(devices: list[DeviceName], lent: list[int] | None, held: int = 0) -> l
 
 
 def check_hello(frame: Join) -> Problem | None:
-    """Bounds of a join, so that its record stays within its own: 64 slots, each with a name, 64 KiB in all; and that
-    its numbers name what is there."""
+    """Return a problem if a join exceeds its bounds: 64 slots, each with a name, 64 KiB in all, valid numbers."""
     hello = frame.hello
     for field, number in _numbers(frame):
         if not 0 <= number <= NUMBER_MAX:
@@ -156,7 +157,7 @@ def check_hello(frame: Join) -> Problem | None:
             )
     try:
         size = len(msgspec.msgpack.encode(hello)) + len(frame.machine.encode()) + len(frame.boot.encode())
-    except OverflowError:  # one that nothing here reads
+    except OverflowError:  # a number in a field that nothing here reads
         return problem("invalid-argument", "a number is out of its range", field="$.hello", allowed="64 bits")
     if size > HELLO_BYTES_MAX:
         return problem(
@@ -194,8 +195,10 @@ def check_hello(frame: Join) -> Problem | None:
 
 
 def _check_numbering(hello: Hello) -> Problem | None:
-    """Indices name devices to their vendor's runtime, and slots stand for one each: what is said of another counts for
-    none. Parts of one device (MIG) have its index."""
+    """Return a problem if two devices have the same index, or a lent slot is not in the pool.
+
+    The vendor's runtime names devices by index. Parts of one device (MIG) share its index.
+    """
     numbered: dict[tuple[str, int], int] = {}
     for slot, device in enumerate(hello.gpu_pool):
         if device.mig:
@@ -224,7 +227,7 @@ def _check_numbering(hello: Hello) -> Problem | None:
 
 
 def _numbers(frame: Join) -> Iterable[tuple[str, int]]:
-    """Every number of a join, with its JSON path."""
+    """Yield every number of a join with its JSON path."""
     hello = frame.hello
     yield "$.n", frame.n
     yield "$.hello.cpu_milli", hello.cpu_milli

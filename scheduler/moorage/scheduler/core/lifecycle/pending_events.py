@@ -1,4 +1,4 @@
-"""Events that were offered to the engine and are in no record yet: submits, cancels and all others, in a queue each."""
+"""Events that were offered to the engine and are in no record yet: submits, cancels and the rest, in three queues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moorage.scheduler.core.lifecycle.cancels import Cancels
 
 
 class PendingEvents:
-    """Each queue keeps the order of arrival: no cursor of a durable queue passes a request that is not counted yet."""
+    """Each queue keeps the order of arrival, so no cursor of a durable queue passes a request that is not recorded."""
 
     __slots__ = ("cancels", "rest", "submits", "taken_rest", "taken_submits", "urgent")
 
@@ -19,7 +19,7 @@ class PendingEvents:
         self.cancels = Cancels()
         self.rest: deque[Rest] = deque()
         self.urgent = 0  # events in `rest` that must not wait for the next heartbeat
-        #: what was taken for the record that is being built, in order, beside `cancels.taken`
+        #: taken for the current record, in order, besides `cancels.taken`
         self.taken_submits: list[Submit | QueueRead] = []
         self.taken_rest: list[Rest] = []
 
@@ -38,14 +38,14 @@ class PendingEvents:
             self.urgent += is_urgent(event)
 
     def begin_record(self) -> None:
-        """What is taken from now on is for another record."""
+        """Begin another record: forget what was taken for the previous one."""
         self.taken_submits.clear()
         self.taken_rest.clear()
         self.cancels.taken.clear()
 
     @property
     def has_taken(self) -> bool:
-        """Whether something was taken for this record, renewals aside."""
+        """Whether anything but renewals was taken for this record."""
         return bool(
             any(isinstance(event, Submit) for event in self.taken_submits)
             or self.cancels.taken
@@ -53,10 +53,10 @@ class PendingEvents:
         )
 
     def take_back(self) -> None:
-        """Put all that was taken for a record that is not written where it was."""
+        """Put back everything taken for a record that is not written."""
         self.submits.extendleft(reversed(self.taken_submits))
         self.cancels.take_back()
-        back = {id(event) for event in self.taken_rest}  # some of them were put back already
+        back = {id(event) for event in self.taken_rest}  # some were put back already
         self.rest = deque([*self.taken_rest, *(event for event in self.rest if id(event) not in back)])
         self.begin_record()
         self.put_back(())
@@ -72,9 +72,9 @@ class PendingEvents:
             self.put_back(())
 
     def put_back(self, events: Sequence[Rest]) -> None:
-        """Put events that a record has no room for at the front, for the next one.
+        """Put events without room in this record back to the front, for the next one.
 
-        Must also be called (with none) after events were taken from `rest`, as it counts `urgent` anew.
+        Must also be called (without events) after events were taken from `rest`, as it recounts `urgent`.
         """
         self.rest.extendleft(reversed(events))
         self.urgent = sum(map(is_urgent, self.rest))  # `rest` is nearly always empty here

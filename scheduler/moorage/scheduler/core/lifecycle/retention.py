@@ -1,4 +1,4 @@
-"""What the leader keeps of finished jobs: ended jobs are compacted to rows of the finished table, old rows expire."""
+"""Retention of finished jobs: ended jobs are compacted to rows of the finished table, and old rows expire."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from moorage.scheduler.core.usage import Tally
 from moorage.schemas.job import Request
 from moorage.schemas.request_cache import RequestCache
 
-#: one record compacts at most so many ended jobs (big ones count for several)
+#: the most ended jobs that one record compacts (big ones count more)
 COMPACT_MAX: Final = 512
-#: compaction waits until `ended_max` is exceeded by one part in so many, so that most records need none
+#: compaction waits until `ended_max` is exceeded by one part in this many, so that most records compact nothing
 COMPACT_PARTS: Final = 256
-#: one record holds so many rows of usage, and those of the job that comes to it: some 25 bytes each
+#: the most usage rows in one record, before the last job's; some 25 bytes each
 USAGE_ROWS_MAX: Final = 1_000
-#: ended jobs beyond `ended_max` wait until the history holds them, but at most as many again, and at least so many;
-#: the others are compacted without it
+#: ended jobs beyond `ended_max` wait for the history, but at most `ended_max` more, or this many; further ones are
+#: compacted without it
 ENDED_SPARE: Final = 1_000
 
 
 class Retention:
-    """`dropped` counts jobs that left memory though their history could not be written."""
+    """`dropped` counts jobs that left memory although their history could not be written."""
 
     def __init__(self, state: State, requests: RequestCache, config: Config) -> None:
         self.dropped = 0
-        self.rows_looked = False  # whether `forget` has run in this second
+        self.rows_looked = False  # whether `forget` ran in this second
         self._state = state
         self._requests = requests
         self._config = config
-        self._through = 0  # compact up to this ended job, as its name is wanted again; 0 for none
-        # rows outlive idempotence where the history is kept longer: they also say where it is stored
+        self._through = 0  # compact up to this ended job, whose id is wanted again; 0 for none
+        # rows are kept longer than ids if the history is: they also locate the history
         self._rows_ms = max(config.finished_keep_ms, int(config.history_keep * 1000))
 
     def holds_up(self, draft: Draft, job: Job) -> bool:
-        """Whether a submit must wait for its name, which a job in memory has: one that ended before `finished_keep`.
+        """Return whether a submit must wait, because an ended job in memory has its id longer than `finished_keep`.
 
         That job is then compacted with this record or the next ones, after all that ended before it. While the history
-        cannot be written no job may be compacted; then nobody waits, and the name counts as taken.
+        cannot be written no job may be compacted; then the submit does not wait, and the id counts as taken.
         """
         if not job.over or not job.story:
             return False
@@ -56,8 +56,8 @@ class Retention:
     def compact(self, draft: Draft) -> int:
         """Compact the oldest ended jobs that the history holds; their digests stay for idempotence. Returns how many.
 
-        While the history cannot be written they wait for it, up to a bound: scheduling goes on without it. What they
-        had of GPUs goes into the sums of usage, and so does what leaves memory of long stories.
+        While the history cannot be written they wait for it, up to a bound: scheduling continues without it. Their GPU
+        usage, and that of dropped parts of long stories, is added to the sums.
         """
         tally = Tally(self._state, draft.time_ms, self._request_of)
         parted = {act.job: act.last for act in draft.acts if isinstance(act, Part)}

@@ -1,8 +1,8 @@
 """The lease sessions of workers: join, renewal, goodbye and loss.
 
-A worker ends its session itself at its fence; the scheduler takes it for over only later, by grace and margin. So what
-runs under an old session never overlaps with what is placed next. Times here are the leader's own monotonic
-milliseconds: ledger time never decides a loss.
+A worker ends its session itself at its fence. The scheduler considers it over only later, by grace and margin. So
+attempts of an old session never overlap with new ones. Times here are the leader's own monotonic milliseconds: ledger
+time never decides a loss.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew, Resized
 from moorage.schemas.release import RELEASE, release_problem
 
-#: after so many renewals in a row that do not list a member, its worker is asked about it
+#: after this many renewals in a row without a member, its worker is asked about it
 MISSED_MAX: Final = 3
-#: what a recorded hello has beside what the worker said of itself
+#: fields that the scheduler adds to a recorded hello
 _OUR_OWN: Final = frozenset({"lost_ms", "json"})
-#: after so many joins in a row without a frame of the session a worker counts as not heard
+#: a worker that joins so often in a row without a frame of its session counts as not heard from
 JOINS_UNPROVEN_MAX: Final = 2
 _OVER: Final = frozenset({"exited", "refused", "withdrawn", "not-held"})
 
 
 class Report(NamedTuple):
-    """What a worker's last renewal listed and the ledger did not know; `twice`: in the renewal before that, too."""
+    """The members in a worker's last renewal that the ledger did not know; `twice`: also in the renewal before."""
 
     unknown: frozenset[MemberKey]
     twice: frozenset[MemberKey]
 
 
 class Sessions:
-    """Which workers have a session, and when each was heard last."""
+    """Which workers have a session, and when each was last heard from."""
 
     def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, config: Config) -> None:
         self.state = state
@@ -66,19 +66,19 @@ class Sessions:
         self.lending = Lending(state, has_kept_jobs)
         self.config = config
         self.release = RELEASE  # of this scheduler
-        #: by worker number: the capabilities of the session before, until the join that ended it is answered
+        #: by worker number: the capabilities of the previous session, until the join that ended it is answered
         self.former: dict[int, dict[str, Any]] = {}
-        self.ahead: dict[int, str] = {}  # by worker number: what it knows that the ledger does not have
-        #: by worker number (below WORKERS_MAX): how often it has joined since it named its session; a goodbye names it,
-        #: a loss does not, so the count outlives a loss and a worker that only joins gets no jobs in between
+        self.ahead: dict[int, str] = {}  # by worker number: what it knows that the ledger does not contain
+        #: by worker number (below WORKERS_MAX): how often it has joined since a frame named its session. A goodbye
+        #: names it, a loss does not, so the count survives a loss, and a worker that only joins gets no jobs in between
         self._joins: dict[int, int] = {}
 
     # -------------------------------------------------------------------------------------------- join
 
     def join(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | str:
-        """The id of a session (a new one, or the current one for a repeated join), or a problem.
+        """Return the id of a session (new, or the current one for a repeated join), or a problem.
 
-        One record first takes the facts of the old session, then adopts the members that the join lists, and only then
+        One record first takes the reports of the old session, then adopts the members that the join lists, and then
         declares all others over.
         """
         apart = release_problem(frame.hello.release, self.release)
@@ -109,12 +109,15 @@ class Sessions:
             return num
         hello = _as_recorded(frame.hello) | {"lost_ms": self.config.lost_ms}
         if event.json:
-            hello["json"] = True  # in the ledger, so that the next leader writes to it in this form, too
+            hello["json"] = True  # kept in the ledger, so that the next leader uses this form too
         draft.add(acts.Join(num, frame.boot, frame.n, event.fresh, 0, hello))
         return event.fresh
 
     def _answer_known(self, draft: Draft, worker: Worker, frame: Join) -> Problem | str | None:
-        """The answer to a known worker that gets no new session: a problem, or the session that this join has made."""
+        """Return the answer to a known worker that gets no new session: a problem, or the session of this same join.
+
+        None if it gets a new session.
+        """
         if frame.ledger == self.state.ledger_id:
             knows = f"reign {frame.reign}" if frame.reign > self.state.epoch else ""
             if self._is_ahead(worker, knows):
@@ -127,17 +130,17 @@ class Sessions:
                 retry_after_s=self.config.lost_ms / 1000,
             )
         if not draft.worker(worker).session:
-            # a lost journal may begin again at 1, but not in the same boot: this join came late, or twice
+            # a lost journal may begin again at 1, but not in the same boot: this join is late or repeated
             is_late = frame.n <= worker.n and (frame.boot, frame.machine) == (worker.boot, worker.machine)
             return self._stale(worker, frame) if is_late else None
         if worker.machine != frame.machine:
             return self._id_in_use(worker, frame)
         if frame.n == worker.n and frame.boot == worker.boot and worker.lost_ms in (0, self.config.lost_ms):
-            return worker.session  # the answer tells this leader's lease, so it must be the one that was recorded
+            return worker.session  # the answer contains this leader's lease, so that must be the recorded one
         return self._stale(worker, frame) if frame.n <= worker.n else None
 
     def _id_in_use(self, worker: Worker, frame: Join) -> Problem:
-        """The answer to a worker whose id a live session has; the start of `boot` names the kernel that both run on."""
+        """Return the problem for a worker whose id a live session has; equal starts of `boot` mean the same kernel."""
         if frame.boot.partition(".")[0] == worker.boot.partition(".")[0]:
             holder, which = "a worker of the same machine, with another state folder,", "that state folder (--state)"
         else:
@@ -146,7 +149,7 @@ class Sessions:
         return problem(
             "worker-id-in-use",
             f"{holder} has the id {worker.id} until it leaves, or is silent for {lost_ms / 1000:g} s",
-            next=f"give this worker an id of its own with --id, or start it on {which}, or stop the other one",
+            next=f"give this worker another id with --id, or start it on {which}, or stop the other one",
             retry_after_s=self.config.lost_ms / 1000,
         )
 
@@ -161,7 +164,7 @@ class Sessions:
         )
 
     def _number_new(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | int:
-        """Give a number to a worker that was never seen before."""
+        """Give a number to a new worker."""
         num = len(self.state.worker_by_num) + draft.numbered
         if num >= WORKERS_MAX:
             return problem("failed-precondition", f"{WORKERS_MAX:,} workers are known: the ledger's bound")
@@ -170,13 +173,13 @@ class Sessions:
         return num
 
     def _end_last_session(self, draft: Draft, worker: Worker, frame: Join) -> Problem | int:
-        """End a known worker's last session: take its facts, adopt the listed members, declare the others over."""
+        """End a known worker's last session: take its reports, adopt the listed members, declare the rest over."""
         listed = frozenset((h.tenant, h.job, h.replica, h.fence) for h in frame.holding)
         moved = moved_devices(worker, frame, listed)
         over = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in frame.facts if fact.kind in _OVER}
         alive = sorted(key for key in moved - over if worker.members[key].phase != AT_EXITED)
         if alive:
-            # they cannot be adopted, as their masks would name other devices; nor placed anew, as they still run
+            # they cannot be adopted, as their masks would mean other devices; nor placed again, as they still run
             return problem(
                 "failed-precondition",
                 f"it holds {len(alive)} members on devices that this hello does not show in the same slots",
@@ -208,10 +211,10 @@ class Sessions:
         return None
 
     def joined(self, worker: Worker, members: Iterable[tuple[Member, Shape]], mono_ms: int) -> None:
-        """After the record was folded: put the host into the fleet, as heard just now.
+        """Add the host to the fleet after the fold, as heard from just now.
 
-        A worker that joins again and again and never names its session does not take our answers: only a renewal
-        proves that it does, and until then nothing is placed on it.
+        A worker that joins repeatedly without naming its session does not receive the answers: nothing is placed on it
+        until a renewal proves that it does.
         """
         host = self.fleet.join(worker, members)
         self.lending.joined(worker)
@@ -223,7 +226,7 @@ class Sessions:
     # ------------------------------------------------------------------------------------------- facts
 
     def facts(self, draft: Draft, event: FromWorker, frame: FactFrame, folded: dict[int, int]) -> Problem | FactAck:
-        """Take a fact frame, once. `folded` is the last frame that this draft has taken, by worker number."""
+        """Take a report frame once. `folded` is the last frame taken in this draft, by worker number."""
         worker = self.state.workers.get(event.worker)
         if not self._is_current(worker, draft, frame.session):
             return session_over(event.worker)
@@ -251,13 +254,13 @@ class Sessions:
 
     @staticmethod
     def _is_current(worker: Worker | None, draft: Draft, session: str) -> TypeGuard[Worker]:
-        """Whether this is the worker's current session, and nothing in this record has ended it."""
+        """Return whether this is the worker's current session, which this record has not ended."""
         return worker is not None and draft.worker(worker).session == session != ""
 
     # ---------------------------------------------------------------------------------------- renewals
 
     def renew(self, draft: Draft, event: FromWorker, frame: Renew) -> Problem | Host:
-        """Renew the lease; returns the host. The soft view takes from the frame what is claimed locally.
+        """Renew the lease and return the host, with its locally claimed devices updated.
 
         After a takeover the worker's release may be too far from this scheduler's: then its lease runs out.
         """
@@ -276,7 +279,7 @@ class Sessions:
         self._joins.pop(worker.num, None)
         busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
         if host.busy & ~busy or (host.waiting and not frame.waiting):
-            self.fleet.opens(worker.num)  # a shared device that opens again moves no bucket
+            self.fleet.opens(worker.num)  # `refresh` misses a shared device that reopens
         stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
         if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
             host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale
@@ -285,10 +288,10 @@ class Sessions:
         return host
 
     def _is_ahead(self, worker: Worker, knows: str) -> bool:
-        """Whether a worker that is first heard in this reign knows of records that the ledger does not have (H7).
+        """Return whether a worker first heard from in this term knows records that the ledger does not contain (H7).
 
-        Then our reign is over, or the ledger is an older backup. Only the first frame counts as evidence: a worker that
-        has followed this reign and then claims to know more is faulty, or lies.
+        Then this term is over, or the ledger is an older backup. Only the first frame is evidence: a worker that has
+        followed this term and then claims to know more is faulty, or lies.
         """
         host = self.fleet.hosts.get(worker.num)
         if host is not None and host.heard:
@@ -300,19 +303,22 @@ class Sessions:
         return bool(knows)
 
     def _known_by(self, worker: Worker, frame: Renew) -> str:
-        """What a renewal shows that the ledger lacks (newer reign, acknowledged facts, later placement); else empty."""
+        """Return what a renewal shows that the ledger lacks (newer term, acknowledged reports, later placement).
+
+        Empty if nothing.
+        """
         if frame.reign > self.state.epoch:
             return f"reign {frame.reign}"
-        # a restored ledger may lack facts that were acknowledged before: the operator who restored it accepted that
+        # a restored ledger may lack reports acknowledged before: the operator who restored it accepted that
         if frame.no > worker.no and not self.state.restored_epoch:
             return f"facts answered up to frame {frame.no}, of which {worker.no} are here"
         fence = max((held.fence for held in frame.held), default=0)
         return f"a placement of record {fence}" if fence > self.state.seq else ""
 
     def behind(self, *, waited: bool) -> bool | None:
-        """Whether most workers know of records that the ledger does not have, although it says that we lead.
+        """Return whether most workers know records that the ledger does not contain, although this scheduler leads it.
 
-        None while too few were heard to tell. A single worker in a big fleet is not believed, as it may lie.
+        None while too few were heard from. A single worker in a big fleet is not believed, as it may lie.
         """
         if not self.ahead:
             return False
@@ -322,7 +328,7 @@ class Sessions:
         return len(self.ahead) > with_us
 
     def load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
-        """Take a load frame. It can only close devices: sick ones, and those that others use, get no new work (H21)."""
+        """Take a load frame. It can only close devices: sick ones and those in foreign use get no new jobs (H21)."""
         worker = self.state.workers.get(worker_id)
         host = self.fleet.hosts.get(worker.num) if worker is not None else None
         if host is None or frame.boot != host.worker.boot:
@@ -348,12 +354,12 @@ class Sessions:
             self.fleet.refresh(host)
 
     def silent(self, mono_ms: int) -> list[Worker]:
-        """The workers that are lost by their silence. Hosts that miss renewals or load frames get no new work."""
+        """Return the workers lost by silence, and mark hosts that miss renewals or load frames as stale."""
         stale_ms = int(self.config.load_s * self.config.loads_missed_max * 1000)
         lost = []
         for host in self.fleet.hosts.values():
             silent_ms = mono_ms - host.last_ms
-            # its lease is the one that it was told with its join, even if this leader's settings differ
+            # its lease is the one sent with its join, even if this leader's settings differ
             if silent_ms > self.config.lost_ms and silent_ms > host.worker.lost_ms:
                 lost.append(host.worker)
             elif host.stale or not host.heard:
@@ -364,18 +370,18 @@ class Sessions:
         return lost
 
     def _renews_no_more(self, host: Host, mono_ms: int) -> bool:
-        """Whether a host's last renewal is half a lease old: from then on a worker takes no placements itself."""
+        """Return whether a host's last renewal is half a lease old: from then on it takes no placements itself."""
         return mono_ms - host.last_ms > self.config.lease_s * 500
 
     @staticmethod
     def _last_report_ms(host: Host) -> int:
-        """When the host last reported how it is: by a load frame, or by a renewal if it never sent a load frame."""
+        """Return when the host last sent a load frame, or a renewal if it never sent a load frame."""
         return host.load_ms if host.load_ms >= 0 else host.last_ms
 
     def differences(
         self, worker: Worker, held: list[Held], no: int, resized: list[Resized]
     ) -> tuple[list[Member], list[Held]]:
-        """Where a worker's list of members differs from the ledger: members to send it again, and unknown ones."""
+        """Return the members to send to a worker again, and those in its list that the ledger does not know."""
         has = {(each.tenant, each.job, each.replica, each.fence): each.n for each in resized}
         shown = {(h.tenant, h.job, h.replica, h.fence): h for h in held}
         unknown = [entry for key, entry in shown.items() if key not in worker.members]
@@ -389,20 +395,20 @@ class Sessions:
             elif member.phase == AT_EXITED:
                 continue
             else:
-                if no >= worker.no:  # above: a restored ledger lacks what was told since its backup
+                if no >= worker.no:  # a larger number: a restored ledger lacks reports since its backup
                     member.missed += 1
                 again.append(member)
         return again, unknown
 
 
 def reported(last: Report | None, unknown: list[Held]) -> Report:
-    """A renewal that lists these members, which the ledger does not know, after the one before."""
+    """Return the report of a renewal that lists these unknown members, following the report `last`."""
     keys = frozenset((h.tenant, h.job, h.replica, h.fence) for h in unknown if h.phase != "exited")
     return Report(keys, keys & last.unknown if last is not None else frozenset())
 
 
 def _as_recorded(hello: Hello) -> dict[str, Any]:
-    """A hello as a record holds it: also with the empty fields, which the wire leaves out and placement reads."""
+    """Return a hello as recorded: with the empty fields, which the wire leaves out and placement reads."""
     recorded: dict[str, Any] = msgspec.to_builtins(hello)
     for name, empty in (("gpu_pool", []), ("drivers", []), ("labels", {}), ("sharers_max", {})):
         recorded.setdefault(name, empty)
@@ -413,13 +419,13 @@ def _as_recorded(hello: Hello) -> dict[str, Any]:
 
 
 def _is_behind(member: Member, has: int) -> bool:
-    """Whether its job has got another part of its devices since the order that the member's worker shows for it."""
+    """Return whether the job's part of its devices has changed since the order that the worker last applied."""
     resizes = member.replica.job.resizes
     return bool(resizes) and has < resizes[-1].seq
 
 
 def wants_more(member: Member, phase: str) -> bool:
-    """Whether the ledger wants a member in another phase than the one its worker reports."""
+    """Return whether the ledger wants a member in another phase than its worker reports."""
     if member.replica.state in (CANCELLING, ENDING):
         return phase in ("claimed", "running", "frozen")
     if phase in ("running", "frozen") and member.replica.state in (RUNNING, FROZEN):
@@ -428,7 +434,7 @@ def wants_more(member: Member, phase: str) -> bool:
 
 
 def _supervisor_died(worker: Worker, frame: Join) -> bool:
-    """Whether the worker's jobs ended with their supervisor, and the machine went on: a boot is `machine's.start`."""
+    """Return whether the worker's supervisor died while the machine went on: a boot is `machine's.start`."""
     of_machine, _, start = frame.boot.partition(".")
     return bool(start) and frame.boot != worker.boot and worker.boot.startswith(f"{of_machine}.")
 
@@ -442,17 +448,17 @@ def session_over(worker_id: str) -> Problem:
 
 
 def no_leader() -> Problem:
-    """The answer to a worker that has heard of a newer reign: it asks again, and the real leader answers."""
-    return problem("not-leading", "a newer reign was heard of: this scheduler does not lead, or may not")
+    """Return the answer to a worker that knows a newer term: it asks again, and the real leader answers."""
+    return problem("not-leading", "a worker knows a newer term: this scheduler does not lead, or must not")
 
 
 def has_kept_jobs(worker: Worker) -> bool:
-    """Whether jobs wait for this machine to come back (on_partition keep)."""
+    """Return whether jobs wait for this machine to come back (on_partition keep)."""
     return any(member.replica.state == LOST_KEPT for member in worker.members.values())
 
 
 def lose_bytes(worker: Worker) -> int:
-    """The most bytes that ending a session writes: two steps for each member, and for all ranks of its gangs."""
+    """Return the most bytes written by ending a session: two steps for each member and each rank of its gangs."""
     return sum(
         2 * STEP_BYTES * (len(member.replica.job.replicas) if member.replica.job.gang else 1)
         for member in worker.members.values()
@@ -460,7 +466,7 @@ def lose_bytes(worker: Worker) -> int:
 
 
 def has_room(state: State, draft: Draft, event: FromWorker) -> bool:
-    """Whether the record has room for the most that this frame may write; an empty record always has."""
+    """Return whether the record has room for the most that this frame may write; an empty record always has."""
     frame, size = event.frame, 0
     if isinstance(frame, FactFrame | Join):
         size = 2 * STEP_BYTES * len(frame.facts)
@@ -471,7 +477,7 @@ def has_room(state: State, draft: Draft, event: FromWorker) -> bool:
 
 
 def moved_devices(worker: Worker, frame: Join, listed: frozenset[MemberKey]) -> frozenset[MemberKey]:
-    """The listed members on a slot in which the new session has another device (vendor, uuid) than the old one."""
+    """Return the listed members on a slot that has another device (vendor, uuid) in the new session."""
     both = zip(recorded_devices(worker), devices_of(frame.hello), strict=False)
     same = sum(1 << slot for slot, (old, new) in enumerate(both) if old == new)
     return frozenset(key for key in listed if key in worker.members and worker.members[key].mask & ~same)

@@ -1,4 +1,4 @@
-"""Guards against leading on an older backup of the ledger: then workers know of records that the ledger lacks."""
+"""Guards against leading an older backup of the ledger: then workers know of records that the ledger lacks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.state import State
 
-#: renewal intervals after which a worker that was not heard in this reign is no longer waited for
+#: renewal intervals after which a worker not heard from in this term is no longer waited for
 BEHIND_RENEWALS: Final = 1.5
 
 
 class StaleLedgerGuard:
-    """`mono_ms` is the leader's monotonic time at which its reign began."""
+    """`mono_ms` is the leader's monotonic time at which its term began."""
 
     def __init__(self, state: State, sessions: Sessions, config: Config, mono_ms: int) -> None:
         self._state = state
@@ -23,35 +23,35 @@ class StaleLedgerGuard:
         self._lost_ms = max(config.lost_ms, *(worker.lost_ms for worker in state.workers.values()), 0)
 
     def may_place(self, time_ms: int, mono_ms: int) -> bool:
-        """False while the ledger may turn out to be an older backup, and for a while after it was restored from one.
+        """Return False while the ledger may be an older backup, and for a while after it was restored from one.
 
-        Jobs that were placed after the backup may still run, unknown to the restored ledger. Until their workers were
-        heard, or would be lost by now, nothing may be placed beside them (ledger-rules H7).
+        Jobs that were placed after the backup may still run, unknown to the restored ledger. Nothing may be placed
+        beside them until their workers were heard from, or would count as lost (ledger-rules H7).
         """
         state, lost_ms = self._state, self._lost_ms
         if self._sessions.ahead and self._sessions.behind(waited=self.waited(mono_ms)) is not False:
             return False
         if state.restored_ms < 0:
             return True
-        if state.epoch == state.restored_epoch + 1:  # its first reign counts by its own clock
+        if state.epoch == state.restored_epoch + 1:  # its first term counts by its own clock
             return mono_ms - self._began_mono_ms >= lost_ms
         return time_ms >= state.restored_ms + lost_ms
 
     def waits_for(self, time_ms: int, mono_ms: int) -> tuple[str, int]:
-        """Why nothing is placed now, and for how many ms at most; only where `may_place` is False."""
+        """Return why nothing is placed now, and for how many ms at most; only if `may_place` is False."""
         state, lost_ms = self._state, self._lost_ms
         left_ms = lost_ms - (mono_ms - self._began_mono_ms)
         if state.restored_ms >= 0 and state.epoch != state.restored_epoch + 1:
             left_ms = state.restored_ms + lost_ms - time_ms
         if state.restored_ms >= 0 and left_ms > 0:
-            return "jobs that were placed after the backup may still run on workers that are not heard yet", left_ms
+            return "jobs that were placed after the backup may still run on workers that have not reported yet", left_ms
         left_ms = int(BEHIND_RENEWALS * self._config.renew_s * 1000) - (mono_ms - self._began_mono_ms)
-        return f"of its workers {len(self._sessions.ahead)} know of records that the ledger lacks", max(0, left_ms)
+        return f"{len(self._sessions.ahead)} of its workers know of records that the ledger lacks", max(0, left_ms)
 
     def behind(self, mono_ms: int) -> str:
-        """Why this ledger turned out to be an older backup; empty where it is none.
+        """Return why this ledger is an older backup; empty if it is not.
 
-        To be asked after an acknowledgement: that proves that the workers have not simply heard of a newer leader.
+        To be called after an acknowledgement, which proves that the workers do not merely know a newer leader.
         """
         if not self._sessions.ahead or not self._sessions.behind(waited=self.waited(mono_ms)):
             return ""
@@ -64,5 +64,5 @@ class StaleLedgerGuard:
         )
 
     def waited(self, mono_ms: int) -> bool:
-        """Whether every live worker has had time to renew in this reign, at the leader's monotonic time `mono_ms`."""
+        """Return whether every live worker has had time to renew in this term, at monotonic time `mono_ms`."""
         return mono_ms - self._began_mono_ms > BEHIND_RENEWALS * self._config.renew_s * 1000

@@ -14,43 +14,43 @@ from moorage.scheduler.core.queue.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.state import Job, Replica, State
 from moorage.schemas.job import Request
 
-#: timers of ended jobs stay in the heap until there are more than this
+#: the timers of ended jobs are removed once there are more than this
 TIMERS_SPARE: Final = 10_000
-#: timers that one record looks at
+#: the most timers that one record handles
 DUE_MAX: Final = 8_192
 _DEADLINE, _START_WITHIN, BACKOFF = range(3)
 
-#: puts an entry back into the queue: job, request, the priority an operator gave it (below 0 for none), entry
+#: puts an entry back into the queue: job, request, an operator's priority (negative for none), entry
 Enqueue = Callable[[Job, Request, int, int], None]
 
 
 class _Passed(NamedTuple):
-    """A timer of a job that has passed, and has to be acted on in this record or a later one."""
+    """A job's timer that has passed, to be handled in this record or a later one."""
 
     due_ms: int
     kind: int
     num: int
-    ends: bool  # whether it surely ends what waits of the job
+    ends: bool  # whether it surely ends the job's waiting replicas
 
 
 class Timers:
     """`rows` is a heap of (ledger ms, kind, job number or queue entry).
 
-    `overdue` are jobs whose time has passed, while no record had room yet to end them: they may not start any more.
+    `overdue` are jobs whose time has passed while no record had room to end them: they may not start any more.
     """
 
     def __init__(self, state: State, request_of: Callable[[Job], Request]) -> None:
         self.rows: list[tuple[int, int, int]] = []
-        self.overdue: dict[int, int] = {}  # by job number: how many of `_passed` end it
-        self.at: tuple[int, int] | None = None  # kind and job number or queue entry of the one that is acted on
-        self.put_off: dict[tuple[int, int], int] = {}  # the same of those that failed: until which ledger ms
+        self.overdue: dict[int, int] = {}  # job number -> how many of `_passed` end it
+        self.at: tuple[int, int] | None = None  # kind and job number or queue entry of the timer being handled
+        self.put_off: dict[tuple[int, int], int] = {}  # timers that failed, with the ledger ms until which to skip them
         self._passed: deque[_Passed] = deque()
         self._state = state
         self._request_of = request_of
 
     @property
     def next_ms(self) -> float:
-        """Ledger time of the next timer; infinity when there is none."""
+        """The ledger time of the next timer; infinity for none."""
         if self._passed:
             return self._passed[0].due_ms
         return self.rows[0][0] if self.rows else math.inf
@@ -63,7 +63,7 @@ class Timers:
             self._push(job.accepted_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num)
 
     def requeue(self, replica: Replica, not_before: int) -> None:
-        """Put a replica back into the queue at a ledger time."""
+        """Set a timer that puts a replica back into the queue at a ledger time."""
         self._push(not_before, BACKOFF, entry(replica.job.num, replica.index))
 
     def _push(self, due_ms: int, kind: int, what: int) -> None:
@@ -72,10 +72,10 @@ class Timers:
         heappush(self.rows, (due_ms, kind, what))
 
     def due(self, draft: Draft, lifecycle: Lifecycle, enqueue: Enqueue) -> None:
-        """Act on the timers that have passed by the draft's time.
+        """Handle the timers that have passed by the draft's time.
 
-        If many jobs end at once, this record ends some of them, and the next ones the others; backoffs that end do
-        not wait for those.
+        If many jobs end at once, this record ends some of them, and later ones the rest; ended backoffs do not wait for
+        that.
         """
         self.at = None
         self._pop_due(draft, lifecycle, enqueue)
@@ -106,7 +106,7 @@ class Timers:
                 continue
             job = state.jobs.get(what)
             if job is not None and not job.over:
-                # a job with a placed replica may have started by the time it is acted on: then it goes on
+                # a job with a placed replica may have started when it is handled, and then goes on
                 ends = kind == _DEADLINE or not (job.held or job.started)
                 self._passed.append(_Passed(due_ms, kind, what, ends))
                 if ends:
@@ -119,16 +119,16 @@ class Timers:
         request = self._request_of(job)
         late_ms = math.inf if request.start_within_s is None else int(request.start_within_s * 1000)
         if draft.time_ms - job.accepted_ms >= late_ms:
-            lifecycle.expire(draft, job)  # it was placed when its time passed, and has been refused since
+            lifecycle.expire(draft, job)  # it was placed when its time passed, and was refused since
         if draft.job(job).hold is None:
             enqueue(job, request, draft.job(job).priority, item)
 
     def more_are_due(self, draft: Draft) -> bool:
-        """Whether timers are due that `due` did not get to; among them may be backoffs, and jobs that are overdue."""
+        """Return whether passed timers remain that `due` did not reach; they may be backoffs or overdue jobs."""
         return bool(self.rows) and self.rows[0][0] <= draft.time_ms
 
     def clear_out(self) -> None:
-        """Most jobs end long before their deadlines: drop the timers of ended jobs, once there are many."""
+        """Drop the timers of ended jobs once there are many, since most jobs end long before their deadlines."""
         if len(self.rows) > 2 * self._state.live + TIMERS_SPARE:
             self.rows = [timer for timer in self.rows if self._is_live(timer)]
             heapify(self.rows)

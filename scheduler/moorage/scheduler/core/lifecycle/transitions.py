@@ -1,7 +1,7 @@
-"""What a fact, a cancel, a lost worker or a deadline does to a replica: the policy that turns events into steps.
+"""Turns reports, cancels, lost workers and deadlines into steps of replicas: the policy of transitions.
 
-Every function here reads the state through the draft (with this tick's steps applied), writes steps to the draft, and
-updates the soft view of the fleet. Races are decided by the order in the ledger (ledger-rules H44).
+Every function here reads the state through the draft (with this record's steps applied), writes steps to the draft, and
+updates the fleet's view. Races are decided by the order in the ledger (ledger-rules H44).
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ RETRY_BACKOFF_MS: Final = 1_000
 RETRY_BACKOFF_MS_MAX: Final = 60_000
 REFUSAL_BACKOFF_MS: Final = 250
 REFUSAL_BACKOFF_MS_MAX: Final = 30_000
-#: the exit code of a job whose request its driver refuses as wrong, as of one that a shell cannot execute
+#: the exit code of a job whose request its driver refuses as wrong; a shell uses it for what it cannot execute
 CODE_CANNOT_RUN: Final = 126
-#: larger exit codes are cut to this, as the ledger stores whatever number a worker sends
+#: larger exit codes are cut to this, since the ledger stores whatever number a worker sends
 EXIT_CODE_MAX: Final = 2**31 - 1
 
 _WHOLE_RUN: Final = ("claimed", "started", "exited", "freed")
@@ -74,22 +74,21 @@ _ON_WORKER: Final = (PLACED, CLAIMED, RUNNING, FROZEN)
 
 
 def backoff_ms(base: int, used: int, at_most: int) -> int:
-    """base, 2·base, 4·base, … by the number of tries already used, with a bound."""
+    """Return base, 2·base, 4·base, … by the number of tries already used, up to a bound."""
     return min(base << min(used, 16), at_most)
 
 
 def is_address(detail: str) -> bool:
-    """Whether the detail of rank 0's claimed fact is an `address:port` that START may tell the other ranks."""
+    """Return whether a claimed report's detail is an `address:port` that START may send to the other ranks."""
     address, _, port = detail.rpartition(":")
     return bool(address) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535 and len(port) <= 5
 
 
 def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact]) -> list[Member]:
-    """The fastest path: a frame in which every member was claimed, started, ended with success and is free.
+    """Take a frame in which every member was claimed, started, succeeded and was freed; return those members.
 
-    An agent that runs many short jobs sends such frames: first all claims, then all starts, then each end followed by
-    what it frees. Returns the members, which are written to the draft; for any other frame an empty list, and nothing
-    was done.
+    The fastest path: an agent that runs many short jobs sends such frames. They contain first all claims, then all
+    starts, then each end followed by its free. For any other frame the list is empty, and nothing was done.
     """
     count, rest = divmod(len(facts), 4)
     if rest or not count or facts[count - 1].kind != "claimed" or facts[-1].kind != "freed":
@@ -123,7 +122,7 @@ def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact
 
 
 def _note_used(draft: Draft, members: dict[MemberKey, Member], fact: Fact) -> None:
-    """Take down what an attempt used of its GPUs, as its worker has measured it."""
+    """Record what an attempt used of its GPUs, as measured by its worker."""
     member, used = members.get((fact.tenant, fact.job, fact.replica, fact.fence)), used_of(fact.detail)
     if member is not None and member not in draft.gone and used is not None and draft.level_allows(Used.LEVEL):
         draft.add(Used(member.replica.job.num, *used))
@@ -150,7 +149,7 @@ class Lifecycle:
     # ------------------------------------------------------------------------------------------- facts
 
     def on_facts(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
-        """Take a fact frame of a worker's current session. Facts about unknown members are counted, never fatal."""
+        """Take a report frame of a worker's current session. Reports about unknown members are counted, never fatal."""
         members, gone = worker.members, draft.gone
         for fact in facts:
             if fact.detail and fact.kind == "freed":
@@ -171,7 +170,7 @@ class Lifecycle:
                 self.fleet.give_all(host, [(job.shape or self.shape_of(job), mask) for job, mask in jobs])
 
     def on_facts_of_dead_supervisor(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
-        """`on_facts` for the facts of a session that ended because the supervisor died, while the machine went on."""
+        """Take the reports of a session that ended because the supervisor died, while the machine went on."""
         self._with_supervisor = lost_with_supervisor(draft, worker.members, facts)
         self._charged = charged(draft, self._with_supervisor)
         try:
@@ -226,9 +225,9 @@ class Lifecycle:
 
     @staticmethod
     def _never_there(draft: Draft, job: Job, member: Member) -> None:
-        """Keep the job from this worker, whose rules or driver refuse it: another try there would end the same way."""
+        """Exclude this worker, whose rules or driver refuse the job: another try there would end the same way."""
         if not draft.level_allows(Avoid.LEVEL):
-            return  # an older ledger has no way to say it: the job may be tried there again, after a backoff
+            return  # an older ledger cannot record it: the job may be tried there again after a backoff
         draft.avoid(job, member.worker, every_slot(member.worker))
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
@@ -286,7 +285,7 @@ class Lifecycle:
     def _never_ran(
         self, draft: Draft, op: int, replica: Replica, member: Member, state: int, why: str, count: int, code: int = 0
     ) -> None:
-        """REFUSE, WITHDRAW and LOSE: the attempt is over, and left nothing on the worker. With a `code` it failed."""
+        """Write REFUSE, WITHDRAW or LOSE: the attempt is over and left nothing behind. With a `code` it failed."""
         if state == CANCELLING:
             draft.over(op, replica, member, CANCELLED, why)
         elif draft.job(replica.job).gang != GangPhase.NONE:
@@ -308,7 +307,7 @@ class Lifecycle:
         self._give(member)
 
     def _next_after(self, replica: Replica, count: int) -> int:
-        """QUEUED while the request allows another try of this kind, else FAILED; a refusal alone is never fatal."""
+        """Return QUEUED while the request allows another try of this kind, else FAILED; refusals are never fatal."""
         if count == Count.RETRY:
             return QUEUED if replica.retries < self.request_of(replica.job).retries else FAILED
         if count == Count.LOSS:
@@ -316,7 +315,7 @@ class Lifecycle:
         return QUEUED
 
     def _after_ending(self, draft: Draft, replica: Replica) -> int:
-        """The state after a replica has ended as asked; no new attempt if the job's deadline has passed meanwhile."""
+        """Return the state after a replica has ended as asked; no new attempt if the deadline has passed meanwhile."""
         deadline_ms = replica.job.deadline_ms
         late = deadline_ms is not None and draft.time_ms >= deadline_ms
         return TIMED_OUT if late and replica.after == QUEUED else replica.after
@@ -363,7 +362,7 @@ class Lifecycle:
 
     @staticmethod
     def _ended_with(draft: Draft, job: Job) -> tuple[dict[int, int], str]:
-        """Of a gang whose attempts are over: the code of each rank that has one, and why the first rank failed."""
+        """Return the exit codes of a gang's ended ranks, and why the first rank failed."""
         attempt, codes, why = job.replicas[0].attempt, dict[int, int](), ""
         ends = [
             (row[REPLICA], row[CODE], row[WHY]) for row in job.story if row[STATE] == EXITED and row[ATTEMPT] == attempt
@@ -376,7 +375,7 @@ class Lifecycle:
         return codes, why
 
     def _settle_gang(self, draft: Draft, job: Job) -> None:
-        """Once the attempts of all ranks are over: success, a new attempt, or the end, for all of them together."""
+        """Once the attempts of all ranks are over, move all of them on: success, a new attempt, or the end."""
         if any(draft.replica(peer).state != EXITED for peer in job.replicas):
             return
         row = draft.job(job)
@@ -397,7 +396,7 @@ class Lifecycle:
     # ------------------------------------------------------------------------- cancels, deadlines, losses
 
     def cancel(self, draft: Draft, job: Job, why: str) -> bool:
-        """Cancel all replicas that are not over. False if there were none."""
+        """Cancel all replicas that have not ended; return False if there were none."""
         did = False
         if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, CANCELLED)
@@ -415,10 +414,10 @@ class Lifecycle:
         return did
 
     def start_over(self, draft: Draft, job: Job, why: str) -> int:
-        """End what is on a worker and queue it again, without counting a retry. Returns how many replicas that are.
+        """End a job's running replicas and queue them again, without counting a retry. Return how many replicas.
 
-        Replicas that are ending already are left alone. One that was kept through a partition is queued at once: by
-        this order the operator says that it is over.
+        Replicas that are ending already are left alone. A replica kept through a partition is queued at once: with this
+        order the operator declares it over.
         """
         gang = draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED)
         if gang:
@@ -438,7 +437,7 @@ class Lifecycle:
 
     @staticmethod
     def is_on_worker(draft: Draft, member: Member) -> bool:
-        """Whether a member is placed, claimed or running, and was not asked to end yet."""
+        """Return whether a member is placed, claimed or running, and was not asked to end yet."""
         return (
             member not in draft.gone
             and draft.phase_of(member) != AT_EXITED
@@ -470,11 +469,11 @@ class Lifecycle:
         draft.end(replica, ENDING, after, why, notice_s)
 
     def deadline(self, draft: Draft, job: Job) -> None:
-        """The job's deadline has passed: what waits becomes EXPIRED, and what runs is ended and TIMED_OUT."""
+        """Apply a passed deadline: waiting replicas become EXPIRED, running ones are ended and TIMED_OUT."""
         row = draft.job(job)
         phase, after = row.gang, row.after
         gang = phase in (GangPhase.HOLDING, GangPhase.STARTED, GangPhase.ENDING)
-        if gang and (phase != GangPhase.ENDING or after == QUEUED):  # one that is ending must not be queued again
+        if gang and (phase != GangPhase.ENDING or after == QUEUED):  # a gang that is ending must not be queued again
             draft.gang(job, GangPhase.ENDING, TIMED_OUT)
         for replica in job.replicas:
             state = draft.replica(replica).state
@@ -488,7 +487,7 @@ class Lifecycle:
             self._settle_gang(draft, job)
 
     def expire(self, draft: Draft, job: Job) -> None:
-        """`start_within_s` has passed: what waits expires, unless some of the job has run."""
+        """Apply a passed `start_within_s`: waiting replicas expire, unless any replica has run."""
         if job.started or job in draft.started:
             return
         for replica in job.replicas:
@@ -526,11 +525,11 @@ class Lifecycle:
                 self._never_ran(draft, Op.LOSE, replica, member, state, f"worker {worker.id}: {why}", Count.LOSS)
 
     def _may_live_on(self, draft: Draft, replica: Replica, state: int, worker: Worker) -> str:
-        """Return why a replica of a lost worker may live on there, so that it must not be placed again; "" if it may
-        not: its request says so (`on_partition`), or nothing ends what its driver runs (`fence`).
+        """Return why a replica of a lost worker may live on there, so that it must not be placed again; else "".
 
-        A PLACED one may be running, too: perhaps only its facts did not get through the partition. One that is ENDING
-        may not have heard that it is to end.
+        Its request says so (`on_partition`), or nothing ends the processes of its driver (`fence`). A PLACED replica
+        may be running too: perhaps only its reports did not get through. An ENDING one may not have received the order
+        to end.
         """
         request = self.request_of(replica.job)
         driver = request.workload.driver
@@ -557,7 +556,7 @@ class Lifecycle:
             self.fleet.give(host, self.shape_of(member.replica.job), member.mask)
 
     def release(self, draft: Draft, worker: Worker, mask: int) -> int:
-        """Free the members whose quarantined devices an operator has declared well. Returns how many.
+        """Free the members whose quarantined devices an operator has declared healthy. Return how many.
 
         Members with another device that stays in quarantine are not freed.
         """
@@ -575,7 +574,7 @@ class Lifecycle:
         return len(lingering)
 
     def _mark_busy(self, member: Member) -> None:
-        """Take the slots of a refused member as busy, until a renewal says which ones really are (H41)."""
+        """Count the slots of a refused member as busy, until a renewal reports which ones are (H41)."""
         host = self.fleet.hosts.get(member.worker.num)
         if host is not None and member.phase == AT_PLACED:
             host.busy |= member.mask

@@ -1,5 +1,4 @@
-"""What a request asks for that no known worker could ever give it, in words: the filter that came nearest to a fit;
-and what a model that it names is only a part of."""
+"""Explains why no known worker could ever run a request, and which models it names only in part."""
 
 from __future__ import annotations
 
@@ -14,29 +13,29 @@ from moorage.scheduler.core.shape import Shape
 from moorage.schemas.gpu import WHOLE_WORDS, model_matches
 from moorage.schemas.memo import Memo
 
-#: texts that are kept until the fleet changes, and so are names that were compared with the fleet's
+#: cached texts, and cached names compared with the fleet's
 KEPT_MAX: Final = 1_000
 
 
 class Unmatched:
-    """Texts by shape, kept until the fleet changes."""
+    """Texts by shape, cached until the fleet changes."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._inventory = -1
         self._texts: Memo[int, str] = Memo(KEPT_MAX)
         self._names: list[str] = []  # of all devices of the fleet
-        #: the fleet's names nearest to a model as it is asked for, in lower case
+        #: a requested model in lower case -> the fleet's nearest names
         self._close: Memo[str, list[str]] = Memo(KEPT_MAX)
 
     def why(self, shape: Shape) -> str:
-        """Why no known worker could ever run this shape, were it empty. Only of shapes of which that is known."""
+        """Return why no known worker could ever run this shape, for shapes for which that is known."""
         self._look()
         text = self._texts.get(shape.index)
         return self._texts.put(shape.index, self._why(shape)) if text is None else text
 
     def part_of(self, shape: Shape) -> str:
-        """What a model that it names is only a part of: no name in the fleet has it as a word. Empty: nothing."""
+        """Return which names have a requested model only inside a word; empty if a whole word matches, or nothing."""
         self._look()
         return "; ".join(filter(None, map(self._part, shape.models)))
 
@@ -47,7 +46,7 @@ class Unmatched:
         return f"{model} is part of {shown(found)} only; ={model} takes that model alone"
 
     def _look(self) -> None:
-        """What was said of another fleet is forgotten."""
+        """Empty the caches if the fleet has changed."""
         if self._inventory != self._fleet.inventory:
             self._inventory = self._fleet.inventory
             self._names = sorted({name for cls in self._fleet.classes.values() for _, _, name, *_ in cls.devices})
@@ -55,7 +54,7 @@ class Unmatched:
             self._close.clear()
 
     def reason(self, shape: Shape) -> str:
-        """Return the reason that came farthest; "" where hosts pass all filters, but are too small, or are none."""
+        """Return the reason nearest to a fit; "" if hosts pass all filters but are too small, or there are none."""
         names = {cls.fit(shape).reason for cls in self._fleet.classes.values()}
         return "" if "" in names or not names else nearest_to_a_fit(names)
 
@@ -71,11 +70,11 @@ class Unmatched:
         return FILTERS[reason].words(shape, classes[reason], self)
 
     def labelled(self, label: str) -> Iterable[str]:
-        """The values that the fleet has of a label."""
+        """Return the values that the fleet has of a label."""
         return self._fleet.labelled.get(label, ())
 
     def nearest_models(self, shape: Shape) -> Iterable[str]:
-        """The fleet's names nearest to those that a shape asks for; all of them where none is near."""
+        """Return the fleet's device names nearest to the requested ones; all names if none is near."""
         near = [name for model in shape.models for name in self._near(model.lstrip("=").lower())]
         return dict.fromkeys(near) or self._names
 

@@ -1,12 +1,12 @@
-"""Drains with a deadline and maintenance windows: when a worker closes, when what runs there leaves, when it opens.
+"""Drains with a deadline and maintenance windows: when a worker closes, when its jobs leave, when it reopens.
 
-A window is in the ledger, in ledger time: it outlives takeovers of the scheduler and reboots of the worker. What it
-asks for is looked at once a second, so that a moment that passed during a takeover is made up for.
+A window is in the ledger, in ledger time: it survives takeovers of the scheduler and reboots of the worker. It is
+checked once a second, so that a moment that passed during a takeover is caught up.
 
-Who runs on the worker when the deadline comes is asked to end within its grace and waits for a new attempt, for no
-retry; one that has a checkpoint signal is told `checkpoint_before_s` ahead. Before that a job is placed there only if
-its time limit (`timeout_s`, or its own deadline) is over by then; one without a limit is placed until `SETTLE_MS`
-before, and asked to leave like the others.
+Jobs on the worker at the deadline are asked to end within their grace, and wait for a new attempt that does not count
+as a retry. A job with a checkpoint signal gets it `checkpoint_before_s` ahead. Before the deadline a job is placed
+there only if its time limit (`timeout_s`, or its own deadline) is over by then. A job without a limit is placed until
+`SETTLE_MS` before, and asked to leave like the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moorage.scheduler.core.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Count
 from moorage.scheduler.core.state import Member, State, Window, Worker
 from moorage.schemas.operate import Drain, DrainAct
 
-#: a job without a time limit is placed on no worker that it would have to leave sooner than this
+#: a job without a time limit is not placed on a worker that it would have to leave sooner than this
 SETTLE_MS: Final = 10 * 60 * 1000
 
 
@@ -37,21 +37,21 @@ class Windows:
     # ------------------------------------------------------------------------------------------- operators' acts
 
     def drain(self, draft: Draft, worker: Worker, act: DrainAct, by: str) -> bool:
-        """Write a drain into the draft; False where it is so already. One that begins now closes the worker at once."""
+        """Write a drain into the draft; return False if nothing changes. A drain from now on closes the worker."""
         window = window_of(act, draft.time_ms, by)
         begins_now = window is None or window.from_ms <= draft.time_ms
         flag, before = draft.worker(worker).flag, draft.worker(worker).window
         changed = window is not None or before is not None or flag != "draining"
         if begins_now:
             self.flag(draft, worker, "draining", by)
-        elif flag == "draining":  # an earlier drain: this one takes its place
+        elif flag == "draining":  # this drain replaces an earlier one
             self.flag(draft, worker, "open", by)
         if window is not None or before is not None:
             self._write(draft, worker, window)
         return changed
 
     def clear(self, draft: Draft, worker: Worker) -> bool:
-        """Take a window back; False where there was none."""
+        """Remove a window; return False if there was none."""
         if draft.worker(worker).window is None:
             return False
         self._write(draft, worker, None)
@@ -60,10 +60,10 @@ class Windows:
     # ----------------------------------------------------------------------------------------------- as time passes
 
     def pass_time(self, draft: Draft) -> None:
-        """Close, ask to leave, and open whatever is due by now."""
+        """Close, empty and reopen the workers that are due by now."""
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
-            row = draft.worker(worker)  # what an operator orders in this very record goes first
+            row = draft.worker(worker)  # an operator's order in this same record takes precedence
             window, flag = row.window, row.flag
             if window is None or draft.full:
                 continue
@@ -86,7 +86,7 @@ class Windows:
                 continue
             size = 4 * STEP_BYTES * len(member.replica.job.replicas)
             if not draft.empty and draft.bytes + size > RECORD_BYTES_MAX // 2:
-                return  # the rest a second later
+                return  # the rest follow a second later
             self.lifecycle.leave(draft, member, why, Count.NONE, math.ceil(left_s))
 
     def _told_before_s(self, member: Member) -> float:
@@ -96,7 +96,7 @@ class Windows:
     # -------------------------------------------------------------------------------------------------- placement
 
     def left_too_soon(self, timeout_s: float | None, deadline_ms: int | None, now: int) -> frozenset[int]:
-        """The workers on which a job would not have ended, by its limits, when they are to be left."""
+        """Return the workers that have to be left before a job with these limits would have ended."""
         if not self.state.windows:
             return frozenset()
         ends = [now + int(timeout_s * 1000)] if timeout_s is not None else []
@@ -112,7 +112,7 @@ class Windows:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def flag(self, draft: Draft, worker: Worker, flag: str, by: str) -> None:
-        """open, cordoned or draining, from the draft's record on."""
+        """Make a worker open, cordoned or draining from the draft's record on."""
         draft.add(acts.Flag(worker.num, flag, by))
         draft.change_worker(worker).flag = flag
         host = self.fleet.hosts.get(worker.num)
@@ -127,7 +127,7 @@ class Windows:
 
 
 def window_of(act: DrainAct, now_ms: int, by: str) -> Window | None:
-    """The window that a drain asks for at this ledger time; None for one that begins now and has no deadline."""
+    """Return the window that a drain asks for at this ledger time; None if it begins now without a deadline."""
     if not act.has_window:
         return None
     from_ms = now_ms + int((act.from_s or 0) * 1000)

@@ -1,1 +1,1 @@
-"""What operators do, to jobs, tenants and workers."""
+"""Operators' orders on jobs, tenants and workers."""

@@ -1,8 +1,8 @@
-"""Operators' acts on jobs and tenants: hold, release, requeue, priority, resize, freeze, resume, limit, share.
+"""Operators' orders on jobs and tenants: hold, release, requeue, priority, resize, freeze, resume, limit, share.
 
-What an act changes is in the record; the queue follows at once, so that the very record that answers a hold places
-nothing of what is held. Acts are taken once the pauses that are due have put their replicas back into the queue:
-then whoever waits stands there, or has a timer that is still to come.
+What an order changes is in the record, and the queue follows at once, so that the record that answers a hold places
+nothing held. Orders are carried out after the backoffs that are due have put their replicas back into the queue: then
+every waiting replica is in the queue, or has a timer in the future.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from moorage.schemas.operate import (
 
 
 def _given(value: int | UnsetType | None, before: int) -> int:
-    """What an act asks for: None is none, written 0; what it does not name stays as it was."""
+    """Return the value that an order asks for: None means none, written 0; an omitted field stays as it was."""
     return before if isinstance(value, UnsetType) else value or 0
 
 
 class Orders:
-    """Decides what becomes of an operator's act, against the state and this tick's draft."""
+    """Carries out operators' orders, on the state and this record's draft."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Orders:
                 self._set_apart(tenant.name)
 
     def act(self, draft: Draft, event: Order) -> Done | Problem:
-        """Write the act into the draft, unless it is so already."""
+        """Carry out an order in the draft, unless it changes nothing."""
         asked = event.act
         by = actor(BY_OPERATOR, asked.by)
         if isinstance(asked, FeatureLevelAct):
@@ -121,7 +121,7 @@ class Orders:
             return problem(
                 "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
             )
-        again = "submit it again under another job id" if verb == "requeue" else "moorage show tells how it ended"
+        again = "submit it again under another job id" if verb == "requeue" else "moorage show says how it ended"
         return problem(
             "failed-precondition",
             f"job {name} is over: there is nothing of it to {verb}",
@@ -165,7 +165,7 @@ class Orders:
         return Done("requeue", did > 0, tenant=job.tenant, job=job.name, state=state, members=did)
 
     def _freeze(self, draft: Draft, job: Job, asked: FreezeAct | ResumeAct, by: str) -> Done | Problem:
-        """Its workers are asked behind this record, and report: what is answered is that they are asked."""
+        """Ask a job's workers to freeze or resume it; the answer says only that they are asked."""
         on, verb = isinstance(asked, FreezeAct), "freeze" if isinstance(asked, FreezeAct) else "resume"
         running = [
             replica.member
@@ -205,7 +205,7 @@ class Orders:
             found=found,
             allowed=allowed,
             job=job.name,
-            next="to take it off its GPUs, hold it and requeue it: it begins anew",
+            next="to take it off its GPUs, hold it and requeue it: it starts again from the beginning",
         )
 
     def _prioritize(self, draft: Draft, job: Job, asked: PriorityAct, by: str) -> Done:
@@ -248,7 +248,7 @@ class Orders:
         return self._done_of(draft, "limit", changed, name, limit=as_limit(gpus, jobs, tenant.limit))
 
     def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str, announced: dict[str, int]) -> Done | Problem:
-        """The leader's own release is among those announced."""
+        """Raise the feature level if enough schedulers know it; `announced` includes the leader's own release."""
         now, wanted = self.state.level, asked.level
         if wanted == now:
             return Done("feature-level", False, level=now)
@@ -270,7 +270,7 @@ class Orders:
                 field="$.level",
                 found=f"{len(announced) - len(behind)} schedulers",
                 allowed=f"at least {asked.schedulers}, and none that cannot",
-                next="upgrade or stop the others; moorage admin feature-level lists who was heard",
+                next="upgrade or stop the others; moorage admin feature-level lists the schedulers heard from",
             )
         draft.add(acts.Level(wanted, by, asked.why))
         return Done("feature-level", True, level=wanted)
@@ -291,12 +291,12 @@ class Orders:
         return self._done_of(draft, "share", changed, name, share=as_share(weight, gpus, tenant.share))
 
     def resume_turns(self, draft: Draft) -> None:
-        """In a new reign: go on with the turns that there were, by the half-life of this leader's settings."""
+        """At the start of a term, continue fair share, with this leader's setting of the half-life."""
         if self.state.half_life_ms:
             self._take_turns(draft)
 
     def _take_turns(self, draft: Draft) -> None:
-        """Usage counts from this record on, each tenant has queue groups of its own."""
+        """Count usage from this record on, and give each tenant queue groups of its own."""
         if self.state.half_life_ms != self.half_life_ms and not draft.counts:
             draft.counts = True
             draft.add(acts.HalfLife(self.half_life_ms))
@@ -322,7 +322,7 @@ class Orders:
         return given if given >= 0 else self.request_of(job).priority
 
     def _queued_entries(self, draft: Draft, job: Job) -> list[int]:
-        """The entries of the queue that are this job's, held or not: a pause that is not over has its timer."""
+        """Return a job's queue entries, held or not, except replicas in backoff, which have a timer."""
         waiting = [replica for replica in job.replicas if draft.replica(replica).state == QUEUED]
         return [
             entry(job.num, replica.index)
@@ -341,7 +341,7 @@ class Orders:
 
 
 def as_hold(order: StandingOrder | None) -> Hold | None:
-    """A hold as answers show it; `by` is the name that the operator gave itself."""
+    """Return a hold in the form of answers; `by` is the name that the operator gave."""
     return Hold(order.since_ms, _said(order), order.why) if order is not None else None
 
 
@@ -366,5 +366,5 @@ def limit_of(tenant: Tenant) -> Limit | None:
 
 
 def _said(order: StandingOrder) -> str:
-    """The name that the operator gave itself."""
+    """Return the name that the operator gave."""
     return order.actor.partition(" ")[2]

@@ -1,7 +1,7 @@
-"""An operator's `resize`: another part of each shared device that a job has, and of those that it gets later.
+"""An operator's `resize`: another share of each device that a job has, and of those that it gets later.
 
-The fleet counts the new part from the record's making on, so that the very record that grants it places no sharer into
-the room that it takes. The worker is sent it with the record (`effects.outputs`), and again until it has it.
+The fleet counts the new share from this record on, so that the record places no sharer into the room that it takes. The
+worker gets it with the record (`effects.outputs`), and again until it has applied it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from moorage.schemas.operate import ResizeAct, Resized
 
 
 class Resizing:
-    """Decides whether a job may have another part, and counts it."""
+    """Decides whether a job may have another share, and counts it."""
 
     def __init__(self, state: State, reader: RequestReader, fleet: Fleet) -> None:
         self._state = state
@@ -33,12 +33,12 @@ class Resizing:
         self._rates = Rates(fleet)
 
     def resize(self, draft: Draft, job: Job, asked: ResizeAct, by: str) -> Resized | Problem:
-        """Write the act, unless the job has this part already; from then on its shape is the new one."""
+        """Write the act, unless the job has this share already; from then on its shape is the new one."""
         request = self._reader.request_of(job)
         gpu = request.effective_gpu
         if gpu is None or gpu.effective_sharing == "exclusive":
             return _refused(
-                job, "it shares no GPU: there is no part to change", gpu and "exclusive", "mps or time-slice"
+                job, "it does not share a GPU, so there is no part to change", gpu and "exclusive", "mps or time-slice"
             )
         if not draft.level_allows(acts.Resize.LEVEL):
             return level_problem("parts of GPUs that operators change", acts.Resize.LEVEL, self._state.level)
@@ -78,7 +78,7 @@ class Resizing:
     def _fixed(
         self, draft: Draft, job: Job, members: list[Member], before: tuple[int, int], part: tuple[int, int]
     ) -> Problem | None:
-        """Refuse what a worker could not give to an attempt that it has."""
+        """Return a refusal if a worker cannot change the share of an attempt that it has."""
         for member in members:
             if draft.phase_of(member) == AT_EXITED:
                 continue
@@ -98,7 +98,7 @@ class Resizing:
         return None
 
     def _too_large(self, job: Job, members: list[Member], old: Shape, new: Shape) -> Problem | None:
-        """Refuse what does not fit beside the other sharers. What takes less is never refused."""
+        """Return a refusal if the new share does not fit beside the other sharers. A smaller share always fits."""
         count: dict[tuple[int, int], int] = {}
         for member in members:
             for slot in slots_of(member.mask):
@@ -107,7 +107,7 @@ class Resizing:
             host = self._fleet.hosts.get(num)
             device = host.shared.get(slot) if host is not None else None
             if host is None or device is None:
-                continue  # its worker is gone, and what it held is only still to be seen free
+                continue  # its worker is gone; what it held is not yet reported free
             memory_mib = host.cls.devices[slot][3]
             where = f"GPU {host.cls.devices[slot][0]} of {host.worker.id}"
             percent = (100 - device.percent) // times + old.compute_percent
@@ -122,7 +122,7 @@ class Resizing:
         return None
 
     def _attempts(self, draft: Draft, job: Job, members: list[Member]) -> dict[str, int]:
-        """Return how many of these take another part, by how; one that began with no part has no limiter."""
+        """Return how many attempts take the new share, by how they do; an attempt without a share has no limiter."""
         asked = self._reader.requests.read(job.body)[1].request.effective_gpu
         first = 0 if asked and asked.share else job.resizes[0].seq if job.resizes else self._state.seq + 1
         found: dict[str, int] = {}
@@ -140,7 +140,7 @@ class Resizing:
 
 
 def resized_of(job: Job) -> Resized:
-    """Return the part that an operator gave a job; its attempts are in the answer to the operator alone."""
+    """Return the share that an operator gave a job; only the operator's answer has its attempts."""
     row: Resize = job.resizes[-1]
     return Resized(row.memory_mib, row.compute_percent, row.since_ms)
 

@@ -18,7 +18,7 @@ from moorage.scheduler.core.state import State
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import CordonAct, Done, DrainAct, ReleaseAct
 
-#: an unknown name is compared with at most so many workers' names, as this holds up the leader
+#: an unknown name is compared with at most this many names, as that holds up the leader
 LOOKED_AT_MAX: Final = 1_000
 
 
@@ -29,7 +29,7 @@ class WorkerOrders:
         self._health = health
 
     def act(self, draft: Draft, event: Order) -> Done | Problem:
-        """Write the act into the draft; returns the answer, a problem where it cannot be done."""
+        """Carry out an order in the draft; return the answer, or a problem."""
         act, name, worker = event.act, event.worker, self._state.workers.get(event.worker)
         if worker is None:
             return self._unknown(name)
@@ -52,7 +52,10 @@ class WorkerOrders:
         return Done(event.verb, changed, worker=name, members=members)
 
     def _unknown(self, name: str) -> Problem:
-        """Name a similar worker in the message, but not in a command to copy: that could hit a machine nobody meant."""
+        """Return the error for an unknown worker. It names a similar worker, but not in a command to copy.
+
+        A copied command could affect a machine that the operator did not mean.
+        """
         near = difflib.get_close_matches(name, itertools.islice(self._state.workers, LOOKED_AT_MAX), n=1, cutoff=0.8)
         besides = f"; {near[0]} has" if near else ""
         return problem("not-found", f"no worker {name} has joined{besides}", found=name, next="moorage fleet")

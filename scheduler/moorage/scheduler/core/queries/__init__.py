@@ -1,1 +1,1 @@
-"""What is answered from the state as it is: how things stand, why a job waits, what would help."""
+"""Answers to questions from the current state: how things stand, why a job waits, what would help."""

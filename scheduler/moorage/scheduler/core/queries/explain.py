@@ -1,4 +1,4 @@
-"""Why a job waits: one dominant reason, with the counts that the filters themselves produced."""
+"""Why a job waits: one dominant reason, with the number of workers left after each filter."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from moorage.schemas.reasons import REASONS, Reason
 
 
 class Explanation:
-    """`counts` is how many workers were left after each filter, in the filters' order; `held_on` the hosts that would
-    do if others of ours had not taken what it asks for; `missing` how many GPUs more the best host would have to have
-    free, 0 where that is not what it waits for; `troubles` what is wrong with devices or hosts that would do, in words;
-    `because` how much it asks for or would get, where the counts do not say that."""
+    """The dominant reason with its evidence.
+
+    `counts` is how many workers were left after each filter, in order. `held_on` are hosts that would do if other jobs
+    had not taken what the job asks for. `missing` is how many more free GPUs the best host would need, 0 if it does not
+    wait for GPUs. `troubles` says in words what is wrong with devices or hosts that would do. `because` adds amounts
+    that the counts do not show.
+    """
 
     __slots__ = ("because", "counts", "held_on", "missing", "reason", "troubles")
 
@@ -44,12 +47,12 @@ class Explanation:
 
 
 def named(reason: Reason) -> dict[str, Any]:
-    """A reason as an answer has it."""
+    """Return a reason in the form of an answer."""
     return {"reason": reason.name, "means": reason.means}
 
 
 HOLDERS_MAX: Final = 5
-#: members that one answer looks at
+#: the most members that one answer reads
 MEMBERS_LOOKED_MAX: Final = 4_096
 
 
@@ -60,11 +63,10 @@ def explain(
     leaving: frozenset[int] = frozenset(),
     refusing: frozenset[int] = frozenset(),
 ) -> Explanation:
-    """Run every filter over every host and name the one after which nothing was left.
+    """Run every filter over every host; the first filter that leaves no host is the dominant reason.
 
-    The first filter that leaves no worker is the dominant reason. `excluded` are held back for somebody else, `leaving`
-    are to be drained too soon, `refusing` would not run it whatever it asked for. Costs a walk over the fleet: for
-    questions, not for the tick.
+    `excluded` hosts are reserved for other jobs, `leaving` hosts will be drained too soon, `refusing` hosts refuse the
+    job whatever it asks for. This walks the fleet: for questions, not for each record.
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
@@ -93,7 +95,7 @@ def explain(
     staying = [host for host in unreserved if host.worker.num not in leaving]
     counts["not-leaving"] = len(staying)
     if not staying:
-        drained = [f"{host.worker.id}: is to be drained" for host in unreserved[:HOLDERS_MAX]]
+        drained = [f"{host.worker.id}: will be drained" for host in unreserved[:HOLDERS_MAX]]
         return Explanation(reasons.LEAVING, counts, [], troubles=drained)
     now = _now(staying, shape)
     if shape.together > 1 and now < shape.together:
@@ -107,7 +109,7 @@ def explain(
 
 
 def _matching(fleet: Fleet, shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
-    """The hosts that have what it asks for, by the filters of their classes."""
+    """Return the hosts that pass the filters of their classes."""
     failed: dict[str, int] = {}
     left: list[Host] = []
     for cls in fleet.classes.values():
@@ -117,17 +119,17 @@ def _matching(fleet: Fleet, shape: Shape, counts: dict[str, int]) -> list[Host] 
         else:
             left.extend(cls.hosts.values())
     passed = len(fleet.hosts)
-    for name in FILTERS:  # a filter that took nobody is not named
+    for name in FILTERS:  # filters that removed no host are not listed
         if gone := failed.get(name):
             passed -= gone
             counts[name] = passed
     counts["matching"] = len(left)
-    # the filters run in one order, so the reason that came farthest names what is nearest to a fit
+    # filters run in a fixed order, so the reason checked last is from the hosts nearest to a fit
     return left or Explanation(REASONS[nearest_to_a_fit(failed)], counts, [])
 
 
 def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
-    """Those that could hold some of it if they were empty, where together they could hold all of it."""
+    """Return the hosts that could hold a replica if empty, if together they could hold all replicas."""
     rooms = [host.replicas_of(shape, "ever") for host in hosts]
     sized = [host for host, room in zip(hosts, rooms, strict=True) if room]
     counts["large-enough"] = len(sized)
@@ -146,7 +148,7 @@ def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> li
 
 
 def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
-    """Those that take in new work."""
+    """Return the hosts that accept new work."""
     heard = [host for host in hosts if host.heard]
     counts["heard"] = len(heard)
     if not heard:
@@ -159,7 +161,7 @@ def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host]
 
 
 def _roomy(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
-    """Those with the GPUs, CPU and memory of one replica to spare."""
+    """Return the hosts with enough GPUs, CPU and memory free for one replica."""
     free = [host for host in hosts if _free(host, shape) >= shape.count]
     counts["with-free-gpus"] = len(free)
     if not free:
@@ -170,7 +172,7 @@ def _roomy(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host
 
 
 def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Explanation:
-    """Whether ours hold the GPUs, somebody from outside, or nobody as they are not well."""
+    """Return why no host has enough free GPUs: jobs lease them, foreign processes use them, or they are not healthy."""
     missing = shape.count - max(_free(host, shape) for host in hosts)
     unleased = [host for host in hosts if _but_for_health(host, shape) >= shape.count]
     if not unleased:
@@ -178,13 +180,13 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
         return Explanation(reasons.BUSY, counts, hosts, missing, because=because)
     foreign = [host for host in unleased if _but_for_foreign(host, shape) >= shape.count]
     reason, troubled = (reasons.FOREIGN, foreign) if foreign else (reasons.SICK, unleased)
-    # beside what is wrong, ours that hold the others: each of them would do as well
+    # the workers whose other devices are leased: those would do as well
     leased = [host for host in hosts if host.cls.fit(shape).mask & host.lent & ~host.free & ~host.worker.quarantined]
     return Explanation(reason, counts, leased, missing, troubles=_troubles(troubled, shape))
 
 
 def _is_anothers(hosts: list[Host], shape: Shape) -> bool:
-    """Whether jobs of another user share a device of these hosts in its mode, so that it takes none of its own."""
+    """Return whether a device in the requested mode cannot be shared, because jobs of another user share it."""
     devices = ((host, device) for host in hosts for device in host.shared.values())
     return any(
         device.user and device.mode == shape.mode and device.user != host.cls.user_of(shape) for host, device in devices
@@ -192,7 +194,7 @@ def _is_anothers(hosts: list[Host], shape: Shape) -> bool:
 
 
 def _closed(host: Host) -> str:
-    """Why nothing new is placed on a host that was heard."""
+    """Return why no new job is placed on a host that was heard from."""
     worker = host.worker
     if worker.flag != "open":
         return f"{worker.id}: {worker.flag}" + (f" by {worker.by}" if worker.by else "")
@@ -212,7 +214,7 @@ def _now(hosts: list[Host], shape: Shape) -> int:
 
 
 def _free(host: Host, shape: Shape) -> int:
-    """Devices on which this shape could start now."""
+    """Return the number of devices on which this shape could start now."""
     if shape.mode == NO_GPU:
         return 0
     mask = host.open & host.cls.fit(shape).mask
@@ -224,11 +226,11 @@ def _free(host: Host, shape: Shape) -> int:
 
 
 def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = False) -> dict[str, Any]:
-    """Who holds what a shape asks for on these hosts, as a tenant may know it.
+    """Return which jobs hold what a shape asks for on these hosts, as far as a tenant may know it.
 
-    Its own jobs by name, those with most GPUs first; of everybody else how many jobs and GPUs, and no name. `workers`
-    are a few of the hosts with how much is leased there, or `of_host` how much of the host itself is free. At most
-    `MEMBERS_LOOKED_MAX` members are looked at; `more` says that there were others.
+    The tenant's own jobs are named, those with most GPUs first; of other tenants only the numbers of jobs and GPUs are
+    given. `workers` lists a few of the hosts with how many GPUs are leased there, or with `of_host` how much CPU and
+    memory is free. At most `MEMBERS_LOOKED_MAX` members are read; `more` says that there are others.
     """
     own: dict[str, int] = {}
     others: set[int] = set()
@@ -270,19 +272,19 @@ def _left_of_host(host: Host) -> str:
 
 
 def _but_for_health(host: Host, shape: Shape) -> int:
-    """Devices that nobody leases; who lingers on one in quarantine is over."""
+    """Return the number of devices that no running job leases, counting quarantined ones, whose jobs have ended."""
     return ((host.free | host.worker.quarantined & host.lent) & host.cls.fit(shape).mask).bit_count()
 
 
 def _but_for_foreign(host: Host, shape: Shape) -> int:
-    """Devices on which it could start now if nobody from outside were there."""
+    """Return the number of devices on which it could start now without foreign processes."""
     foreign = sum(1 << slot for slot, (kind, _) in host.troubles.items() if kind == "foreign")
     left = host.free & host.cls.fit(shape).mask & ~(host.worker.quarantined | host.worker.unwell_mask)
     return (left & (foreign | ~(host.busy | host.sick))).bit_count()
 
 
 def _troubles(hosts: list[Host], shape: Shape) -> list[str]:
-    """What is wrong with devices that would do, as `w3 GPU 1: used by pid 1234 python (user bob)`; a few of them."""
+    """Return a few problems of devices that would do, as `w3 GPU 1: used by pid 1234 python (user bob)`."""
     shown = []
     for host in hosts:
         for slot in range(len(host.cls.devices)):

@@ -1,4 +1,4 @@
-"""Who keeps the output of an attempt: found from the folded state, or from what the history says of a job."""
+"""Finds the worker that keeps the output of an attempt, from the folded state or from the job's history."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from moorage.schemas.job import Request
 
 
 class Kept(NamedTuple):
-    """The worker that ran the attempt, and what to ask it."""
+    """The worker that ran the attempt, and the question to send to it."""
 
     worker: Worker
     ask: ReadLog
 
 
 def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | Problem | None:
-    """Whom to ask for a page. A replica that was not placed yet, or ended before it was, has an empty one.
+    """Return which worker to ask for a page of output; an empty page if the replica was not placed yet.
 
-    None for a job that left memory: see `find_in_story`.
+    None for a job that has left memory: then use `find_in_story`.
     """
     job = engine.state.job(tenant, asked.job)
     if job is None:
@@ -52,7 +52,7 @@ def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | 
 def find_in_story(
     engine: Engine, tenant: str, asked: LogsAsked, changes: list[Change], request: Request | None
 ) -> Kept | LogPage | Problem:
-    """As `find_log`, from the transitions that the history has of a job; `request` None: it was kept without."""
+    """Return what `find_log` does, from a job's history; `request` is None if the history was kept without it."""
     rows = [change for change in changes if change.replica == asked.replica]
     if not rows:
         return _no_replica(asked, 1 + max(change.replica for change in changes))
@@ -114,14 +114,14 @@ def _no_attempt(asked: LogsAsked, last: int) -> Problem:
 def _no_holder(asked: LogsAsked, attempt: int) -> Problem:
     return problem(
         "not-found",
-        f"who ran attempt {attempt} of replica {asked.replica} of job {asked.job} is no longer known",
+        f"the worker that ran attempt {attempt} of replica {asked.replica} of job {asked.job} is no longer known",
         job=asked.job,
         next=f"moorage show {asked.job} has the transitions that are",
     )
 
 
 def _holder(engine: Engine, job: Job, replica: int, attempt: int) -> tuple[Worker, int, int] | None:
-    """(worker, fence, ledger time of the end, 0 while it is not over) of an attempt."""
+    """Return (worker, fence, ledger ms of the end) of an attempt; the end is 0 while it runs. None if unknown."""
     member = job.replicas[replica].member
     if member is not None and member.attempt == attempt and member.phase != AT_EXITED:
         return member.worker, member.fence, 0

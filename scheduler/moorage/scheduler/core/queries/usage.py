@@ -1,4 +1,4 @@
-"""The verb `usage`: what GPUs gave to tenants, by model and hour."""
+"""The verb `usage`: GPU time by tenant, model and hour."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import UNKNOWN_MS, Change
 from moorage.schemas.job import STATES, Request
 
-#: rows of one answer; more come in pages
+#: the most rows in one answer; more rows come in further pages
 ROWS_MAX: Final = 4_000
 SINCE_S_DEFAULT: Final = 7 * 86_400
 SINCE_S_MAX: Final = 366 * 86_400
@@ -26,10 +26,10 @@ _HELD: Final = frozenset(STATES[state] for state in UNENDED)
 
 
 def usage(engine: Engine, tenant: str | None, arguments: dict[str, Any]) -> dict[str, Any] | Problem:
-    """Return the sums of one tenant, or of all, over whole hours: those that have left memory, and of all in memory.
+    """Return the usage of one tenant, or of all, over whole hours, including jobs still in memory.
 
-    `since_s` seconds ago is in the first hour, `by` says by what to sum up, `after` is `next` of the page before. A
-    job that waits for a new attempt counts once it is placed again or has ended.
+    The first hour is that of `since_s` seconds ago; `by` lists what to group by; `after` is the `next` of the page
+    before. A job that waits for a new attempt counts once it is placed again or has ended.
     """
     since_s, by, after = (arguments.get(name) for name in ("since_s", "by", "after"))
     since_s = SINCE_S_DEFAULT if since_s is None else since_s
@@ -41,7 +41,7 @@ def usage(engine: Engine, tenant: str | None, arguments: dict[str, Any]) -> dict
         said = f"by lists some of {', '.join(BY)}"
         return problem("invalid-argument", said, field="$.by", found=str(by)[:80], allowed=", ".join(BY), next=_NEXT)
     if after is not None and not _is_key(after):
-        said = "after is what `next` of the page before says"
+        said = "after must be the `next` of the previous page"
         return problem("invalid-argument", said, field="$.after", found=str(after)[:80], next=_NEXT)
     now_ms = engine.state.time_ms
     from_hour = max(0, now_ms - int(since_s * 1000)) // HOUR_MS
@@ -57,10 +57,10 @@ def usage(engine: Engine, tenant: str | None, arguments: dict[str, Any]) -> dict
 
 
 def usage_of_story(found: Found, changes: Sequence[Change], request: Request) -> dict[str, Any]:
-    """Return what a job had of GPUs by its whole history, which does not say how much memory its GPUs have."""
+    """Return what a job used of GPUs, from its history, which does not say how much memory its GPUs have."""
     if any(change.state == _RESIZED for change in changes):
-        return {}  # how much of a device it had, and when, is not in its story
-    held: dict[int, tuple[int, int]] = {}  # by replica: since when, how many devices
+        return {}  # the story does not say which part of a device it had at which time
+    held: dict[int, tuple[int, int]] = {}  # by replica: (since when, number of devices)
     gpu_ms = 0
     for change in changes:
         since_ms, gpus = held.pop(change.replica, (change.time_ms, 0))
@@ -73,7 +73,7 @@ def usage_of_story(found: Found, changes: Sequence[Change], request: Request) ->
 
 
 def used_of_job(used: tuple[int, int] | None) -> dict[str, float | None]:
-    """Return what one job used as answers have it; None for what no worker has measured, or not yet."""
+    """Return what a job used in the form of an answer; None for what no worker has measured yet."""
     gpu_ms, memory_mib_s = used or (UNKNOWN_MS, None)
     return {"used_gpu_s": None if gpu_ms == UNKNOWN_MS else gpu_ms / 1000, "used_memory_mib_s": memory_mib_s}
 
@@ -84,7 +84,7 @@ def _is_key(after: Any) -> bool:
 
 
 def _summed(engine: Engine, tenant: str | None, from_hour: int, by: list[str]) -> dict[Key, list[int]]:
-    """Return the sums by the words of `by`; what is summed over is "" or -1 in the key."""
+    """Return the sums grouped by the words of `by`; other parts of the key are "" or -1."""
     by_tenant, by_model, by_hour = (word in by for word in BY)
     state = engine.state
     tally = Tally(state, state.time_ms, engine.request_of)
@@ -113,7 +113,7 @@ def _row(by: list[str], key: Key, sums: list[int]) -> dict[str, Any]:
 
 
 def as_row(sums: Sequence[int]) -> dict[str, float]:
-    """Return sums as answers have them."""
+    """Return sums in the form of an answer."""
     gpu_ms, mib_s, used_gpu_ms, used_mib_s = sums
     return {
         "gpu_s": gpu_ms / 1000,

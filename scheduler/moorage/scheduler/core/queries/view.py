@@ -1,6 +1,6 @@
-"""What questions and forecasts may ask of an engine beside its state and its fleet; it changes nothing.
+"""What questions and forecasts may read of an engine besides its state and fleet; nothing here changes the engine.
 
-The only place outside the engine that reads its parts. Some of it walks over all queue groups: for questions, not for
+Only this module reads the engine's parts from outside. Some methods walk over all queue groups: for questions, not for
 each record.
 """
 
@@ -17,14 +17,14 @@ from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_RUNNING, QUEUED, RUNNING, Job
 
-#: with more entries than the first number, those of jobs that have left the queue of late count too, which is cheaper;
-#: with more than the second, the entries are counted, not the jobs
+#: with more entries than the first number, jobs that ended while queued may be counted too, which is cheaper; with more
+#: than the second, entries are counted, not jobs
 COUNTED_MAX: Final = 512
 GLANCED_MAX: Final = 8_192
 
 
 class Ahead(NamedTuple):
-    """An entry that has to start before a job may: its job, what its priority has come to by its age."""
+    """A job that has to start before another one, and its priority with age."""
 
     job: Job
     aged: int
@@ -48,14 +48,14 @@ class View:
 
     @property
     def next_pass_ms(self) -> float:
-        """Ledger time from which on a pass may place more though nothing happens before; infinity where none may."""
+        """The ledger time from which on a pass may place more without any event; infinity for never."""
         return self._engine.planner.next_ms(self._engine.standing_draft())
 
     @property
     def idle_until_ms(self) -> float:
-        """Ledger time until which only heartbeats follow if nothing but renewals is offered; 0 where that is open.
+        """The ledger time until which nothing but heartbeats follows if only renewals arrive; 0 if unknown.
 
-        Then every member runs, nothing is under way, and what waits in the queue waits for an event or a known time.
+        If not 0, every member runs, nothing is in progress, and queued jobs wait for an event or a known time.
         """
         engine = self._engine
         failed = engine.alone or engine.put_off_steps or engine.put_off_jobs or engine.sessions.ahead
@@ -68,33 +68,33 @@ class View:
 
     @property
     def preempts(self) -> bool:
-        """Whether jobs may be ended for others at all."""
+        """Whether jobs may be ended for other jobs at all."""
         return self._engine.planner.preempting.allowed
 
     @property
     def stories_dropped(self) -> int:
-        """Jobs that left memory though their history could not be written."""
+        """The number of jobs that left memory although their history could not be written."""
         return self._engine.retention.dropped
 
     @property
     def waits(self) -> dict[str, Any]:
-        """How long jobs waited for their start in this reign, by class."""
+        """How long jobs waited for their start in this term, by class."""
         return self._engine.waited.as_data()
 
     def lent_twice(self) -> list[dict[str, str]]:
-        """Return the GPUs that two workers lend at once."""
+        """Return the GPUs that two workers lend at the same time."""
         return self._engine.sessions.lending.lent_twice()
 
     def report_of(self, worker_num: int) -> Report | None:
-        """Return what a worker's last renewal in this reign said, for audits."""
+        """Return what a worker's last renewal in this term reported, for audits."""
         return self._engine.reports.get(worker_num)
 
     def put_off_until_ms(self, job: Job) -> int:
-        """Return the ledger time until which a job waits as this scheduler failed on it; 0 if it did not."""
+        """Return the ledger time until which a job is put off because it made the scheduler fail; 0 if it is not."""
         return self._engine.put_off_jobs.get(job.num, 0)
 
     def left_ms(self, job: Job, elapsed_ms: int, percent: int) -> tuple[int, int] | None:
-        """Return in how many ms so many percent of such runs have ended, and how many runs tell that, if any does."""
+        """Return (ms until `percent` of such runs have ended, number of runs known); None if none is known."""
         engine, limit_s = self._engine, self._engine.request_of(job).workload.timeout_s
         limit_ms = None if limit_s is None else int(limit_s * 1000)
         workload, shape = engine.workload_of(job), engine.shape_of(job)
@@ -107,27 +107,27 @@ class View:
         return len(self._engine.queue)
 
     def queued_jobs(self) -> list[int]:
-        """Return the numbers of the jobs in the queue, ascending: in the order in which they came."""
+        """Return the numbers of the jobs in the queue, in order of arrival."""
         groups = self._engine.queue.groups.values()
         return sorted({item >> REPLICA_BITS for group in groups for item in group.entries})
 
-    # ------------------------------------------------------------------------------------ hosts held back
+    # ------------------------------------------------------------------------------------ reserved hosts
 
     def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
-        """Return the hosts, by number, that are reserved or were preempted for other jobs than those that ask so."""
+        """Return the numbers of the hosts that are reserved, or were preempted, for jobs other than such ones."""
         return self._engine.planner.reserving.excluded(priority, shape, tenant)
 
     def left_too_soon(self, num: int) -> frozenset[int]:
-        """Return the hosts, by number, that a drain to come keeps a waiting job from."""
+        """Return the numbers of the hosts that a waiting job cannot use because of a planned drain."""
         return self._order.left_too_soon_of(num, self._state.time_ms)
 
     def reserved_for(self, hosts: frozenset[int]) -> Job | None:
-        """Return the job that some of these hosts are reserved for."""
+        """Return the job for which some of these hosts are reserved."""
         held = self._engine.planner.reserving.reservation
         return None if held is None or not held.hosts & hosts else self._state.jobs.get(held.num)
 
     def needed_in_ms(self, job: Job) -> list[int]:
-        """Return in how many ms hosts are needed for a reservation or left for a drain, the longest time first."""
+        """Return in how many ms hosts are needed for a reservation or leave for a drain, the longest time first."""
         now_ms, held = self._state.time_ms, self._engine.planner.reserving.reservation
         found = [
             worker.window.leave_ms - now_ms for worker in self._state.windows.values() if worker.window is not None
@@ -139,7 +139,7 @@ class View:
     # --------------------------------------------------------------------------------------- its place
 
     def place_of(self, job: Job) -> dict[str, Any]:
-        """Return how many jobs wait, and which of them this one is; of a very long queue count replicas instead."""
+        """Return a job's place in the queue, and how many jobs wait; for a very long queue, replicas instead."""
         priority, item, order = self._engine.priority_of(job), _first_waiting(job), self._order
         aged = order.standing_of if order.ageing is not None else None
         size = len(self._engine.queue)
@@ -162,22 +162,22 @@ class View:
         return {"position": 1 + len(before), "queued": 1 + len(waiting), "queued_of": "jobs"}
 
     def counts_as(self, job: Job) -> int:
-        """Return the priority that a job counts as by its age."""
+        """Return a job's effective priority."""
         return self._order.standing_of(self._engine.priority_of(job), entry(job.num, 0))
 
     def turn_of(self, tenant: str) -> tuple[int, int] | None:
-        """Return whose turn a tenant is, 1 for the next, and of how many tenants; None where they have no turns."""
+        """Return (turn of a tenant, number of tenants), 1 for the next; None if tenants have no turns."""
         return self._order.turn_of(self._engine.standing_draft(), tenant)
 
     # ------------------------------------------------------------------------------------ what goes before
 
     def first_for_limit(self, tenant: str) -> Job | None:
-        """Return the job of a tenant that was the first to find no room under its limit."""
+        """Return the first job of a tenant that its limit keeps waiting."""
         num = self._order.waits_for_limit(tenant)
         return None if num is None else self._state.jobs.get(num)
 
     def ahead_of(self, job: Job) -> list[Ahead]:
-        """In strict order, return the first job of each queue group that has to start before this one, in order."""
+        """Return, in strict order only, the first job of each queue group that has to start before this one."""
         if not self._order.is_strict:
             return []
         draft, found = self._engine.standing_draft(), list[tuple[int, int, Ahead]]()
@@ -192,7 +192,7 @@ class View:
         return [ahead for _, _, ahead in sorted(found, key=lambda row: row[:2])]
 
     def gpus_before(self, job: Job) -> int:
-        """Return how many GPUs the waiting jobs of its own tenant that go before it ask for."""
+        """Return how many GPUs the tenant's waiting jobs before this one ask for."""
         draft = self._engine.standing_draft()
         return sum(
             group.shape.gpus * sum(1 for _ in self._before(draft, group, job))
@@ -201,7 +201,7 @@ class View:
         )
 
     def _before(self, draft: Draft, group: Group, job: Job) -> Iterator[int]:
-        """The waiting entries of a queue group that go before a job, in order."""
+        """Yield the waiting entries of a queue group that go before a job, in order."""
         order, priority, mine = self._order, self._engine.priority_of(job), _first_waiting(job)
         counts = order.standing_of(priority, mine)
         for item in group.entries:
@@ -209,12 +209,12 @@ class View:
                 continue
             theirs = order.standing_of(group.priority, item)
             if counts <= order.aged_of(group.priority, item):
-                theirs = max(theirs, counts)  # it comes up to this class once there is a job in it
+                theirs = max(theirs, counts)  # it is lifted to this priority once a job with this priority waits
             if theirs < counts or (theirs == counts and item > mine):
-                return  # those behind it have waited less
+                return  # entries behind it have waited less
             yield item
 
 
 def _first_waiting(job: Job) -> int:
-    """The entry of its first replica that waits."""
+    """Return the queue entry of a job's first waiting replica."""
     return entry(job.num, next(replica.index for replica in job.replicas if replica.state == QUEUED))

@@ -1,4 +1,4 @@
-"""What the reading verbs show, built from folded state and the soft view; plain data for the wire."""
+"""Answers of the reading verbs, built from the folded state and the fleet view as plain data for the wire."""
 
 from __future__ import annotations
 
@@ -54,16 +54,17 @@ from moorage.schemas.job import STATES, Request
 from moorage.schemas.operate import TenantRow
 
 LS_MAX: Final = 1000
-#: of the workers' rows in one answer: half of what a server takes at a time, some 2,000 hosts of 8 GPUs
+#: bytes of workers' rows in one answer: half of what a server accepts, some 2,000 hosts of 8 GPUs
 FLEET_BYTES: Final = 512 * 1024
 LS_HELP: Final = "moorage ls --help"
 CONTENDED_AT: Final = 5
 
 
 def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict[str, Any] | Problem:
-    """One job, whole: its request, replicas and last transitions.
+    """Return one job in full: its request, replicas and last transitions.
 
-    From the next record on its own subject tells of it, too, unless not `follow`: who asks hears the tenant's frames.
+    With `follow`, later events of the job are also sent on the job's own subject. A caller that receives the tenant's
+    events does not need that.
     """
     job = engine.state.job(tenant, name)
     if job is None:
@@ -89,7 +90,7 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict
 
 
 def _newest(engine: Engine, job: Job) -> list[dict[str, Any]]:
-    """The last transitions in memory, as many as there is room for; `history` has all of them."""
+    """Return the last transitions in memory, as many as fit; `history` has all of them."""
     changes = changes_since(engine.state, job, 0)
     fit = len(changes) if len(changes) <= CHANGES_SURE else fitting(changes[::-1], SHOWN_BYTES_MAX)
     data: list[dict[str, Any]] = msgspec.to_builtins(changes[-fit:])
@@ -97,9 +98,9 @@ def _newest(engine: Engine, job: Job) -> list[dict[str, Any]]:
 
 
 def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set[str]) -> dict[str, Any]:
-    """What `show` adds to the row of a finished job from its story in the history.
+    """Return what `show` adds to the row of a finished job from its history.
 
-    `simulated` names workers. The request is missing where the history was written without it.
+    `simulated` are names of simulated workers. The request is missing if the history was written without it.
     """
     ran = [change for change in changes if change.worker]
     fit = fitting(changes[::-1], SHOWN_BYTES_MAX)
@@ -132,7 +133,7 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
 
 
 def _capabilities(engine: Engine, request: Request) -> dict[str, Any]:
-    """Return what a request's driver can do, as a part of an answer; empty if no worker that offers it reports that."""
+    """Return the capabilities of a request's driver, as a part of an answer; empty if no worker reports them."""
     driver = request.workload.driver
     for cls in engine.fleet.classes.values():
         host = next(iter(cls.hosts.values()), None) if driver in cls.drivers else None
@@ -143,7 +144,7 @@ def _capabilities(engine: Engine, request: Request) -> dict[str, Any]:
 
 
 def request_in(found: Found) -> Request | None:
-    """The request as the history keeps it; None where it was kept without."""
+    """Return the request kept in the history; None if it was kept without."""
     try:
         return decode_request(bytes(found.request))
     except Refused:
@@ -151,7 +152,7 @@ def request_in(found: Found) -> Request | None:
 
 
 def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> dict[str, Any]:
-    """Until when, in ledger milliseconds, what is left of a job that is over is kept; `output` by worker."""
+    """Return until when, in ledger ms, the remains of an ended job are kept; `output` is by worker."""
     config = engine.config
     return {
         "job_ms": ended_ms + config.finished_keep_ms,
@@ -161,7 +162,7 @@ def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> dict[s
 
 
 def _output_until(engine: Engine, job: Job) -> dict[str, int]:
-    """By worker: when it clears the newest output (or result) of this job, unless its room is full before."""
+    """Return, by worker, when it deletes the job's newest output or result, unless it runs out of room before."""
     until: dict[str, int] = {}
     for row in job.story:
         if row[WORKER] < 0:
@@ -175,7 +176,7 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
 
 
 def _usage(engine: Engine, job: Job) -> dict[str, Any]:
-    """What a job in memory had of GPUs until now; nothing for one without."""
+    """Return what a job in memory has used of GPUs so far; empty if nothing."""
     tally = Tally(engine.state, engine.state.time_ms, engine.request_of)
     tally.add(job)
     sums = [sums for _, sums in tally.sums()]
@@ -184,7 +185,7 @@ def _usage(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
-    """What is left of a job that is no longer in memory."""
+    """Return what is known of a job that has left memory."""
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
         return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
@@ -199,7 +200,7 @@ def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Pro
 
 
 def summary(engine: Engine, job: Job) -> dict[str, Any]:
-    """One line of `ls`."""
+    """Return a job's row of `ls`."""
     request = engine.request_of(job)
     last = job.story[-1] if job.story else None
     members = [replica.member for replica in job.replicas] if job.held else []
@@ -219,7 +220,7 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "worker": worker,
         **({"workers": len(held)} if len(held) > 1 else {}),
         "simulated": _is_simulated(engine, job),
-        # open until all replicas are over
+        # unknown until all replicas have ended
         "code": None
         if job.live
         else _code(job.state, [(STATES[row[STATE]], row[ATTEMPT], row[CODE]) for row in job.story if row[WORKER] >= 0]),
@@ -230,10 +231,10 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def _code(over: str, on_workers: list[tuple[str, int, int]]) -> int | None:
-    """Of a job that ended so: that of the first replica, or rank of a gang, that did, as the SDK has it (`decided`).
+    """Return the exit code of a job that ended in the state `over`: that of the first replica which ended so.
 
-    `on_workers` are its transitions there: state, attempt, code. What SUCCEEDED ended with 0, each replica of it; a
-    gang ends as a whole, on no worker.
+    The SDK decides the same way (`decided`). `on_workers` are the transitions on workers: (state, attempt, code). A job
+    that SUCCEEDED has code 0. A gang ends as a whole, on no worker, so its code is that of the first failing rank.
     """
     if over == "SUCCEEDED":
         return 0
@@ -245,15 +246,15 @@ def _code(over: str, on_workers: list[tuple[str, int, int]]) -> int | None:
 
 
 def _why(job: Job) -> str:
-    """The newest reason that holds; that its worker ended it when asked to says less than who asked."""
+    """Return the newest reason that still applies, preferring the requester's over the worker's "ended as asked"."""
     reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in reversed(job.story))
     return next((why for why in reasons if why != ENDED_AS_ASKED), reasons[0] if reasons else "")
 
 
 def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]:
-    """Reasons in a story that still hold, newest first: one that came before a new attempt says nothing about that.
+    """Return the reasons in a story that still apply, newest first; those from before a later attempt do not.
 
-    Of each transition: the replica (negative: the job), whether an attempt began with it, and the reason.
+    Each transition is (replica, or negative for the job; whether an attempt began with it; reason).
     """
     begun: set[int] = set()
     reasons = []
@@ -266,7 +267,7 @@ def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]
 
 
 def _is_simulated(engine: Engine, job: Job) -> bool:
-    """Whether some replica was placed on a simulated worker."""
+    """Return whether any replica was placed on a simulated worker."""
     workers = engine.state.worker_by_num
     return any(row[WORKER] >= 0 and workers[row[WORKER]].hello.get("simulated", False) for row in job.story)
 
@@ -292,9 +293,9 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
 
 
 def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any] | Problem:
-    """The tenant's jobs in memory, newest first; `states` filters, `limit` 1..1000 bounds.
+    """Return the tenant's jobs in memory, newest first, filtered by `states`; `limit` is 1..1000.
 
-    With `jobs`, at most 1000 names: those of them that are in memory, and no counts.
+    With `jobs`, at most 1000 names: only those of them that are in memory, without counts.
     """
     if (names := arguments.get("jobs")) is not None:
         return _named(engine, tenant, names)
@@ -310,7 +311,7 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
         return problem("invalid-argument", no_list, field="$.states", found=states, next=LS_HELP)
     for state in states:
         if state not in STATES:
-            no_state = f"{str(state)[:80]!r} is no state of a job"
+            no_state = f"{str(state)[:80]!r} is not a state of a job"
             allowed = ", ".join(STATES)
             return problem("invalid-argument", no_state, field="$.states", found=state, allowed=allowed, next=LS_HELP)
     row = engine.state.tenants.get(tenant)
@@ -333,14 +334,14 @@ def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
 
 
 def held_by(hold: StandingOrder) -> str:
-    """As `held by operator ana: maintenance`."""
+    """Return a text such as `held by operator ana: maintenance`."""
     return f"held by {hold.actor}" + (f": {hold.why}" if hold.why else "")
 
 
 def tenants(engine: Engine) -> dict[str, Any]:
-    """Tenants with a live job, a lease or something that an operator has set; those with most GPUs first.
+    """Return the tenants with live jobs, leases or operators' orders, those with most GPUs first.
 
-    `waits` is how long jobs waited that started in this reign, for monitors (see `waited`).
+    `waits` is how long the jobs waited that started in this term, for monitors (see `waited`).
     """
     state = engine.state
     rows = [
@@ -355,15 +356,15 @@ def tenants(engine: Engine) -> dict[str, Any]:
 
 
 def by_name(engine: Engine) -> list[Worker]:
-    """The workers as people look for them; the ledger numbers them in the order in which they joined."""
+    """Return all workers sorted by name; the ledger numbers them in the order in which they first joined."""
     return sorted(engine.state.worker_by_num, key=attrgetter("id"))
 
 
 def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict[str, Any]:
-    """Every worker by name: its session, what is free and who is sick; and what of the biggest kind would start now.
+    """Return the workers by name (session, free GPUs, problems), and the largest request that would start now.
 
-    Of workers as many as make one answer, from behind the one called `after`; where there are more, `next` is its name.
-    With `only` that worker alone, with all that is known of its devices.
+    As many workers as fit one answer, from behind the one called `after`; if there are more, `next` is the last name.
+    With `only`, that worker alone, with all details of its devices.
     """
     workers: list[dict[str, Any]] = []
     size, more = 0, False
@@ -400,7 +401,7 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict
 
 
 def fits_now(engine: Engine) -> list[dict[str, Any]]:
-    """The largest exclusive request that starts now on one host, by model."""
+    """Return, by model, the largest exclusive request that would start now on one host."""
     best: dict[str, list[int]] = {}
     for cls in engine.fleet.classes.values():
         by_name: dict[str, int] = {}
@@ -450,7 +451,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
 
 
 def _devices(worker: Worker) -> list[dict[str, Any]]:
-    """The devices as the worker described them, by slot."""
+    """Return the devices by slot, as the worker described them."""
     return [{"slot": slot, **device} for slot, device in enumerate(worker.hello.get("gpu_pool", ()))]
 
 
@@ -467,9 +468,9 @@ def worker_state(worker: Worker, host: Host | None) -> str:
 
 
 def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, Any]]:
-    """The devices that are not given out, by slot: what is wrong, since when where that is recorded, and who is there.
+    """Return the devices that are not given out, by slot: the problem, its detail, and since when if recorded.
 
-    `recorded` tells what the ledger holds from what the last load frame said.
+    `recorded` is true for what the ledger has, false for what the last load frame reported.
     """
     pool = worker.hello.get("gpu_pool", ())
     rows: dict[int, dict[str, Any]] = {}
@@ -486,7 +487,7 @@ def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, A
 
 
 def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
-    """A drain that has an end or is to come: in how many ms it begins, jobs have left, and it is over."""
+    """Return a planned or bounded drain: in how many ms it begins, jobs must have left, and it ends."""
     window = worker.window
     assert window is not None
     return {
@@ -499,7 +500,7 @@ def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
 
 
 def cells(host: Host | None, size: int) -> str:
-    """A character a GPU, of `moorage.schemas.cells`."""
+    """Return one character for each GPU, from `moorage.schemas.cells`."""
     if host is None:
         return LOST * size
     text = ""
@@ -520,10 +521,10 @@ def cells(host: Host | None, size: int) -> str:
 
 
 def audit(engine: Engine) -> dict[str, Any]:
-    """The ledger against what each worker's renewals said it holds; `drift` is empty when they agree.
+    """Compare the ledger with what each worker's renewals reported; `drift` is empty if they agree.
 
-    Only a difference that its last two renewals both showed is drift: what is younger may be on its way. A worker is
-    silent once it has had the time for a renewal.
+    Only a difference shown by a worker's last two renewals is drift: a newer one may still be on its way. A worker is
+    reported silent once it has had time for a renewal.
     """
     drift = []
     patience_ms = BEHIND_RENEWALS * engine.config.renew_s * 1000

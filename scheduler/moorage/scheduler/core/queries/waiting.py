@@ -1,4 +1,4 @@
-"""Why a job waits, whole: the reason with its evidence, which jobs hold what it needs, and its place in the queue."""
+"""Explains in full why a job waits: reason, evidence, the jobs that hold what it needs, and its queue position."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from moorage.schemas.gpu import format_token
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
-#: how a refusal begins where the host could not start it: nobody else has claimed its GPUs
+#: beginning of a refusal's reason if the worker failed to start the job, so no local claim took its GPUs
 START_FAILED: Final = "start-failed"
 
 
 def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
-    """Why a job is where it is: for a waiting one the dominant reason, the counts, its place in the queue.
+    """Return why a job is in its state: for a waiting job the dominant reason, the counts and its queue position.
 
-    A walk over the fleet: for questions, not for the tick. What would help is found elsewhere, by `whatif.fixes`.
+    This walks the fleet: for questions, not for each record. `whatif.fixes` finds what would help.
     """
     job = engine.state.job(tenant, name)
     if job is None:
@@ -60,16 +60,16 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
 
 
 def may_be_cured(data: dict[str, Any]) -> bool:
-    """Whether a change may start the job at once for which this is the explanation.
+    """Return whether a change of the request may start the explained job at once.
 
-    Not where workers refused what it runs: they would refuse it whatever GPUs it asked for.
+    Not if workers refused what it runs: they would refuse it whatever GPUs it asked for.
     """
     reason = REASONS.get(data.get("reason", ""))
     return reason is not None and bool(reason.cures) and not data.get("because", "").startswith(ABOUT_THE_JOB)
 
 
 def _not_waiting(engine: Engine, job: Job) -> dict[str, Any]:
-    """Of a job of which nothing waits: how it ended, and which workers its replicas have to leave."""
+    """Return how a job without waiting replicas ended, and which workers its replicas have to leave."""
     data: dict[str, Any] = {"why": _last_why(job)}
     if not job.live:
         data |= _ended(engine, job)
@@ -79,7 +79,7 @@ def _not_waiting(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[int], replica: Replica) -> dict[str, Any]:
-    """The dominant reason and its evidence: what an operator or the order says goes before what the filters found."""
+    """Return the dominant reason and its evidence; operators' orders and strict order take precedence over filters."""
     shape, time_ms = engine.shape_of(job), engine.state.time_ms
     standing = _standing(engine, job, found.reason) or _ahead(engine, job, found.reason)
     if standing:
@@ -109,7 +109,7 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
 
 
 def _pause_after(job: Job, replica: Replica) -> Reason:
-    """Why it waits out a pause: of more workers that refuse it than a job remembers, some are asked again after one."""
+    """Return the reason for a replica's backoff: too many workers refused the job, claims collided, or a failure."""
     last = _last_why(job)
     if last.startswith(ABOUT_THE_JOB):
         return reasons.REFUSED if len(job.avoid) >= AVOID_MAX else reasons.BACKOFF
@@ -118,7 +118,7 @@ def _pause_after(job: Job, replica: Replica) -> Reason:
 
 
 def _in_line(engine: Engine, job: Job) -> dict[str, Any]:
-    """Its priority, its place among those who wait, and the turn of its tenant; no place where an operator holds it."""
+    """Return its priority, queue position and its tenant's turn; no position while an operator holds it."""
     view, priority = View(engine), engine.priority_of(job)
     place = view.place_of(job)
     data: dict[str, Any] = {"priority": priority}
@@ -132,7 +132,7 @@ def _in_line(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def _ended(engine: Engine, job: Job) -> dict[str, Any]:
-    """With which code it is over, and why, if nobody said why: then it ended by itself."""
+    """Return the exit code and the reason of the end; without a reason, the job ended by itself."""
     row = summary(engine, job)
     code = row["code"]
     ended = f"with code {code}" if code is None or code >= 0 else f"by signal {-code}"
@@ -140,13 +140,13 @@ def _ended(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def _last_why(job: Job) -> str:
-    """The newest reason in its story that holds; that something ended as it was told to is none."""
+    """Return the newest reason that still applies, other than "ended as asked"; empty for none."""
     reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in reversed(job.story))
     return next((why for why in reasons if why != ENDED_AS_ASKED), "")
 
 
 def _avoided(engine: Engine, job: Job) -> dict[str, list[str]]:
-    """The GPUs that failed under the job, and the workers that refused it."""
+    """Return the GPUs that failed under the job, and the workers that refused it."""
     workers, refusing = engine.state.worker_by_num, _refusing(engine, job)
     failed = [
         f"{workers[num].id}: GPU {', '.join(map(str, slots_of(mask)))}"
@@ -158,7 +158,7 @@ def _avoided(engine: Engine, job: Job) -> dict[str, list[str]]:
 
 
 def _refusing(engine: Engine, job: Job) -> frozenset[int]:
-    """The workers, by number, that refused the job for what it runs: it avoids all of their devices."""
+    """Return the numbers of the workers that refused the job because of what it runs: it avoids all their devices."""
     if not job.avoid or not any(row[WHY].startswith(ABOUT_THE_JOB) for row in job.story):
         return frozenset()
     workers = engine.state.worker_by_num
@@ -166,27 +166,27 @@ def _refusing(engine: Engine, job: Job) -> frozenset[int]:
 
 
 def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:
-    """For whom the hosts are held back, the tenant's own by name, and which they are; a few of them."""
+    """Return the jobs for which hosts are reserved (named if of the same tenant), and a few of the hosts."""
     first = View(engine).reserved_for(excluded)
     who = [] if first is None else [f"{_named(first, job)}, which has waited longer"]
     who += [
-        f"{_named(other, job)}, which others ended for"
+        f"{_named(other, job)}, for which other jobs ended"
         for other in engine.state.preempting.values()
         if other is not job and other.preempts is not None and excluded.intersection(other.preempts[0])
     ][:HOLDERS_MAX]
     workers = ", ".join(engine.state.worker_by_num[num].id for num in sorted(excluded)[:HOLDERS_MAX])
     more = f" and {len(excluded) - HOLDERS_MAX} more" if len(excluded) > HOLDERS_MAX else ""
-    return [*who, f"held back: {workers}{more}"]
+    return [*who, f"reserved: {workers}{more}"]
 
 
 def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
-    """What it counts as by its age, where that is more than its priority."""
+    """Return the effective priority and the wait, if the effective priority is higher than the job's own."""
     counts = View(engine).counts_as(job)
     return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
 
 
 def _ahead(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
-    """In strict order: the job before it, its own tenant's by name; empty if there is none, or it could not help."""
+    """Return the reason AHEAD if, in strict order, another job has to start first; else empty."""
     ahead = View(engine).ahead_of(job) if not reason.is_never else []
     if not ahead:
         return {}
@@ -197,12 +197,12 @@ def _ahead(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
 
 
 def _named(other: Job, job: Job) -> str:
-    """Another job as a job's tenant may hear of it."""
+    """Return the name of another job as this job's tenant may see it."""
     return f"job {other.name}" if other.tenant == job.tenant else "a job of another tenant"
 
 
 def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
-    """Which workers do not let the tenant have the driver, and what they let it have; a few of them."""
+    """Return a few workers that do not allow the tenant this driver, with the drivers that they allow."""
     hosts = [
         host
         for cls in engine.fleet.classes.values()
@@ -220,7 +220,7 @@ def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
 
 
 def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
-    """The workers that what runs of a job has to leave, and in how many ms."""
+    """Return the workers that running replicas have to leave, and in how many ms."""
     workers = {replica.member.worker.num: replica.member.worker for replica in job.replicas if replica.member}
     return [
         {"worker": worker.id, "in_ms": max(0, worker.window.leave_ms - engine.state.time_ms), "why": worker.window.why}
@@ -230,7 +230,7 @@ def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
 
 
 def _told(found: dict[str, Any], asks: str) -> list[str]:
-    """The holders in words, the tenant's own first; `asks` is the job that waits with some of its replicas."""
+    """Return the holders as text lines, the tenant's own first; `asks` is the name of the waiting job."""
     lines = [
         f"{'its own replicas' if row['job'] == asks else 'job ' + row['job']}: {many(row['gpus'], 'GPU')}"
         for row in found["own"]
@@ -243,17 +243,19 @@ def _told(found: dict[str, Any], asks: str) -> list[str]:
 
 
 def _preempted(engine: Engine, job: Job) -> str:
-    """For whose end a job waits: those of its own tenant by name, of others how many."""
+    """Return which preempted jobs this job waits for: by name for its own tenant, by number for others."""
     ending = sorted({member.replica.job for member in leaving_for(engine.state, job)}, key=lambda other: other.num)
     mine = [f"job {other.name}" for other in ending if other.tenant == job.tenant]
     others = len(ending) - len(mine)
     shown = mine[:HOLDERS_MAX] + ([f"{others} of other tenants"] if others else [])
     more = f" and {len(mine) - HOLDERS_MAX} more" if len(mine) > HOLDERS_MAX else ""
-    return f"it waits for preempted jobs to end: {', '.join(shown)}{more}" if ending else "those preempted have ended"
+    return (
+        f"it waits for preempted jobs to end: {', '.join(shown)}{more}" if ending else "the preempted jobs have ended"
+    )
 
 
 def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
-    """What an operator has set that keeps a job waiting, with who set it and how much; empty where nothing does."""
+    """Return the operator's hold, limit or preemption that keeps a job waiting, with its details; empty for none."""
     tenant, shape = engine.state.tenants[job.tenant], engine.shape_of(job)
     hold = job.hold or tenant.hold
     if hold is not None:
@@ -265,7 +267,7 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     need = shape.gpus
     if not tenant.gpus_max or not need or reason.is_never:
         return {}
-    # with room left, somebody of this tenant who comes first may need more than that room
+    # with room left under the limit, an earlier job of this tenant may need more than that room
     first = View(engine).first_for_limit(job.tenant)
     if tenant.gpus + need <= tenant.gpus_max and (first is None or reason is not reasons.PLACING):
         return {}
@@ -287,7 +289,7 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
 
 
 def _needs(engine: Engine, job: Job, first: Job | None) -> str:
-    """What the tenant's limit has no room for: the job itself, or another one of its tenant that goes before it."""
+    """Return what exceeds the tenant's limit: this job, or an earlier job of the tenant."""
     tenant, need = engine.state.tenants[job.tenant], engine.shape_of(job).gpus
     if first is None or first is job or tenant.gpus + need > tenant.gpus_max:
         return f"this needs {need}"

@@ -1,1 +1,1 @@
-"""The queue: whose turn it is, for whom hosts are held back, how long work runs."""
+"""The queue: groups of waiting jobs, and their order."""

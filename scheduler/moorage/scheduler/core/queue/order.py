@@ -1,9 +1,8 @@
-"""What comes before what: whether an entry still waits, its sort key, and what its tenant may start.
+"""The order of the queue: whether an entry still waits, its sort key, and what its tenant may start.
 
-Without shares and ageing the key is the priority. Where jobs age it is what the priority has come to; where an operator
-has set shares, guaranteed GPUs go before borrowed ones, then the priority, then the tenant to which most is owed. Among
-equals the earlier arrival goes first. What this record has placed counts at once, so that many free GPUs are shared out
-within one pass.
+Without shares and ageing the key is the priority. With ageing it is the effective priority. Once an operator has set
+shares, guaranteed GPUs come before borrowed ones, then the priority, then the tenant that is owed most. Equal keys are
+served by arrival. Placements of the current record count at once, so that many free GPUs are shared out in one pass.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ UNBOUNDED: Final = 1 << 30
 
 
 class Turns:
-    """The order of queue groups in one pass, and what a placement does to it."""
+    """The order of queue groups under fair share in one pass; placements change it."""
 
     __slots__ = ("_at", "_draft", "_rates", "_scores", "_standing", "_tenants")
 
     def __init__(self, draft: Draft, rates: Rates, standing: Callable[[Group], int] | None = None) -> None:
-        """`standing` is the priority of a group's first with its age, where jobs age."""
+        """`standing` returns the effective priority of a group's first job; None without ageing."""
         state = draft.state
         self._draft = draft
         self._rates = rates
@@ -40,9 +39,9 @@ class Turns:
         self._tenants = state.tenants
 
     def key(self, group: Group) -> Key:
-        """Return the sort key of a queue group: 0 first where its next job stays within its tenant's guarantee.
+        """Return the sort key of a queue group; it begins with 0 if its next job stays within its tenant's guarantee.
 
-        Asked of each group whenever tenants are put in order, 20,000 of them at a time, so that it calls little.
+        Called for up to 20,000 groups whenever the order is made, so it makes few calls itself.
         """
         draft, name = self._draft, group.tenant
         priority = group.priority if self._standing is None else self._standing(group)
@@ -54,7 +53,7 @@ class Turns:
         return (0 if within else 1, -priority, points)
 
     def is_owed(self, name: str, other: str) -> bool:
-        """Whether more is owed to a tenant than to another: it has less of what its weight comes to."""
+        """Return whether a tenant has used less for its weight than another tenant."""
         return name != other and self._score(name) < self._score(other)
 
     def _score(self, name: str) -> int:
@@ -66,12 +65,12 @@ class Turns:
         return known
 
     def mode(self, shape: Shape) -> int:
-        """How a placement of this shape is written: its rate only where that is not its devices."""
+        """Return the mode of a PLACE step; it includes the rate only where that differs from the number of devices."""
         rate = self._rates.of(shape)
         return shape.mode if rate == GPU_MILLI * shape.count else placing(shape.mode, rate)
 
     def took(self, group: Group, count: int) -> None:
-        """So many replicas of a group were placed."""
+        """Count `count` placed replicas of a group in its tenant's usage."""
         self._draft.change_tenant(group.tenant).rate_milli += self._rates.of(group.shape) * count
         self._scores.pop(group.tenant, None)
 
@@ -100,10 +99,10 @@ def by_priority(group: Group) -> Key:
 
 
 class QueueOrder:
-    """The queue as a pass sees it. `order` is that of `Config`.
+    """The queue as one pass sees it. `order` is the setting of `Config`.
 
-    `overdue` are jobs by number whose time is over, though they stand in the queue. `left_too_soon_of` returns the
-    workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon.
+    `overdue` are numbers of queued jobs whose deadline has passed. `left_too_soon_of` returns the workers whose drain
+    would end a job (by number, at a ledger ms) too soon.
     """
 
     def __init__(
@@ -120,17 +119,17 @@ class QueueOrder:
         self.ageing = ageing
         self.overdue = overdue
         self.left_too_soon_of = left_too_soon_of
-        self.turns: Turns | None = None  # this pass: the order under fair share
-        #: what comes before arrival in the order of queue groups; less goes first
+        self.turns: Turns | None = None  # in this pass: the order under fair share
+        #: the sort key of queue groups; equal keys are ordered by arrival
         self.key: Callable[[Group], Key] = by_priority
         self._rates = Rates(fleet)
-        self._draft: Draft | None = None  # the last pass's
-        self._classes: list[int] = []  # this pass: the priorities of the jobs that wait, where jobs age
-        #: this pass: by tenant the group whose first job waits for the tenant's limit, and that job's number
+        self._draft: Draft | None = None  # the draft of the last pass
+        self._classes: list[int] = []  # in this pass, with ageing: the priorities of waiting jobs
+        #: in this pass, by tenant: the group whose first job waits for the tenant's limit, and that job's number
         self._full: dict[str, tuple[Group, int]] = {}
 
     def begin(self, draft: Draft) -> None:
-        """A pass begins."""
+        """Begin a pass: choose the sort key, and start with no placements counted."""
         self._draft = draft
         standing = None
         if self.ageing is not None:
@@ -140,20 +139,20 @@ class QueueOrder:
         self.key = self._choose_key()
 
     def forget_limits(self) -> None:
-        """Forget which tenants' jobs wait for a limit, as this pass finds out anew: until then the last one counts."""
+        """Forget which jobs wait for their tenants' limits; the pass finds that out again."""
         self._full.clear()
 
     def is_fair(self, draft: Draft) -> bool:
-        """Whether tenants have turns: an operator has set a share, and the order is not another."""
+        """Return whether fair share orders the queue: an operator has set a share, and `order` is not `fifo`."""
         return not self.is_strict and draft.state.half_life_ms > 0 and self.queue.by_tenant
 
     # ------------------------------------------------------------------------------------ what still waits
 
     def waits(self, draft: Draft, item: int) -> bool:
-        """Whether this entry still waits, and not for the end of a pause (removal from the queue is lazy)."""
+        """Return whether an entry still waits and is not in backoff; the queue removes other entries only later."""
         num = item >> REPLICA_BITS
         if num >= draft.state.next_num:
-            return True  # accepted in this very record
+            return True  # accepted in this same record
         job = draft.state.jobs.get(num)
         if job is None or num in self.overdue:
             return False
@@ -162,18 +161,18 @@ class QueueOrder:
         return row.state == QUEUED and row.not_before <= draft.time_ms
 
     def prune(self, draft: Draft, group: Group) -> bool:
-        """Take entries that wait no longer from the front of a queue group. Return whether any entry is left."""
+        """Remove entries that no longer wait from the front of a queue group. Return whether any entry is left."""
         entries, queue = group.entries, self.queue
         if entries and entries[0] >> REPLICA_BITS >= draft.state.next_num:
-            return True  # accepted in this very record, as most
+            return True  # the usual case: accepted in this same record
         while entries and not self.waits(draft, entries[0]):
             queue.pop(group)
         return bool(entries)
 
     def kept_from(self, draft: Draft, item: int) -> frozenset[int]:
-        """Return the workers that an entry is kept from by itself: jobs behind it in its group may start there.
+        """Return the workers excluded for this entry alone; entries behind it in its group may start there.
 
-        By its time limit, where they are drained before it is over; and those that its job avoids from this record on.
+        They are drained before its time limit is over, or its job avoids them from this record on.
         """
         num = item >> REPLICA_BITS
         found = self.left_too_soon_of(num, draft.time_ms) if draft.state.windows else _NOBODY
@@ -187,7 +186,7 @@ class QueueOrder:
         return by_priority if self.ageing is None or self._draft is None else self._by_age()
 
     def _by_age(self) -> Callable[[Group], Key]:
-        """As `standing`, without what is the same for all queue groups of a pass."""
+        """Return a function like `standing`, with all that is equal for the groups of one pass computed once."""
         ageing, draft, classes = self.ageing, self._draft, self._classes
         assert ageing is not None
         assert draft is not None
@@ -201,11 +200,11 @@ class QueueOrder:
         return key
 
     def standing(self, group: Group) -> int:
-        """What the first of a group counts as: its priority, and its age where jobs age."""
+        """Return the effective priority of a group's first job."""
         return self.standing_of(group.priority, group.entries[0]) if group.entries else group.priority
 
     def standing_of(self, priority: int, item: int) -> int:
-        """The same of one entry of the queue."""
+        """Return the effective priority of one queue entry."""
         if self.ageing is None or self._draft is None:
             return priority
         job = self._draft.state.jobs.get(item >> REPLICA_BITS)
@@ -213,16 +212,16 @@ class QueueOrder:
         return self.ageing.standing(self._classes, priority, waited_ms)
 
     def aged_of(self, priority: int, item: int) -> int:
-        """What an entry's priority has come to, whether there is such a class or not."""
+        """Return an entry's priority with age, even if no waiting job has exactly that priority."""
         if self.ageing is None or self._draft is None:
             return priority
         job = self._draft.state.jobs.get(item >> REPLICA_BITS)
         return priority if job is None else self.ageing.of(priority, self._draft.time_ms - job.accepted_ms)
 
     def turn_of(self, draft: Draft, tenant: str) -> tuple[int, int] | None:
-        """The place of a tenant whose jobs wait among those of which jobs wait, and how many they are; 1 is next.
+        """Return (place, number of tenants) of a tenant among those with waiting jobs; place 1 is next.
 
-        None where tenants have no turns. Looks at every group, so it is for questions, not for the tick.
+        None without fair share. Reads every group, so it is for questions, not for each record.
         """
         if not self.is_fair(draft):
             return None
@@ -236,7 +235,7 @@ class QueueOrder:
         return None if mine is None else (1 + sum(first < mine for first in firsts.values()), len(firsts))
 
     def count(self, draft: Draft, group: Group, replicas: int) -> None:
-        """What was placed counts at once: in whose turn it is, and in what its tenant has."""
+        """Count placed replicas at once, in fair share and in what the tenant leases."""
         if self.turns is not None:
             self.turns.took(group, replicas)
         if group.tenant:
@@ -247,16 +246,16 @@ class QueueOrder:
         return UNBOUNDED if self.turns is None else self.turns.most(group, others)
 
     def mode(self, shape: Shape) -> int:
-        """How a placement of this shape is written."""
+        """Return the mode of a PLACE step for this shape."""
         return self.turns.mode(shape) if self.turns is not None else shape.mode
 
     # ------------------------------------------------------------------------------------ limits of tenants
 
     def room(self, draft: Draft, group: Group) -> float:
-        """Return how many GPUs the tenant of this queue group may still lease; below 0 where it may start nothing.
+        """Return how many GPUs the tenant of this queue group may still lease; negative if it may start nothing.
 
-        It may lease none while a job of the tenant that comes before it waits for the limit: else small jobs would
-        starve a big one under the limit.
+        It may lease none while an earlier job of the tenant waits for the limit: otherwise small jobs would starve a
+        big one.
         """
         if not group.tenant:
             return math.inf
@@ -267,7 +266,7 @@ class QueueOrder:
         return min(room, 0)
 
     def room_of(self, draft: Draft, tenant: str) -> float:
-        """Return how many GPUs a tenant may still lease, whatever waits for its limit."""
+        """Return how many GPUs a tenant may still lease, ignoring jobs that wait for its limit."""
         row = draft.tenant(tenant)
         if row.hold is not None:
             return -1
@@ -279,7 +278,7 @@ class QueueOrder:
         return (self.key(group), group.entries[0]) < (self.key(other), other.entries[0])
 
     def may(self, draft: Draft, group: Group) -> bool:
-        """Whether its tenant may start it: hosts are reserved only for a job that its tenant may start."""
+        """Return whether the tenant may start the first job of its group now."""
         return group.shape.gpus <= self.room(draft, group)
 
     def over_limit(self, draft: Draft, group: Group) -> None:
@@ -288,6 +287,6 @@ class QueueOrder:
             self._full.setdefault(group.tenant, (group, group.entries[0] >> REPLICA_BITS))
 
     def waits_for_limit(self, tenant: str) -> int | None:
-        """The number of the job of this tenant that was the first to find no room under its limit in the last pass."""
+        """Return the number of the tenant's first job that its limit kept waiting in the last pass; None for none."""
         full = self._full.get(tenant)
         return full[1] if full is not None else None

@@ -1,9 +1,8 @@
-"""The queue: jobs in groups of one priority and shape, by arrival, so that a group that cannot start is tried once.
+"""The queue: groups of jobs with one priority and shape, by arrival, so that each group is tried only once a pass.
 
-A shape that found no room is blocked until something changed that may let it start. The entries are plain integers
-(job number and replica), so a hundred thousand queued jobs cost the garbage collector nothing. A tenant that an
-operator has held or limited has groups of its own, so that whether it may start anything is asked once a group; under
-fair share every tenant has.
+A group that found no room is skipped until something changes that may help it. Entries are plain integers (job number
+and replica), so a hundred thousand queued jobs cost the garbage collector nothing. A tenant with a hold or a limit has
+groups of its own, so that its limit is checked once for each group; under fair share every tenant has.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from moorage.scheduler.core.shape import Shape
 REPLICA_BITS: Final = 10  # 1,024 replicas a job
 
 
-#: what comes before arrival in the order of queue groups, see `order`: less goes first
+#: the sort key of queue groups, see `order`: smaller goes first
 Key = tuple[int, int, int]
-_Name = tuple[int, int, str]  # minus the priority, the shape's index, a tenant with groups of its own, else ""
+_Name = tuple[int, int, str]  # (minus the priority, the shape's index, the tenant or "" for a group shared by tenants)
 
 
 def entry(num: int, replica: int) -> int:
-    """One replica in the queue; smaller arrived earlier."""
+    """Return the queue entry of one replica; a smaller one arrived earlier."""
     return num << REPLICA_BITS | replica
 
 
@@ -38,22 +37,22 @@ class Waits(Enum):
     """Why the first job of a queue group found no room."""
 
     NO_ROOM = auto()  # no host has room for any job of the group
-    RESERVED = auto()  # hosts are reserved for another job: a job that surely ends before may use them
-    LEAVING = auto()  # a host is drained before it surely ends; another job may have another time limit
+    RESERVED = auto()  # hosts are reserved for another job; a job that surely ends before that may use them
+    LEAVING = auto()  # hosts are drained before it surely ends; a job with a shorter time limit may use them
 
 
 class Verdict(NamedTuple):
-    """What a pass found out about a queue group that waits. See `schedule.verdicts` for what makes it void."""
+    """The result of a pass for a queue group that waits; `schedule.verdicts` says when it is void."""
 
     waits: Waits
-    change: int  # the number of the fleet's change at which its first job found no room; -1: void
+    change: int  # the change number of the fleet at which its first job found no room; -1: void
 
 
 VOID: Final = Verdict(Waits.NO_ROOM, -1)
 
 
 class Group:
-    """The waiting replicas of one priority and shape, in order of arrival; with `tenant`, of that one alone."""
+    """The waiting replicas of one priority and shape by arrival; with `tenant`, only those of that tenant."""
 
     __slots__ = ("entries", "granted_ms", "priority", "shape", "tenant", "verdict")
 
@@ -61,36 +60,39 @@ class Group:
         self.priority = priority
         self.shape = shape
         self.tenant = tenant
-        self.entries: deque[int] = deque()  # ascending: nearly all come in order, and go from the front
+        self.entries: deque[int] = deque()  # ascending; nearly all entries arrive in order and leave from the front
         self.verdict = VOID
-        self.granted_ms = 0  # ledger ms at which hosts were last closed for one of it
+        self.granted_ms = 0  # ledger ms of the last reservation for a job of this group
 
     def __lt__(self, other: Group) -> bool:
-        """An entry that was moved stands in two groups for a while, which count alike where jobs age."""
+        """Give a fixed order to groups with equal keys.
+
+        With ageing, an entry that was moved stands in two groups with equal keys for a while.
+        """
         return (self.priority, self.shape.index) > (other.priority, other.shape.index)
 
 
 class Queue:
-    """All queue groups. A replica that is placed or that an operator holds leaves its group at once.
+    """All queue groups. A replica that is placed, or held by an operator, leaves its group at once.
 
-    The entry of a replica that ended while it waited stays until a pass or a sweep comes to it: the caller that takes
-    the first entry of a group has to check that its replica still waits.
+    The entry of a replica that ended while queued stays until a pass or a sweep removes it. So a caller that takes the
+    first entry of a group must check that its replica still waits.
     """
 
     def __init__(self) -> None:
         self.groups: dict[_Name, Group] = {}
         self.by_tenant = False  # every tenant has groups of its own
         self._apart: set[str] = set()
-        self._unswept: list[_Name] = []  # groups that the sweep under way has still to look at
-        self._swept = -1  # the last entry of the next of them that was looked at
+        self._unswept: list[_Name] = []  # groups that the current sweep has not finished
+        self._swept = -1  # the last entry checked in the last group of `_unswept`
 
     def __len__(self) -> int:
-        """Count the entries. It walks over all queue groups: for questions, not for each record."""
+        """Count the entries. It reads all queue groups: for questions, not for each record."""
         return sum(len(group.entries) for group in self.groups.values())
 
     @property
     def is_empty(self) -> bool:
-        """Whether no entry is left. The first group that has one gives the answer."""
+        """Whether no entry is queued; stops at the first group that has one."""
         return not any(group.entries for group in self.groups.values())
 
     def _key(self, priority: int, shape: Shape, tenant: str) -> _Name:
@@ -103,17 +105,17 @@ class Queue:
         if group is None:
             group = self.groups[key] = Group(priority, shape, key[2])
         if group.verdict.waits is not Waits.NO_ROOM:
-            group.verdict = VOID  # the job that is added may be short enough
+            group.verdict = VOID  # the added job may have a shorter time limit
         entries = group.entries
         if not entries or item > entries[-1]:
             entries.append(item)
         elif item < entries[0]:
             entries.appendleft(item)
-        else:  # back from a pause, into the midst of those that came meanwhile
+        else:  # back from a backoff, among entries that came meanwhile
             entries.insert(bisect(entries, item), item)
 
     def add_all(self, priority: int, shape: Shape, items: list[int], tenant: str) -> None:
-        """Put entries of one job, in ascending order, into their queue group, for the cost of one walk along it."""
+        """Add entries of one job, in ascending order, to their queue group, in one walk along the group."""
         for item in items[:1]:
             self.add(priority, shape, item, tenant)
         entries, rest = self.groups[self._key(priority, shape, tenant)].entries if items else deque[int](), items[1:]
@@ -127,16 +129,16 @@ class Queue:
         entries.rotate(at)
 
     def remove(self, priority: int, shape: Shape, items: list[int], tenant: str) -> list[int]:
-        """Take entries of one job, in ascending order, out of their queue group; returns those that stood there.
+        """Remove entries of one job, in ascending order, from their queue group; return those that were there.
 
-        One walk along the group, however many they are.
+        It walks along the group once, however many they are.
         """
         group = self.groups.get(self._key(priority, shape, tenant))
         return self.take(group, items) if group is not None and items else []
 
     @staticmethod
     def take(group: Group, items: list[int]) -> list[int]:
-        """As `remove`, with the queue group at hand; `items` must not be empty."""
+        """Remove entries from this queue group as `remove` does; `items` must not be empty."""
         entries, wanted = group.entries, set(items)
         at = bisect_left(entries, items[0])
         entries.rotate(-at)
@@ -150,9 +152,9 @@ class Queue:
         return found
 
     def set_apart(self, tenant: str, is_of: Callable[[int], bool]) -> None:
-        """Give a tenant groups of its own for the rest of this reign; `is_of` tells its entries.
+        """Give a tenant its own groups for the rest of this term; `is_of` says which entries are the tenant's.
 
-        The first time it walks the whole queue: for an operator's act, not for the tick.
+        The first call for a tenant walks the whole queue: for an operator's order, not for each record.
         """
         if tenant in self._apart:
             return
@@ -167,9 +169,10 @@ class Queue:
             own.verdict, own.granted_ms = group.verdict, group.granted_ms
 
     def part(self, tenant_of: Callable[[int], str]) -> None:
-        """Give every tenant groups of its own for the rest of this reign. `tenant_of` an entry; "" where it is over.
+        """Give every tenant its own groups for the rest of this term.
 
-        It walks the whole queue once: for an operator's act, not for the tick.
+        `tenant_of` returns the tenant of an entry, "" if its job has ended. It walks the whole queue once: for an
+        operator's order, not for each record.
         """
         shared = [(key, group) for key, group in self.groups.items() if not group.tenant]
         self.by_tenant = True
@@ -186,8 +189,8 @@ class Queue:
     ) -> list[tuple[Key, int, Group]]:
         """Return the queue groups that may find room, as a heap of (key, first entry, group).
 
-        A group with a verdict of this `change` of the fleet is left out; so is one with a verdict of an earlier change
-        that `holds`. Groups without entries are forgotten.
+        Groups with a verdict of this `change` of the fleet are left out, as are groups with an earlier verdict that
+        `holds`. Empty groups are removed.
         """
         found: list[tuple[Key, int, Group]] = []
         empty = []
@@ -205,18 +208,18 @@ class Queue:
 
     @staticmethod
     def pop(group: Group) -> int:
-        """Take the first entry of a queue group."""
+        """Remove and return the first entry of a queue group."""
         return group.entries.popleft()
 
     @staticmethod
     def put_back(group: Group, items: list[int]) -> None:
-        """Entries that were popped from a queue group's front, in order, stand there again."""
+        """Put entries that were popped in order back to the front of their queue group."""
         group.entries.extendleft(reversed(items))
 
     def sweep(self, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> bool:
-        """Keep only the entries that still wait; of a job that is over, by its number, none.
+        """Remove entries that no longer wait. Return whether all entries were checked.
 
-        Looks at some `most` entries, and goes on from there the next time; whether all were looked at.
+        Checks about `most` entries and continues there the next time. `is_over` is called with a job's number.
         """
         if not self._unswept:
             self._unswept = list(self.groups)
@@ -231,7 +234,7 @@ class Queue:
         return not self._unswept
 
     def _sweep_part(self, group: Group, is_over: Callable[[int], bool], waits: Callable[[int], bool], most: int) -> int:
-        """The same with some entries of a group, behind the last that was looked at; how many."""
+        """Sweep one group from where the last call stopped; return how many entries were checked."""
         entries = group.entries
         at = bisect(entries, self._swept)
         entries.rotate(-at)
@@ -250,13 +253,13 @@ class Queue:
         return count
 
     def group_of(self, priority: int, shape: Shape, tenant: str) -> Group | None:
-        """Return the queue group that a job of this priority, shape and tenant would join; None where there is none."""
+        """Return the queue group that a job of this priority, shape and tenant would join; None if there is none."""
         return self.groups.get(self._key(priority, shape, tenant))
 
     def position(self, priority: int, item: int, standing: Callable[[int, int], int] | None = None) -> int:
-        """How many entries stand before this one; looks at every group, so it is for questions, not for the tick.
+        """Return how many entries come before this one. Reads every group: for questions, not for each record.
 
-        `standing` is what a priority counts as for an entry, where jobs age: less the later an entry came.
+        `standing` returns the effective priority of an entry, with ageing; it falls with later arrival.
         """
         before = 0
         if standing is not None:

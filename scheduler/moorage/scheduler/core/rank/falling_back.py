@@ -1,7 +1,7 @@
-"""The ranker that the settings name, and the plain one in its place once that has raised.
+"""Runs the configured ranker, and replaces it by the plain one once it has raised.
 
-A ranker that raised may have left its tables half written, so it chooses no more; after a pause another one is made
-(`ContainedEngine`). What the plain ranker needs is the fleet alone.
+A ranker that raised may have left its tables half written, so it makes no more choices; `ContainedEngine` makes a new
+one after a pause. The plain ranker needs only the fleet.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from moorage.scheduler.core.shape import Shape
 
 
 class RankerFailed(Exception):
-    """In a replay: here the ranker failed when this was recorded."""
+    """Raised in a replay at the point where the ranker failed when the term was recorded."""
 
 
 class FallingBack(Ranker):
-    """Chooses as `main` does until that raises; `failed` is then told where, of which shape, and what was raised."""
+    """Chooses with `main` until that raises; then calls `failed` with the place, the request and the exception."""
 
     name: ClassVar[str] = "falling-back"
 
     def __init__(self, make: Callable[[], Ranker] | None, failed: Callable[[str, str, Exception], None]) -> None:
-        """None for the plain ranker alone."""
+        """Make the ranker with `make`; with None, use only the plain ranker."""
         self.plain = Pack()
         self.main: Ranker | None = None
-        self.calls = 0  # of `main`
-        self.failed_at: list[int] = []  # the numbers of the calls that failed since this was emptied
-        self.fails_at: set[int] = set()  # in a replay: those that failed then
+        self.calls = 0  # number of calls of `main`
+        self.failed_at: list[int] = []  # numbers of the calls that failed since this list was last emptied
+        self.fails_at: set[int] = set()  # in a replay: numbers of the calls that failed when recorded
         self._failed = failed
         if make is not None:
             try:
@@ -48,7 +48,7 @@ class FallingBack(Ranker):
             raise RankerFailed
 
     def give_up(self, raised: Exception) -> None:
-        """It takes too long: use the plain one from now on."""
+        """Use the plain ranker from now on, because the configured one is too slow."""
         if self.main is not None:
             self._fall_back("slow", "", raised)
 
@@ -92,11 +92,11 @@ class FallingBack(Ranker):
                 return main.again(choice, shape, most)
             except Exception as raised:
                 self._fall_back("again", asked(shape), raised)
-                return []  # what it has chosen need not be what the plain one would
+                return []  # the plain ranker may not have made the choice that this continues
         return self.plain.again(choice, shape, most)
 
 
 def asked(shape: Shape) -> str:
-    """What a shape asks for, as evidence."""
+    """Return a text of what a shape asks for, for logs."""
     models = "|".join(shape.models) or "any model"
     return f"{shape.count} GPU of {models}, mode {shape.mode}, {shape.together} at once, driver {shape.driver}"

@@ -1,12 +1,12 @@
-"""The ranker `fragments`: the host where a request leaves most of the rest usable for those that are likely to come.
+"""The ranker `fragments`: chooses the host on which the remaining devices stay most usable for likely later requests.
 
-The score of a host is what the request takes away from fragmentation there (`waste.py`), less what the place is
-worth to others (`prices.py`), in coarse steps; the first host in the order of worker numbers wins ties. The
-coarse step and the fixed order are not for speed: they act as first fit and keep hosts whole. Both use the mix that
-really arrives (`mix.py`), counted from the ledger's accepted jobs.
+A host's score is how much the request adds to fragmentation there (`waste.py`), plus what the host is worth to other
+requests (`prices.py`), in coarse steps. Ties go to the lowest worker number. The coarse steps and the fixed order are
+not for speed: they act as first fit and keep hosts whole. Both parts use the request mix that actually arrives
+(`mix.py`), counted from the accepted jobs in the ledger.
 
-Scores are kept by shape and written anew only for hosts that changed since the shape was last asked for, so that a
-popular shape costs a few rows and the search for the least. A test compares that with a scan of all hosts each time.
+Scores are kept by shape and recomputed only for hosts that changed since the shape was last scored, so a frequent shape
+costs a few rows and one search for the minimum. A test compares that with a scan of all hosts each time.
 """
 
 from __future__ import annotations
@@ -40,30 +40,31 @@ from moorage.scheduler.core.shape import DeviceAsked, Shape
 
 Keys = npt.NDArray[np.int32 | np.int64]
 
-#: the score of a host where the request does not fit; of one where it does, the steps are fewer than 2^24
+#: the score of a host where the request does not fit; scores of hosts where it fits use fewer than 2^24 steps
 NOWHERE: Final = (1 << 31) - 1
-#: the same beside replicas of a job
+#: the same, when replicas of the job are counted into the score
 FAR: Final = 1 << 62
 #: one step of the score, in thousandths of a GPU
 STEP_MILLI: Final = 40
-#: arrivals that a device is looked ahead for; with none (FGD) 0.6 points more are left idle where all ask for shares
+#: how many arrivals a device is simulated ahead; 0 is FGD itself, which leaves 0.6 points more idle if all requests ask
+#: for shares
 AHEAD: Final = 4
-#: replicas of the same job on a host weigh more than any score, a model named in whole words more than one inside one
+#: replicas of the same job on a host outweigh any score; so does, below that, a model name matched only inside a word
 AVOID_BITS: Final = 44
 WORDS_BITS: Final = 28
-#: prices are found anew when the fleet has become larger or smaller by this part of it
+#: prices are recomputed when the fleet has grown or shrunk by this part
 GREW_PART: Final = 16
-#: a mix is large with so many shapes, or demands for processors, times kinds of devices: it is taken into use in parts
+#: a mix is large with this many shapes, or CPU demands, times kinds of devices: its tables are made in parts
 LARGE_SHAPES: Final = 4_096
 LARGE_LEVELS: Final = 512
-#: parts of that which are made while nobody is placed; then it is made in one go
+#: the most parts made without placing anything in between; then the rest is made at once
 PARTS_MAX: Final = 16
-#: shapes whose scores are kept, times hosts: 4 bytes each
+#: scores kept: shapes times hosts, 4 bytes each
 KEPT_MAX: Final = 3 << 20
 
 
 class Scores:
-    """The scores of every host for one shape, as of the table's change number `seen`; the slot a sharer would get."""
+    """The scores of all hosts for one shape, as of the table's change number `seen`."""
 
     __slots__ = ("ask", "charges", "keys", "made", "seen")
 
@@ -72,11 +73,11 @@ class Scores:
         self.keys: Keys = np.zeros(0, np.int32)
         self.charges: Ints = np.zeros(0, np.int64)
         self.seen = -1
-        self.made = -1  # which tables of waste and prices it was scored by
+        self.made = -1  # the number of the waste and price tables that it was scored with
 
 
 class Fragments(Pack):
-    """Least fragmentation over the request mix; `spread` counts this job's replicas first."""
+    """Chooses the host with the least added fragmentation; with `spread`, first by this job's replicas there."""
 
     name: ClassVar[str] = "fragments"
 
@@ -87,12 +88,12 @@ class Fragments(Pack):
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
         self._pressure: Pressure | None = None
-        self._made = 0  # grows with every new waste, prices or pressure: a stamp may come again, they are others then
+        self._made = 0  # grows with all new tables; stamps may repeat while their tables differ
         self._hosts = 0
-        #: what it is for, and the parts that are still to be made: of the mix as it was when it began
+        #: the stamp of the tables being made, and the parts that remain; for the mix at the time it began
         self._renewal: tuple[tuple[int, ...], Iterator[None]] | None = None
-        self._parts = 0  # that were made since choices were last made
-        self._renewed = False  # what was made last serves for this record, though the mix may be another by now
+        self._parts = 0  # parts made since the last choices
+        self._renewed = False  # use the tables just made for this record, even if the mix has changed meanwhile
         self._plain = True
         self._plain_of = (-1, -1)
 
@@ -128,16 +129,17 @@ class Fragments(Pack):
     # --------------------------------------------------------------------------------- keeping up
 
     def _is_plain(self, fleet: Fleet, shape: Shape) -> bool:
-        """Whether best fit decides: nothing is known of the mix yet, or nothing of it can fragment.
+        """Return whether best fit decides, because the mix is unknown or nothing in it can fragment.
 
-        That is so while all ask for one whole device of any kind, and processors outlast devices.
+        Nothing can fragment while all requests ask for one whole device of any kind and hosts have enough CPU for all
+        devices.
         """
         if self.mix.version == 0:
             return True
         return shape.mode == EXCLUSIVE and shape.count == 1 and self._is_of_no_matter(fleet)
 
     def _is_of_no_matter(self, fleet: Fleet) -> bool:
-        """Whether nothing of the mix can fragment."""
+        """Return whether nothing in the mix can fragment."""
         stands = (self.mix.version, fleet.inventory)
         if stands != self._plain_of:
             self._plain_of = stands
@@ -146,7 +148,8 @@ class Fragments(Pack):
 
     def _fragments_nothing(self, fleet: Fleet) -> bool:
         kinds = {device[1:] for cls in fleet.classes.values() for device in cls.devices}
-        answered: dict[DeviceAsked, set[bool]] = {}  # by some kind, or not by some: looked at once for all who ask so
+        # whether some kinds match, or some do not; computed once for equal requests
+        answered: dict[DeviceAsked, set[bool]] = {}
         most = 0
         whole = True
         for shape, _ in self.mix.all():
@@ -155,23 +158,25 @@ class Fragments(Pack):
                 by = {shape.device_rank(*kind, shape.slot_index or 0) > 0 for kind in kinds}
                 answered[shape.device_asked] = by
             if shape.mode != NO_GPU and True not in by:
-                continue  # what no device of the fleet answers fragments nothing, however much of it waits
+                continue  # a shape that no device of the fleet matches fragments nothing, however many of its jobs wait
             most = max(most, shape.cpu_milli)
             whole = whole and shape.mode == EXCLUSIVE and shape.count == 1 and False not in by
         return whole and not any(0 < host.cpu_milli < most * len(host.cls.devices) for host in fleet.hosts.values())
 
     def prepare(self, fleet: Fleet) -> bool:
-        """A new mix of many requests on many models is taken into use over several records, and nobody is placed
-        meanwhile. One that comes in between waits for the next time."""
+        """Make a large new mix's tables over several records, and return whether choices can be made.
+
+        Nothing is placed meanwhile. A mix that changes meanwhile is taken into use the next time.
+        """
         self._renewed = False
         if self.mix.version == 0 or self._is_of_no_matter(fleet):
             return True
         table = self._table_of(fleet)
         stamp = self._stamp_of(table)
         if stamp == self._stamp or not self._is_large(table) or self._parts >= PARTS_MAX:
-            self._renewal, self._parts = None, 0  # in one go, if the fleet changes all the time
+            self._renewal, self._parts = None, 0  # in one go, if the fleet keeps changing
             return True
-        if self._renewal is None or self._renewal[0][:-1] != stamp[:-1]:  # not of this fleet
+        if self._renewal is None or self._renewal[0][:-1] != stamp[:-1]:  # made for another fleet
             self._renewal = stamp, self._renewing(table, stamp)
         self._parts += 1
         for _ in self._renewal[1]:
@@ -187,7 +192,7 @@ class Fragments(Pack):
         return len({shape.cpu_milli for shape, _ in shapes}) * len(table.kinds) > LARGE_LEVELS
 
     def _table_of(self, fleet: Fleet) -> HostTable:
-        """The table, up to date."""
+        """Return the table, up to date."""
         table = self._table
         if table is None or table.fleet is not fleet:
             table = self._table = HostTable(fleet)
@@ -198,15 +203,15 @@ class Fragments(Pack):
         return table
 
     def _stamp_of(self, table: HostTable) -> tuple[int, ...]:
-        """What tables of waste, prices and pressure are of."""
+        """Return what identifies the tables of waste, prices and pressure: the fleet's kinds and size, and the mix."""
         hosts = len(table) - table.dead
         if abs(hosts - self._hosts) * GREW_PART > self._hosts:
-            self._hosts = hosts  # prices are of a fleet as large as this
+            self._hosts = hosts  # prices are for a fleet of this size
         version = self._stamp[-1] if self._renewed else self.mix.version
         return (id(table), table.generation, len(table.kinds), len(table.types), self._hosts, version)
 
     def _renewing(self, table: HostTable, stamp: tuple[int, ...]) -> Iterator[None]:
-        """Make all that follows from the mix anew, in parts, between which the event loop gets its turn."""
+        """Recompute all tables that follow from the mix, in parts; the event loop runs between parts."""
         mix, top = self.mix.all(), self.mix.top()
         prices = Prices(table, mix, self._prices)
         yield from prices.settling()
@@ -221,7 +226,7 @@ class Fragments(Pack):
         self._step = STEP_MILLI * waste.weight
 
     def _look(self, fleet: Fleet) -> HostTable:
-        """The table, up to date, with tables of waste and prices for it and the mix in use."""
+        """Return the host table, up to date, after renewing the other tables if fleet or mix have changed."""
         table = self._table_of(fleet)
         stamp = self._stamp_of(table)
         if stamp != self._stamp:
@@ -235,7 +240,7 @@ class Fragments(Pack):
         found = self._scores.get(shape)
         if found is None:
             if len(self._scores) * len(table) >= KEPT_MAX:
-                del self._scores[next(iter(self._scores))]  # the one that was asked for the longest time ago
+                del self._scores[next(iter(self._scores))]  # the least recently used
             found = Scores(Ask(shape, table))
         else:
             del self._scores[shape]
@@ -244,7 +249,7 @@ class Fragments(Pack):
         return found
 
     def _catch_up(self, table: HostTable, found: Scores) -> None:
-        """Score the hosts that changed since this shape was last asked for."""
+        """Update the scores of the hosts that changed since this shape was last scored."""
         ask, every = found.ask, False
         if len(ask.fits) != len(table.classes) or ask.generation != table.generation or ask.kinds != len(table.kinds):
             ask.renew(table)
@@ -273,26 +278,29 @@ class Fragments(Pack):
         return self._prices.charges(table, shape, self._pressure.charges(gpu_percent(table, shape)))
 
     def _score(self, table: HostTable, found: Scores, rows: Ints | None) -> None:
-        """Write the scores of those of some rows, or of all, on which it may fit."""
+        """Compute the scores of those rows (or of all) where the shape may fit."""
         rows = found.ask.able(table, rows)
         if len(rows):
             cells = table.cells.take(rows, 1)
             found.keys[rows] = self._keys(found, cells, gains(table, self._waste, found.ask, rows, cells))
 
     def _keys(self, found: Scores, cells: Ints, gain: Ints) -> Ints:
-        # less its charge, in thousandths of a GPU, and that in steps, by one division: rounded down as by two
+        # cost minus gain in thousandths of a GPU, in steps; one division rounds down like two
         loss = found.charges.take(cells[TYPE])
         loss -= gain * 10
         loss //= self._step
         if found.ask.ranked:
             loss += found.ask.ranks.take(cells[CLASS]) << WORDS_BITS
-        keys: Ints = np.minimum(loss, NOWHERE)  # what is huge is where it does not fit
+        keys: Ints = np.minimum(loss, NOWHERE)  # huge values mean that it does not fit
         return keys
 
     def _shared(
         self, table: HostTable, found: Scores, row: int, avoid: dict[int, int], excluded: frozenset[int]
     ) -> Choice | None:
-        """The device of the best host that the score was for; where one number said too much, Pack's exact look."""
+        """Return the scored device of the best host; if its room was misjudged, the choice of Pack.
+
+        A device's room is one number in the table, while Pack checks compute, memory and sharers.
+        """
         host, ask, shape = table.hosts[row], found.ask, found.ask.shape
         assert host is not None
         if shape.count == 1:
@@ -303,7 +311,7 @@ class Fragments(Pack):
         return super().choose(table.fleet, shape, avoid, excluded)
 
     def held_bytes(self) -> int:
-        """What tables and scores take, in bytes, for measurements."""
+        """Return the memory of tables and scores in bytes, for measurements."""
         table = self._table
         if table is None:
             return 0
@@ -354,7 +362,7 @@ class Fragments(Pack):
 
 
 def _beside(table: HostTable, keys: Keys, avoid: dict[int, int], excluded: frozenset[int]) -> Keys:
-    """Scores where some hosts are excluded and others have replicas of the job."""
+    """Return scores without the excluded hosts, and with this job's replicas on each host counted first."""
     found = keys.astype(np.int64)
     found[keys == NOWHERE] = FAR
     for num in excluded:

@@ -1,6 +1,6 @@
-"""What one replica takes off the waste of hosts (`waste.py`), in percent of a device times the mix's weight.
+"""Computes by how much a replica reduces the waste of hosts (`waste.py`), in percent of a device times the mix weight.
 
-`cells` is what the rows have left, or would have.
+`cells` is what the hosts have left, or would have.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from moorage.scheduler.core.rank.waste import HUGE, Waste
 
 
 def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> Ints:
-    """The gain of each of some hosts; below `-HUGE >> 1` where a sharer finds too little room."""
+    """Return the gain for each host; below `-HUGE >> 1` where a sharer does not fit."""
     gain, change = _before_devices(table, waste, ask, rows, cells)
     if change is None:
         return gain
     if ask.count == 1:
         gain -= np.minimum.reduce(change, 0)
-    elif ask.count <= len(change):  # the sum of the best: what they do to each other is left out
+    elif ask.count <= len(change):  # the sum of the best devices; how they affect each other is ignored
         change.partition(ask.count - 1, axis=0)
         gain -= np.add.reduce(change[: ask.count], 0)
     else:
@@ -28,7 +28,7 @@ def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> 
 
 
 def gains_by_device(table: HostTable, waste: Waste, ask: Ask, row: int) -> Ints:
-    """As `gains`, of one sharer on each device of a host."""
+    """Return the gain for a sharer on each device of one host."""
     gain, change = _before_devices(table, waste, ask, np.array([row], np.int64), table.cells[:, row : row + 1])
     assert change is not None, "only a sharer chooses a device"
     found: Ints = (gain - change)[:, 0]
@@ -36,10 +36,10 @@ def gains_by_device(table: HostTable, waste: Waste, ask: Ask, row: int) -> Ints:
 
 
 def _before_devices(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Ints, Ints | None]:
-    """What a replica takes off the waste apart from the device that a sharer gets; and what each such device adds.
+    """Return the gain without the shared device, and the change of waste for each shared device.
 
-    The second is huge where a device does not suffice, and None for a request that shares nothing. The hosts with and
-    without the replica are looked up together: a call costs more than the few rows that most calls are for.
+    The second is huge where a device has too little room, and None for a request that shares nothing. Hosts with and
+    without the replica are looked up in one call, since a call costs more than the few rows that it usually gets.
     """
     count = cells.shape[1]
     both = np.concatenate((cells, cells), 1)

@@ -1,14 +1,13 @@
-"""The ranker `headroom`: the host with the most room left, by a score of idle time and free devices.
+"""The ranker `headroom`: chooses the host with the most room, by a score of idle time and free devices.
 
     score = 0.7 * (100 - utilisation) + 0.3 * free
 
-both in percent, the highest wins. `free` is the part of the devices lent to us that nobody uses. `utilisation` is what
-the fleet's view knows: the larger of the share of the host's processors that placed members have reserved and the mean
-utilisation of its devices in its last load frame. Reserved devices are what `free` counts, so they are not counted a
-second time there. A host that did not say how many processors it has counts none as reserved.
+Both are in percent; the highest score wins. `free` is the part of the lent devices that is unused. `utilisation` is the
+larger of two values: the part of the host's CPU reserved by placed members, and the mean utilisation of its devices in
+its last load frame. Reserved devices count only in `free`. A host that reports no CPU count has no CPU reserved.
 
-The score is kept as an integer, in thousandths, and equal scores go to the worker that joined first: the same input
-gives the same placement on every machine.
+The score is an integer, in thousandths, and ties go to the worker that joined first: the same input gives the same
+placement on every machine.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.rank.ranker import Choice, Pack
 from moorage.scheduler.core.shape import Shape
 
-#: thousandths of a point for one percent of idleness, and for all of the devices free
+#: thousandths of a point for one percent idle, and for all devices free
 IDLE_WEIGHT: Final = 700
 FREE_WEIGHT: Final = 30_000
 
 
 class Headroom(Pack):
-    """Walks every host that could run the shape. `spread` is Pack's own; sharers may join or take a free device.
+    """Scores every host that could run the shape. `spread` works as in Pack; sharers may join or take a free device.
 
-    As everywhere, a model named in whole words goes before one found inside a word.
+    As in all rankers, a model name matched as a whole word goes before one matched inside a word.
     """
 
     name: ClassVar[str] = "headroom"
@@ -51,17 +50,17 @@ class Headroom(Pack):
         return best
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
-        return []  # another choice than Pack's: each replica is chosen for itself
+        return []  # Pack's shortcut does not hold here: each replica is chosen by itself
 
 
 def score(host: Host) -> int:
-    """A host's score in thousandths of a point, 0..100,000; a host without devices has no free part."""
+    """Return a host's score in thousandths of a point, 0..100,000; a host without devices has free part 0."""
     devices = host.lent.bit_count()
     free = FREE_WEIGHT * host.open.bit_count() // devices if devices else 0
     return IDLE_WEIGHT * (100 - utilisation_percent(host)) + free
 
 
 def utilisation_percent(host: Host) -> int:
-    """How busy a host is, 0..100: by reserved processors or by what its devices reported, whichever is more."""
+    """Return how busy a host is, 0..100: the larger of CPU reserved and device utilisation reported."""
     reserved = 100 * (host.cpu_milli - host.cpu_free) // host.cpu_milli if host.cpu_milli else 0
     return min(100, max(0, reserved, host.util_percent))

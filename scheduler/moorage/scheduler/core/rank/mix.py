@@ -1,9 +1,9 @@
-"""The request mix: which shapes arrive how often, learned from arrivals, old ones fading.
+"""The request mix: how often each shape arrives, learned from arrivals; old arrivals fade.
 
-Arrivals are counted in whole numbers and all counts are halved every `HALF_LIFE` arrivals, so the mix depends on the
-order of arrivals alone: no clock, no float. What rankers use is a snapshot of it, which changes seldom: when the mix
-has drifted, which is looked at often while little was seen, or when a class of requests comes clearly more often than
-it says. All that is counted by then is halved: what comes next tells more.
+Counts are integers, and all are halved every `HALF_LIFE` arrivals, so the mix depends only on the order of arrivals: no
+clock, no float. Rankers use a snapshot of it, which changes rarely: when the mix has drifted (checked more often in the
+beginning), or when a class of requests arrives clearly more often than the snapshot predicts. In that second case all
+counts are halved, so that newer arrivals weigh more.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from typing import Final
 
 from moorage.scheduler.core.shape import GpuKind, Shape
 
-#: arrivals after which everything counted so far counts half
+#: after this many arrivals, everything counted before counts half
 HALF_LIFE: Final = 16_384
-#: what one arrival adds: so that a shape seen once survives a few halvings
+#: what one arrival adds, so that a shape seen once survives some halvings
 UNIT: Final = 16
-#: shapes that are counted; beyond it the rarest half is forgotten. As many classes are counted since the mix in use was
-#: taken; beyond it all of those are forgotten, so that a class which comes more often is noticed later
+#: the most shapes counted; beyond it the rarest half is dropped. Also the most classes counted since the snapshot;
+#: beyond it all are dropped, so a class that becomes more frequent is noticed later
 COUNTED_MAX: Final = 8_192
-#: arrivals before the mix is looked at for the first time; then at least so many, and as this part of what was seen has
-#: come beside it; from `DRIFT_EVERY` on every so many for a class that came, and for a drift. A new mix means that
-#: every host is scored anew for every shape
+#: arrivals before the first check; then a check each time this part more has arrived, at least `LOOK_LEAST`; from
+#: `DRIFT_EVERY` arrivals on, every `LOOK_EVERY` for classes and every `DRIFT_EVERY` for drift. A new snapshot means
+#: that every host is scored again for every shape
 LOOK_FIRST: Final = 32
 LOOK_LEAST: Final = 64
 LOOK_PART: Final = 4
 LOOK_EVERY: Final = 1_024
 DRIFT_EVERY: Final = 4_096
-#: a mix that moved by less than so many hundredths of all arrivals is left in use
+#: a drift of less than this many percent of all arrivals keeps the snapshot
 DRIFT_PERCENT: Final = 4
-#: a class comes more often than the mix in use says when by so many standard deviations, squared: 17 single arrivals
-#: of a class unheard of do, one job of any number of replicas does not
+#: a class has become more frequent beyond this many standard deviations, squared: 17 single arrivals of an unknown
+#: class suffice, one job of any number of replicas does not
 CHANGE_SQUARED: Final = 16
-#: what is judged by is the most frequent shapes that cover so many percent of the arrivals
+#: only the most frequent shapes that cover this many percent of arrivals are used
 TOP_PERCENT: Final = 95
 
 
-#: what requests of one class have in common: mode, devices, vendor, models, memory of a device
+#: what requests of one class have in common: mode, devices, and `gpu_kind`
 _Class = tuple[int, int, GpuKind]
 
 
 class Mix:
-    """Counts arrivals. `version` grows when what `counts` says should be used anew.
+    """Counts arrivals. `version` grows when a new snapshot is taken.
 
     `counted_max` bounds the shapes, and the classes, that are counted.
     """
@@ -69,15 +69,15 @@ class Mix:
         self.version = 0
         self._seen = 0
         self._look_at = self._drift_at = LOOK_FIRST
-        #: arrivals since the mix in use was taken, and the sum of squares of each job's: their variance, if by chance
+        #: arrivals since the snapshot, and the sum of squares over jobs: their variance if arrivals are random
         self._since: dict[_Class, int] = {}
         self._squares: dict[_Class, int] = {}
-        self._said: dict[_Class, int] = {}  # `_used` by class
+        self._said: dict[_Class, int] = {}  # the snapshot by class
         self._used: dict[Shape, int] = {}
         self._used_total = 0
 
     def add(self, shape: Shape, replicas: int = 1) -> None:
-        """So many requests of this shape arrived."""
+        """Count the arrival of a job with `replicas` replicas of this shape."""
         self.counts[shape] = self.counts.get(shape, 0) + UNIT * replicas
         self.total += UNIT * replicas
         key = _class_of(shape)
@@ -102,11 +102,11 @@ class Mix:
             self.use()
 
     def _next(self, every: int) -> int:
-        """The arrival at which to look again, where that is done `every` so many in the long run."""
+        """Return the arrival count at which to check again; `every` is the interval in the long run."""
         return self._seen + (every if self._seen >= DRIFT_EVERY else max(LOOK_LEAST, self._seen // LOOK_PART))
 
     def _class_changed(self) -> bool:
-        """Whether some class came clearly more often since the mix in use was taken than that says."""
+        """Return whether some class arrived clearly more often since the snapshot than the snapshot predicts."""
         used, total = self._used_total, sum(self._since.values())
         if not used:
             return False
@@ -122,7 +122,7 @@ class Mix:
         return self._drift() * 100 >= DRIFT_PERCENT * self.total * max(1, self._used_total)
 
     def _drift(self) -> int:
-        """Half the sum of differences between the mix now and the one in use, times both totals."""
+        """Return half the sum of differences between the current mix and the snapshot, times both totals."""
         now, used = self.total, self._used_total
         if not used:
             return now
@@ -130,7 +130,7 @@ class Mix:
         return sum(abs(self.counts.get(s, 0) * used - self._used.get(s, 0) * now) for s in both) // 2
 
     def use(self) -> None:
-        """Take what is counted now into use."""
+        """Take a snapshot of the current counts."""
         self._used, self._used_total = dict(self.counts), self.total
         self._said = _by_class(self._used)
         self._forget_since()
@@ -141,11 +141,11 @@ class Mix:
         self._squares.clear()
 
     def top(self) -> list[tuple[Shape, int]]:
-        """The most frequent shapes in use that cover `TOP_PERCENT` of the arrivals, the most frequent first."""
+        """Return the most frequent shapes of the snapshot that cover `TOP_PERCENT` of arrivals, most frequent first."""
         return most_frequent(self._used.items())
 
     def all(self) -> list[tuple[Shape, int]]:
-        """Every shape in use with its count."""
+        """Return every shape of the snapshot with its count."""
         return list(self._used.items())
 
 
@@ -154,7 +154,7 @@ def _class_of(shape: Shape) -> _Class:
 
 
 def _by_class(counted: dict[Shape, int]) -> dict[_Class, int]:
-    """Summed up over the shapes of each class."""
+    """Return the sums over the shapes of each class."""
     found: dict[_Class, int] = {}
     for shape, count in counted.items():
         key = _class_of(shape)
@@ -163,7 +163,7 @@ def _by_class(counted: dict[Shape, int]) -> dict[_Class, int]:
 
 
 def most_frequent(counted: Iterable[tuple[Shape, int]], percent: int = TOP_PERCENT) -> list[tuple[Shape, int]]:
-    """Those that cover so many percent of all, the most frequent first; of those alike the first."""
+    """Return the items that cover `percent` percent of all, most frequent first; equal counts keep their order."""
     ranked = sorted(counted, key=lambda pair: -pair[1])
     total = sum(count for _, count in ranked)
     chosen: list[tuple[Shape, int]] = []

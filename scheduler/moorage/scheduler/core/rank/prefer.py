@@ -1,7 +1,7 @@
-"""The device that a request asks for with `prefer`: a sharer joins the fullest one, or has one of its own.
+"""Places requests with `prefer`: a sharer joins the fullest device, or gets a device of its own.
 
-It goes before the scheduler's ranker, which weighs what is good for the fleet: a job that measures, or that suffers
-from its neighbours, knows better.
+Such requests bypass the scheduler's ranker, which weighs what is good for the fleet: a job that measures, or that
+suffers from its neighbours, knows better.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from moorage.scheduler.core.shape import Shape
 
 
 class Preferring(Pack):
-    """Of shapes with `prefer` alone, which are sharers. `pack` is what Pack does; the hosts of `spread` come first."""
+    """Chooses for shapes with `prefer`, which are all sharers. `pack` works as in Pack, after `spread` over hosts."""
 
     name: ClassVar[str] = "prefer"
 
@@ -25,14 +25,14 @@ class Preferring(Pack):
         return (
             self._best_fit(fleet, shape, excluded)
             or self._least_used(fleet, shape, excluded)
-            or self._join_sharers(fleet, shape, excluded)  # of several devices some have to be shared
+            or self._join_sharers(fleet, shape, excluded)  # some of several devices have to be shared
         )
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         return []
 
     def _least_used(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
-        """The shared device with the fewest sharers, where one device is asked for."""
+        """Return a choice of the shared device with the fewest sharers, if the shape asks for one device; else None."""
         best: Choice | None = None
         best_users = 0
         for cls, fit in fleet.capable(shape) if shape.count == 1 else ():
@@ -46,7 +46,7 @@ class Preferring(Pack):
         return best
 
     def _slots_for(self, host: Host, shape: Shape, fit: Fit) -> int | None:
-        """On one host: the devices with the most sharers, or with the fewest."""
+        """Return the mask of a host's devices with the most sharers, or the fewest; None if too few fit."""
         users = {slot: 0 for slot in range(len(host.cls.devices)) if (host.open & fit.mask) >> slot & 1}
         for slot, device in host.shared.items():
             if fit.mask >> slot & 1 and host.room_beside(slot, device, shape):

@@ -1,21 +1,21 @@
-"""How much of what is left of each kind of host is asked for by those who cannot go elsewhere.
+"""Pressure: how much of the remaining room of each kind of host is wanted by requests that cannot run elsewhere.
 
-A class is all requests of the mix that ask for as many devices and that the same kinds of hosts can run when empty: by
-model and number of devices and, where they ask for whole ones, by processors and memory. (For shares, too, they would
-press on hosts with many processors, which are priced already: 0.9 points less where all ask for shares.) What is left
-for a class is what it could use now: on hosts with enough free devices, as far as their processors go. Were each class
-spread over what is left for it, in proportion, so much would be asked for of each GPU that is left:
+A class is all requests of the mix for the same number of devices that the same kinds of hosts can run when empty,
+judged by model and number of devices and, for whole devices, CPU and memory. (If shares were judged by CPU too, they
+would add pressure on hosts with many cores, which are priced already: 0.9 points worse where all ask for shares.) What
+is left for a class is what it could use now: the free devices of hosts with enough of them, as far as CPU allows. If
+the demand of each class were spread over what is left for it in proportion, then each remaining GPU would be asked for
+so much:
 
     pressure[kind] = sum over classes of demand[class] * left[class, kind] / left[class]  /  (left[kind] / left)
 
-1 where it is as everywhere; who can go anywhere adds the same to all. So T4 are kept for those who name them as long as
-others need not fill them, and whole hosts, once few are left, for requests for 8 GPUs: each in the same unit, GPUs
-asked for by a GPU that is left. Taken of an empty fleet alone, it kept T4 idle until no whole host was left; now both
-run out at the same time.
+It is 1 for a kind under average pressure; requests that can run anywhere add the same to all kinds. So T4 hosts are
+kept for requests that name T4 as long as other requests need not use them, and whole hosts, once few are left, for
+requests for 8 GPUs, both in the same unit: GPUs asked for by GPU left. Computed for an empty fleet alone, it kept T4
+idle until no whole host was left; this way both run out at the same time.
 
-A little of the empty fleet always counts as left, as some of it will come back.
-
-In whole numbers; no clock, no chance: the same mix and the same states of a fleet give the same pressure everywhere.
+A small part of the empty fleet always counts as left, as some of it becomes free again. All values are integers,
+without clock or chance: the same mix and fleet give the same pressure everywhere.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from moorage.scheduler.core.rank.table import (
 )
 from moorage.scheduler.core.shape import Shape
 
-#: a pressure of 1 is so much
+#: a pressure of 1
 ONE: Final = 1 << 10
 PRESSURE_MAX: Final = 2 * ONE
-#: of a pressure of 1, a request that asks for one GPU is charged this part of a GPU: 1 / so much
+#: at a pressure of 1, a request for one GPU is charged 1 / this of a GPU
 CHARGED_PART: Final = 4
-#: a pressure that moved by no more than this is left in use: new ones mean that every host is scored anew
+#: a change up to this keeps the old pressure: a new one means that every host is scored again
 MOVED: Final = ONE // 16
-#: decisions between two looks: so many for each host, at least
+#: decisions between two updates: one for each `LOOK_HOSTS` hosts, at least `LOOK_MIN`
 LOOK_HOSTS: Final = 8
 LOOK_MIN: Final = 32
-#: so many 64ths of the empty fleet count as left besides what is
+#: this many 64ths of the empty fleet always count as left
 LEFT_ALWAYS: Final = 2
-#: classes with the most demand that take part
+#: only the classes with the most demand count, at most this many
 CLASSES_MAX: Final = 64
 _DEMAND: Final = 1 << 20
 
 
 class Class(NamedTuple):
-    """Requests alike: devices each, thousandths of a processor a GPU, part of all GPUs asked for, hosts by type."""
+    """Requests of one class: devices each, CPU milli for each GPU, part of all GPUs asked for, usable host types."""
 
     devices: int
     cpu_milli: int
@@ -67,7 +67,7 @@ class Class(NamedTuple):
     runs_on: Bools
 
     def of_empty(self, kind: HostType) -> int:
-        """What an empty host has for it: hundredths of GPUs."""
+        """Return what an empty host has for this class, in hundredths of GPUs."""
         each = self.cpu_milli * self.devices
         groups = kind.gpus // self.devices
         if self.devices > 1:
@@ -76,29 +76,29 @@ class Class(NamedTuple):
 
 
 class Pressure:
-    """The pressure of one mix on one numbering of a table."""
+    """The pressure of one mix on one numbering of a host table."""
 
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
         classes = classes_of(table, mix)
         mean = sum(each.cpu_milli * each.demand for each in classes) // _DEMAND
         hosts = np.bincount(table.cells[TYPE, : len(table)][table.alive()], minlength=len(table.types))
-        #: the first is all requests alike, on all hosts
+        #: the first class stands for all requests together, on all hosts
         classes = [Class(1, mean, _DEMAND, np.ones(len(table.types), np.bool_)), *classes]
         self._left = Left(table, classes)
         empty = [[each.of_empty(kind) for kind in table.types] for each in classes]
         runs_on = np.array([each.runs_on for each in classes])
         self._empty: Ints = hosts * runs_on * np.array(empty, np.int64)
-        #: a row a class; no row where no request of the mix asks for a GPU that some host has
+        #: a row for each class; no rows if no request asks for a GPU that a host has
         self._demands: Ints = np.array([each.demand for each in classes[1:]], np.int64).reshape(-1, 1)
         self._look_later(table)
         self.of_type: Ints = self._found(table)
 
     def decided(self, number: int) -> None:
-        """So many replicas were decided on."""
+        """Count placed replicas towards the next update."""
         self._decided += number
 
     def until_look(self) -> int:
-        """How many more replicas are decided on before the next look; 0 when it is due."""
+        """Return how many more replicas may be placed before the next update; 0 when it is due."""
         return max(0, self._look_after - self._decided)
 
     def _look_later(self, table: HostTable) -> None:
@@ -106,7 +106,7 @@ class Pressure:
         self._look_after = max(LOOK_MIN, len(table) // LOOK_HOSTS)
 
     def look(self, table: HostTable) -> bool:
-        """Find it anew; whether it moved so far that it is in use now."""
+        """Recompute the pressure; return whether it changed enough to be used."""
         self._look_later(table)
         found = self._found(table)
         if int(np.abs(found - self.of_type).max(initial=0)) <= MOVED:
@@ -115,7 +115,7 @@ class Pressure:
         return True
 
     def charges(self, gpus_percent: int) -> Ints:
-        """What a request for so many hundredths of a GPU is charged by type of host, in thousandths of a GPU."""
+        """Return the charge for `gpus_percent` hundredths of a GPU by type of host, in thousandths of a GPU."""
         return self.of_type * (gpus_percent * 10) // (ONE * CHARGED_PART)
 
     def _found(self, table: HostTable) -> Ints:
@@ -129,23 +129,23 @@ class Pressure:
 
 
 def _room_of(rooms: Ints) -> Ints:
-    """What all devices of some hosts have left together."""
+    """Return the sum of what the devices of each host have left."""
     found: Ints = np.where(rooms == NO_ROOM, 0, rooms).sum(0)
     return found
 
 
 class Left:
-    """What is left for each class by type of host, hundredths of a GPU, caught up with the rows that changed.
+    """What is left for each class by type of host, in hundredths of a GPU; updated from changed rows.
 
-    Of each row in floating point, where division takes a tenth of the time. All of them are whole numbers below 2^47,
-    so that what is rounded down is exact.
+    Rows are computed in floating point, where division takes a tenth of the time. All values are whole numbers below
+    2^47, so rounding down is exact.
     """
 
     def __init__(self, table: HostTable, classes: list[Class]) -> None:
-        #: those that ask for one device, then those for several
+        #: classes for one device first, then those for several
         order = sorted(range(len(classes)), key=lambda index: classes[index].devices > 1)
         ordered = [classes[index] for index in order]
-        self._place: Ints = np.array(order).argsort()  # where in that order each class stands
+        self._place: Ints = np.array(order).argsort()  # the place of each class in that order
         self._ones = sum(each.devices == 1 for each in ordered)
         devices = [[each.devices] for each in ordered[self._ones :]]
         self._devices: Floats = np.array(devices, np.float64).reshape(-1, 1)
@@ -161,11 +161,11 @@ class Left:
 
     @property
     def by_type(self) -> Ints:
-        """A row a class, as they were told."""
+        """What is left, a row for each class in the order given."""
         return self._sums.take(self._place, 0)
 
     def look(self, table: HostTable) -> None:
-        """Catch up with the rows that changed since the last look."""
+        """Update the sums with the rows that changed since the last update."""
         if len(self._types) != len(table):
             changed = np.arange(len(table))
             self._types = table.cells[TYPE, : len(table)].copy()
@@ -179,14 +179,14 @@ class Left:
         left = self._of(cells, _room_of(cells[ROOM:]))
         left *= self._runs_on.take(types, 1)
         more = left - self._by_row.take(changed, 1)
-        if not np.array_equal(types, before):  # a worker that joined anew with other devices
+        if not np.array_equal(types, before):  # a worker joined again with other devices
             self._add(before, left - more, -1)
             self._types[changed], more = types, left
         self._by_row[:, changed] = left
         self._add(types, more, 1)
 
     def _of(self, cells: Ints, room: Ints) -> Floats:
-        """What some hosts have left for each class, a row a class, on whatever type of host."""
+        """Return what these hosts have left for each class (rows), whatever the type of host."""
         ones, cpu = self._ones, np.maximum(0, cells[CPU])
         left = np.empty((len(self._cpus), len(room)))
         np.divide(cpu * 100, self._cpus[:ones], out=left[:ones])
@@ -205,7 +205,7 @@ class Left:
 
 
 def classes_of(table: HostTable, mix: list[tuple[Shape, int]]) -> list[Class]:
-    """The classes of a mix that ask for GPUs and that some host can run, those with the most demand first."""
+    """Return the classes of a mix that ask for GPUs and can run somewhere, those with the most demand first."""
     found: dict[tuple[int, bytes], list[int]] = {}
     cpus = np.array([kind.cpu_milli or UNCOUNTED for kind in table.types], np.int64)
     memory = np.array([kind.memory_mib or UNCOUNTED for kind in table.types], np.int64)

@@ -1,16 +1,14 @@
-"""What the devices, processors and memory of each kind of host are worth to the request mix.
+"""Prices: what the devices, CPU and memory of each kind of host are worth to the request mix.
 
-A market is all hosts with like devices and a like share of processors for each. The mix, scaled to fill the fleet, is
-spread over the markets that may run it: cheap ones get more. A resource that would be asked for more than there is
-becomes dearer, one that is left over cheaper, until both agree (a tatonnement; the fixed point is the dual of the
-transport problem "which requests go to which hosts so that most GPUs are used"). So processors beside idle devices
-get a price where they are scarce and none where they are plenty, and requests without a GPU go where they hurt least.
+A market is all hosts with the same devices and a similar amount of CPU for each. The mix, scaled to fill the fleet, is
+spread over the markets that can run it, with more on cheap ones. A resource asked for beyond its supply becomes dearer,
+one left over becomes cheaper, until both agree (a tatonnement; the fixed point is the dual of the transport problem
+"which requests go to which hosts so that most GPUs are used"). So CPU beside idle devices has a price where it is
+scarce and none where it is plentiful, and requests without a GPU go where they harm least.
 
-Prices are of a fleet and a mix, whatever runs there now; what is left of it is told by its pressure
-(`pressure.py`).
-
-All in whole numbers, `ONE` is the value of one idle GPU. No clock, no chance, no float: the same mix and fleet give
-the same prices on every machine.
+Prices belong to a fleet and a mix, whatever runs there now; the pressure (`pressure.py`) covers what is left at the
+moment. All values are integers, without clock, chance or floats, in units of 1 / `ONE` of an idle GPU: the same mix and
+fleet give the same prices on every machine.
 """
 
 from __future__ import annotations
@@ -27,31 +25,32 @@ from moorage.schemas.memo import Memo
 
 #: the value of one idle GPU
 ONE: Final = 1 << 16
-#: no price falls below it, so that it can rise again; it is taken off where prices are used
+#: the lowest price, so that it can rise again; it is subtracted where prices are used
 FLOOR: Final = ONE // 200
 CEILING: Final = 2 * ONE
 ROUNDS_FIRST: Final = 150
 ROUNDS_AGAIN: Final = 100
 ROUNDS_A_PART: Final = 50
-#: how sharply demand goes to the cheapest market: by 2^-(16 * CHOOSY / ONE) for each sixteenth of an octave
+#: how strongly demand prefers the cheapest market: by 2^-(16 * CHOOSY / ONE) for each sixteenth of an octave
 CHOOSY: Final = 692  # e^-30 for a whole GPU's difference
-#: of a gap between demand and supply, this part goes into the price in each round
+#: each round moves a price by 1 / this of the gap between demand and supply
 STEP: Final = 20
-#: packing needs some slack: processors and memory count as asked for so many percent
+#: packing needs slack: demand for CPU and memory counts with this many percent
 HOST_DEMAND_PERCENT: Final = 110
-#: classes of requests that take part, those with the most demand first; and markets, beyond which nothing is priced
+#: the most classes of requests that count, those with the most demand first; with more markets than this, nothing is
+#: priced
 CLASSES_MAX: Final = 192
 MARKETS_MAX: Final = 256
-#: classes times markets: all of them are computed anew for a new mix
+#: the most classes times markets, since all are computed for each new mix
 CELLS_MAX: Final = 8_192
-#: how much a price counts against fragmentation, in halves
+#: the weight of a price against fragmentation, in halves
 PRICE_HALVES: Final = 4
 
 _POWERS: Final = np.array([round(32768 * 2 ** (-n / 16)) for n in range(16)], np.int64)
 
 
 def _market_of(kind: HostType) -> tuple[int, int, int]:
-    """Devices, how many, and processors for each in steps of a quarter of an octave."""
+    """Return the market of a host type: kind of device, their number, and CPU for each in quarter octaves."""
     each = kind.cpu_milli // max(1, kind.gpus)
     octave = each.bit_length()
     quarter = (each << 2 >> octave - 1) & 3 if octave > 1 else 0
@@ -59,9 +58,10 @@ def _market_of(kind: HostType) -> tuple[int, int, int]:
 
 
 class Prices:
-    """Prices for one mix on one numbering of a table; `before` is where they start from, so that few rounds do.
+    """The prices for one mix on one numbering of a host table.
 
-    They are found once `settling` has ended.
+    `before` has the prices to start from, so that fewer rounds are needed. The prices are valid once `settling` has
+    ended.
     """
 
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], before: Prices | None) -> None:
@@ -74,7 +74,7 @@ class Prices:
         self.types = np.array(self._of_type, np.int64)
         hosts = np.bincount(table.cells[TYPE, : len(table)][table.alive()], minlength=len(table.types))
         self.gpus = np.zeros(count, np.int64)
-        self.stock = np.zeros((2, count), np.int64)  # processors and memory; 0 where not counted
+        self.stock = np.zeros((2, count), np.int64)  # CPU and memory; 0 where not reported
         for kind, number in zip(table.types, hosts.tolist(), strict=True):
             market = self._of_type[kind.index]
             self.gpus[market] += number * kind.gpus
@@ -89,28 +89,28 @@ class Prices:
                     self.gpu[market] = before.gpu[old]
                     self.host[:, market] = before.host[:, old]
         total = int(self.gpus.sum())
-        # GPUs for each unit of a host's resource, in 2^-32
+        # GPUs for each unit of the host's resource, in 2^-32
         self.worth = np.where(self.stock > 0, (self.gpus << 32) // np.maximum(self.stock, 1), 0)
         self._runs_on: Memo[tuple[bool, DeviceAsked, int], Ints] = Memo(RANKS_MAX)
         self.priced = 0 < count <= MARKETS_MAX and total > 0
         self._unit: Ints = self.worth >> 8
-        self._over: Ints = np.zeros((3, count), np.int64)  # GPUs', processors' and memory's prices
+        self._over: Ints = np.zeros((3, count), np.int64)  # prices of GPU, CPU and memory above `FLOOR`
         self._to_settle = table, mix, total, ROUNDS_FIRST if before is None else ROUNDS_AGAIN
 
     def settling(self) -> Iterator[None]:
-        """Find them, in parts of some `ROUNDS_A_PART` rounds."""
+        """Compute the prices, yielding after each `ROUNDS_A_PART` rounds."""
         if self.priced:
             yield from self._settle(*self._to_settle)
         self._over = np.vstack((self.gpu, self.host)) - FLOOR
 
     def settle(self) -> Prices:
-        """Find them in one go."""
+        """Compute the prices at once."""
         for _ in self.settling():
             pass
         return self
 
     def _classes(self, table: HostTable, mix: list[tuple[Shape, int]]) -> list[tuple[int, int, int, Ints, int]]:
-        """Requests alike in GPUs (percent), processors, memory and markets, with their number."""
+        """Return the classes of requests: (GPU percent, CPU, memory, markets, number of requests)."""
         found: dict[tuple[int, int, int, bytes], int] = {}
         fits: dict[object, Ints] = {}
         for shape, number in mix:
@@ -126,12 +126,12 @@ class Prices:
             for (gpu, cpu, memory, ok), number in found.items()
             if any(ok)
         ]
-        mean = int(self.stock[0].sum()) * 100 // int(self.gpus.sum())  # processors a hundredth of a GPU, times 10,000
+        mean = int(self.stock[0].sum()) * 100 // int(self.gpus.sum())  # CPU for each hundredth of a GPU, times 10,000
         rows.sort(key=lambda row: -row[4] * max(row[0], row[1] * 10_000 // max(1, mean)))
         return rows[: min(CLASSES_MAX, max(16, CELLS_MAX // len(self.keys)))]
 
     def allowed(self, table: HostTable, shape: Shape) -> Ints:
-        """1 for the markets that have what a shape asks for when empty, else 0."""
+        """Return 1 for each market whose empty hosts can run the shape, else 0."""
         ok = np.zeros(len(self.keys), np.int64)
         ok[self.types if shape.mode == NO_GPU else self.types[table.holds(shape)]] = 1
         return ok
@@ -164,7 +164,8 @@ class Prices:
             ],
             np.int64,
         )
-        # what one GPU's worth of a class takes of a market's processors and memory, in 2^-10 of the market's own share
+        # what one GPU's worth of a class takes of a market's CPU and memory, in 2^-10 of what the market has for each
+        # GPU
         mean = max(1, (total << 32) // everything[0])
         per = np.zeros((2, len(rows), len(self.keys)), np.int64)
         for row, (gpu, cpu, memory, _, _) in enumerate(rows):
@@ -174,7 +175,8 @@ class Prices:
                 per[i, row] = np.minimum(worth * 100 // max(1, unit), 1 << 24)
         weight = np.where(with_gpu[:, None], supply[None, :], stocks[0][None, :]) * ok
         refuse = np.where(with_gpu, 1 << 20, 0)[:, None]
-        # a round is some twenty calls on small arrays: what devices, processors and memory have alike is done at once
+        # a round is some twenty calls on small arrays, so devices, CPU and memory are handled in one array where
+        # possible
         shut, takes_gpu = np.where(ok > 0, 0, 1 << 40), with_gpu[:, None].astype(np.int64)
         asks, there = np.vstack((demand, wants)), np.vstack((supply, stocks))
         prices = np.vstack((self.gpu, self.host))
@@ -191,16 +193,16 @@ class Prices:
         self.host[self.stock == 0] = FLOOR
 
     def _scale(self, rows: list[tuple[int, int, int, Ints, int]], asked: int, total: int) -> int:
-        """For how many hundredths of GPUs the mix is to ask: all, or fewer where processors run out first."""
+        """Return for how many hundredths of GPUs the mix asks: all, or fewer where CPU runs out first."""
         cpu = sum(row[1] * row[4] for row in rows)
-        counted = 100 * int(self.gpus[self.stock[0] > 0].sum())  # GPUs beside processors that are counted
-        for_all = asked * int(self.stock[0].sum())  # what `cpu` is once all GPUs and all processors are asked for
+        counted = 100 * int(self.gpus[self.stock[0] > 0].sum())  # GPUs on hosts that report their CPU
+        for_all = asked * int(self.stock[0].sum())  # what `cpu` would be if all GPUs and all CPU were asked for
         return 100 * total * for_all // (cpu * counted) if 0 < for_all < cpu * counted else 100 * total
 
     def charges(self, table: HostTable, shape: Shape, pressed: Ints) -> Ints:
-        """What a shape costs on each type of host above the cheapest that may run it, in thousandths of a GPU.
+        """Return the cost of a shape on each type of host above the cheapest usable type, in thousandths of a GPU.
 
-        `pressed` is what it is charged there besides, by type of host.
+        `pressed` is the charge for pressure, by type of host.
         """
         runs_on = self._types_for(table, shape)
         if not self.priced or not len(runs_on):
@@ -214,7 +216,7 @@ class Prices:
         return above
 
     def _types_for(self, table: HostTable, shape: Shape) -> Ints:
-        """The types of hosts in whose market a shape may run; those who ask for devices alike have the same."""
+        """Return the types of hosts in whose market the shape can run; the same for all requests for such devices."""
         key = shape.mode == NO_GPU, shape.device_asked, shape.count
         found = self._runs_on.get(key)
         if found is None:
@@ -223,7 +225,7 @@ class Prices:
 
 
 def gpu_percent(table: HostTable, shape: Shape) -> int:
-    """Hundredths of a GPU that one replica takes, on the device where it takes most."""
+    """Return the hundredths of a GPU that one replica takes, on the kind of device where that is most."""
     if shape.mode <= EXCLUSIVE:
         return 100 * shape.count
     if shape.compute_percent:
@@ -233,14 +235,14 @@ def gpu_percent(table: HostTable, shape: Shape) -> int:
 
 
 def _spread(above: Ints, weight: Ints) -> Ints:
-    """Each weight times 2^-(above * CHOOSY / ONE / 16 ...): what of demand goes to each market, unscaled."""
+    """Return weight * 2^-(above * CHOOSY / ONE / 16 ...): how demand is spread over markets, unscaled."""
     sixteenths = np.minimum(above * CHOOSY >> 16, 16 * 60)
     found: Ints = weight * _POWERS[sixteenths & 15] >> 15 + (sixteenths >> 4)
     return found
 
 
 def _moved(price: Ints, use: Ints) -> Ints:
-    """Prices after a round in which so much (2^15 is all there is) was asked for."""
+    """Return the prices after a round in which `use` was asked for (2^15 is the whole supply)."""
     gap = np.minimum(np.maximum(use, 1 << 14), 1 << 16) - (1 << 15)
     moved: Ints = np.minimum(np.maximum(price + (price * gap >> 15) // STEP, FLOOR), CEILING)
     return moved

@@ -1,7 +1,7 @@
-"""Rankers: each chooses a host and slots for a request among those that fit now.
+"""Rankers: each chooses a host and slots for a request among the hosts that fit now.
 
-To add a ranking, write one class with `choose` and name it in `rankers.py`. Ties are broken by a stable key (buckets
-are in order of insertion, classes in order of joining), so the same input gives the same placement.
+To add a ranking, write one class with `choose` and name it in `rankers.py`. Ties are broken by a stable order (buckets
+by insertion, classes by joining), so the same input gives the same placement.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Host, HostClass
 from moorage.scheduler.core.shape import Shape
 
-#: choices among linked slots that are remembered: a few kinds of hosts in as many states
+#: cached choices among linked slots: a few kinds of hosts, in as many states
 SLOTS_KNOWN: Final = 65_536
 
-#: sets of slots by NVLink, and by NUMA node (`host.HostClass.islands`)
+#: sets of slots linked by NVLink, and by NUMA node (`host.HostClass.islands`)
 Islands = tuple[tuple[int, ...], ...]
 
 
 class Choice:
-    """Where one replica goes: a host, the slot mask, and how many free devices stay behind on it."""
+    """Where one replica goes: the host, the slot mask, and how many free devices remain there."""
 
     __slots__ = ("host", "left", "mask")
 
@@ -32,43 +32,48 @@ class Choice:
 
 
 class Ranker:
-    """Chooses among the hosts that fit now; None when none does. Must not change the fleet."""
+    """Chooses among the hosts that fit now. Must not change the fleet."""
 
     name: ClassVar[str] = ""
-    #: hosts that were scored since a pass began, or as much of other work: a pass ends when it is much. It must follow
-    #: from what was asked alone, so that a recording replays
+    #: hosts scored since the pass began, or other work of equal cost; a pass ends when it is large. It must depend only
+    #: on the calls made, so that a recording replays alike
     work = 0
 
     def __init_subclass__(cls) -> None:
-        """Who chooses in a way of its own is asked for each replica, unless it has an `again` of its own as well."""
+        """Let a subclass with its own `choose` be called for each replica, unless it also has its own `again`."""
         if "choose" in vars(cls) and "again" not in vars(cls):
             cls.again = Ranker.again  # type: ignore[method-assign]
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
-        """`avoid` counts this job's replicas by worker (for spread); `excluded` are hosts held back for somebody."""
+        """Return a choice, or None if nothing fits.
+
+        `avoid` counts this job's replicas by worker (for spread). `excluded` are hosts that the job may not use, such
+        as those reserved for another job.
+        """
         raise NotImplementedError
 
     def prepare(self, fleet: Fleet) -> bool:
-        """Asked once before the choices of each record: False where it is not ready to choose, and is asked again soon.
+        """Prepare for the choices of a record; return False if more time is needed: then it is called again soon.
 
-        So what takes long is done in parts, while others are answered. It must follow from what was asked alone.
+        So slow work is done in parts, between which the scheduler answers requests. The result must depend only on the
+        calls made.
         """
         return True
 
     def arrived(self, shape: Shape, replicas: int) -> None:
-        """Told once for each job, in the ledger's order: so many replicas of this shape were asked for."""
+        """Note a job's arrival: `replicas` replicas of this shape. Called once for each job, in the ledger's order."""
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
-        """The slot masks of at most `most` further replicas of this shape that `choose` would put on the same host.
+        """Return slot masks for at most `most` more replicas of this shape that `choose` would put on the same host.
 
-        `choice` is taken already. The result must be what asking `choose` again and again would give; when in doubt,
+        `choice` is already taken from the fleet. The result must equal repeated calls of `choose`; when in doubt,
         return none.
         """
         return []
 
 
 def lowest_slots(mask: int, count: int) -> int:
-    """The `count` lowest set bits of a mask that has at least so many."""
+    """Return the lowest `count` set bits of a mask that has at least this many."""
     taken = 0
     for _ in range(count):
         low = mask & -mask
@@ -78,7 +83,7 @@ def lowest_slots(mask: int, count: int) -> int:
 
 
 def best_slots(mask: int, fit: Fit, count: int) -> int:
-    """`count` slots of a mask: those that answer best before the others (A10 before A100 for `A10`), lowest first."""
+    """Return `count` slots of a mask, best matches first (A10 before A100 for `A10`), then lowest first."""
     return _best_of(mask, mask & fit.best_mask, count)
 
 
@@ -89,11 +94,11 @@ def _best_of(mask: int, best: int, count: int) -> int:
 
 
 def whole_slots(host: Host, mask: int, fit: Fit, count: int) -> int:
-    """The `count` slots of a host that a request for whole devices gets, linked ones where there are islands.
+    """Return the `count` slots of a host for a request for whole devices; linked devices where there are islands.
 
-    An island is a set of devices that reach each other over NVLink, or else share a NUMA node. The smallest set of
-    free devices within one island that suffices is broken into, so that large ones stay whole; where none suffices,
-    the request spans as few as it can.
+    An island is a set of devices linked by NVLink, or else on one NUMA node. The request gets the island with the
+    fewest free devices that suffice, so that large ones stay whole; if none suffices, it spans as few islands as
+    possible.
     """
     islands = host.cls.islands
     if not islands:
@@ -118,7 +123,7 @@ def _linked_slots(islands: Islands, mask: int, best: int, count: int) -> int:
 
 
 def _smallest(mask: int, islands: tuple[int, ...], count: int) -> int:
-    """The part of a mask within that island where the fewest suffice; 0 where none does."""
+    """Return the part of a mask within the island that has the fewest devices but enough; 0 if none has enough."""
     return min(
         (mask & island for island in islands if (mask & island).bit_count() >= count), key=int.bit_count, default=0
     )
@@ -127,8 +132,8 @@ def _smallest(mask: int, islands: tuple[int, ...], count: int) -> int:
 class Pack(Ranker):
     """Best fit: the host with the fewest free devices that still suffice; sharers join the fullest device.
 
-    A model named in whole words goes before one found inside a word. CPU-only jobs go to the host with the fewest
-    devices, so that they do not eat the processors of GPUs.
+    A model name matched as a whole word goes before one matched inside a word. CPU-only jobs go to the hosts with the
+    fewest devices, so that they do not use up the CPU beside GPUs.
     """
 
     name: ClassVar[str] = "pack"
@@ -145,7 +150,7 @@ class Pack(Ranker):
         return self._best_fit(fleet, shape, excluded)
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
-        # Taken from, the host has still fewer free devices than any other that suffices: it remains the best fit.
+        # after a placement the host has still fewer free devices than any other that suffices: it remains the best fit
         if shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
             return []
         host, count = choice.host, shape.count
@@ -199,7 +204,7 @@ class Pack(Ranker):
         return best
 
     def _share_many(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
-        """Several shared devices of one host: open ones first, then free ones."""
+        """Return a choice of several shared devices on one host: devices already shared first, then free ones."""
         for cls, fit in fleet.capable(shape):
             for num, host in cls.hosts.items():
                 if host.bucket < 0 or num in excluded or not host.fits_host(shape):
@@ -225,7 +230,7 @@ class Pack(Ranker):
         return None
 
     def _spread(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
-        """The host with the fewest of this job's replicas, then best fit."""
+        """Return a choice on the host with the fewest of this job's replicas; among equals, the best fit."""
         best: Choice | None = None
         best_key: tuple[int, int, int, int] | None = None
         for cls, fit in fleet.capable(shape):

@@ -1,4 +1,4 @@
-"""The rankers by their names, as the setting `ranker` says them."""
+"""The rankers by the names that the setting `ranker` takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANKERS: Final[dict[str, Callable[[], Ranker]]] = {
     "headroom": Headroom,
 }
 
-#: rankers that 0.2 had and that are for comparison, with the name of their class in `MOVED_TO` of the source tree
+#: rankers of release 0.2, kept for comparison: name -> class in the module `MOVED_TO` of the source tree
 MOVED: Final = {
     "random": "Random",
     "best-fit": "BestFit",
@@ -35,7 +35,7 @@ MOVED_TO: Final = "bench.placement.classic"
 
 
 def maker_of(name: str) -> Callable[[], Ranker]:
-    """What makes the ranker of a name: one of `RANKERS`, or `module:Class` of your own. Raises ValueError."""
+    """Return a factory for the ranker of this name: one of `RANKERS`, or `module:Class`. Raises ValueError."""
     if is_own(name):
         return own_class(name, Ranker)
     if name in RANKERS:

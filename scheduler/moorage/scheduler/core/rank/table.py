@@ -1,11 +1,11 @@
-"""The fleet as columns of whole numbers, so that rankers can look at every host in a few array operations.
+"""The fleet as integer columns, so that rankers can score every host in a few array operations.
 
-A row is a host, in the order of worker numbers: the first row wins ties, today and after a takeover. `Fleet.touched`
-names what changed since the last look; only those rows are written again. What a device has left is one number in
-percent: the least of its compute, memory and sharers left, `NO_ROOM` where it takes nobody.
+A row is a host, in the order of worker numbers: the first row wins ties, also after a takeover. `Fleet.touched` names
+the hosts that changed since the last update; only their rows are written again. The room of a device is one number in
+percent: the least of its remaining compute, memory and sharers, or `NO_ROOM` if it takes no job.
 
-The first axis of every array here is the column, the second the row: what is added up or compared over the few devices
-of many hosts is then a few operations on long rows, 5 to 10 times as fast as many on short ones.
+The first axis of every array is the column, the second the row: adding up the few devices of many hosts then takes a
+few operations on long rows, 5 to 10 times as fast as many operations on short ones.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-#: the room of a device that takes nobody, or is not there: one above the largest
+#: the room of a device that takes no job or does not exist: one above the largest
 NO_ROOM: Final = 101
 ROOMS: Final = 102
-#: stands for "the worker did not say", which no request exceeds
+#: "not reported by the worker"; no request exceeds it
 UNCOUNTED: Final = 1 << 40
-#: ways of asking for a device of which a kind remembers how well it answers: a new mix asks for each of its shapes
+#: how many ways of asking for a device are cached for each kind
 RANKS_MAX: Final = 4_096
-#: classes, types and kinds that hosts had once and none has now, beside some for each that there is: with more of them
-#: all are numbered anew. Workers may join with other devices or processors each time
+#: everything is renumbered when the classes, types or kinds without hosts exceed this plus this many for each in use.
+#: Workers may rejoin with other devices or CPU each time
 STALE_SPARE: Final = 64
 STALE_EACH: Final = 4
-#: rows written last that are known in their order, and the part of all rows up to which they are looked up there
+#: the last rows written are kept in order, and used if they are at most this part of all rows
 WRITTEN_KEPT: Final = 4_096
 WRITTEN_PART: Final = 8
-#: first index of `HostTable.cells`; from ROOM on, what each device has left, and in MOST the most of those
+#: first index of `HostTable.cells`; from ROOM on, the room of each device; MOST is the largest of those
 CPU, MEMORY, FREE, MOST, CLASS, TYPE, KIND, ROOM = range(8)
 
 
 class Kind:
-    """Devices that answer alike: vendor, name, memory, compute capability, and how many sharers they take."""
+    """A kind of device: equal vendor, name, memory, compute capability and number of sharers."""
 
     __slots__ = ("_ranks", "compute", "index", "memory_mib", "name", "sharers", "slot", "vendor")
 
@@ -55,7 +55,7 @@ class Kind:
         self.sharers = {2: int(key[4]), 3: int(key[5])}
 
     def rank(self, shape: Shape) -> int:
-        """Whether such a device answers a shape, as `Shape.device_rank`; its place in the host is not looked at."""
+        """Return how well such a device matches a shape, as `Shape.device_rank`, ignoring its index in the host."""
         rank = self._ranks.get(shape.device_asked)
         if rank is None:
             slot = shape.slot_index if shape.slot_index is not None else 0
@@ -65,7 +65,7 @@ class Kind:
         return rank
 
     def need(self, shape: Shape) -> int:
-        """What one replica takes of such a device, in percent: the most that compute, memory or sharers ask for."""
+        """Return what one replica takes of such a device, in percent: the most of compute, memory and sharers."""
         if shape.mode <= EXCLUSIVE:
             return 100
         need = max(1, shape.compute_percent, 100 // self.sharers[shape.mode])
@@ -75,7 +75,7 @@ class Kind:
 
 
 class HostType:
-    """Hosts with the same devices and processors, and nearly as much memory, when empty."""
+    """A type of host: equal devices and CPU, and nearly equal memory, when empty."""
 
     __slots__ = ("cpu_milli", "gpus", "index", "kinds", "memory_mib")
 
@@ -88,7 +88,7 @@ class HostType:
 
 
 class HostTable:
-    """Rows of all hosts of a fleet. `look` brings it up to date; columns are read, never written, by rankers."""
+    """Rows of all hosts of a fleet. `look` brings it up to date; rankers must not write to the columns."""
 
     def __init__(self, fleet: Fleet, stale_spare: int = STALE_SPARE) -> None:
         self.fleet = fleet
@@ -102,31 +102,32 @@ class HostTable:
         self._answers: Memo[DeviceAsked, Bools] = Memo(RANKS_MAX)
         self._needs: Memo[tuple[int, int, int], Ints] = Memo(RANKS_MAX)
         self._holds: Memo[tuple[DeviceAsked, int], Bools] = Memo(RANKS_MAX)
-        self.generation = 0  # grows when rows, classes, types or kinds were renumbered: forget all about them
-        self.changes = 0  # rows that were written so far, each as often as it was
-        self._written: Ints = np.zeros(WRITTEN_KEPT, np.int64)  # the last of them, as a ring
+        self.generation = 0  # grows when rows, classes, types or kinds are renumbered: callers must drop their caches
+        self.changes = 0  # number of rows written so far, counting repeats
+        self._written: Ints = np.zeros(WRITTEN_KEPT, np.int64)  # the last rows written, as a ring
         self._build()
 
     # ------------------------------------------------------------------------------------ building
 
     def _build(self) -> None:
-        """Number all hosts anew."""
+        """Number all hosts again."""
         fleet = self.fleet
         self.touched: set[int] = set()
         fleet.touched = self.touched
         nums = sorted(fleet.hosts)
         self.nums: list[int] = []
         self.hosts: list[Host | None] = []
-        self._of: list[tuple[int, int, int]] = []  # the class, type and kind of each row
+        self._of: list[tuple[int, int, int]] = []  # (class, type, kind of the first device) of each row
         self.row_of: dict[int, int] = {}
         self.dead = 0
         self.width = max((len(cls.devices) for cls in fleet.classes.values()), default=1) or 1
         self._reserve(max(64, len(nums) + len(nums) // 4))
         self.generation += 1
-        self.mixed = False  # whether some host has devices of several kinds
-        self.hidden = False  # whether sharers' number or memory ever left less of a device than their compute did
-        self.modes = 0  # the shared modes that were ever seen in use, as bits
-        self._tells_modes = False  # whether `mode` is kept up: where all share alike, nobody asks for it
+        self.mixed = False  # whether any host has devices of different kinds
+        # whether any device's room was ever less than its compute left, because of sharers or memory
+        self.hidden = False
+        self.modes = 0  # the sharing modes ever seen in use, as bits
+        self._tells_modes = False  # whether `mode` is maintained; not needed while all sharers use one mode
         self.types.clear()
         if self._is_many(len(self.kinds), len(fleet.classes) * self.width):
             self.kinds.clear()
@@ -142,11 +143,11 @@ class HostTable:
             self._append(num, fleet.hosts[num])
 
     def changed_since(self, seen: int) -> Ints:
-        """The rows that changed after the change of this number."""
+        """Return the rows that changed after this change number."""
         return (self.changed[: len(self.nums)] > seen).nonzero()[0]
 
     def written_since(self, seen: int) -> Ints:
-        """The same rows in any order, some of them more than once: without a look at all where they are few."""
+        """Return the rows of `changed_since` in any order, possibly repeated; fast if they are few."""
         count = self.changes - seen
         start = seen % WRITTEN_KEPT
         if count * WRITTEN_PART > len(self.nums) or start + count > WRITTEN_KEPT:
@@ -154,7 +155,7 @@ class HostTable:
         return self._written[start : start + count]
 
     def modes_of(self, rows: Ints) -> Ints:
-        """The mode in which each device of some rows is shared, 0 for none."""
+        """Return the mode in which each device of these rows is shared; 0 for none."""
         if not self._tells_modes:
             self._tells_modes = True
             for row, host in enumerate(self.hosts):
@@ -164,7 +165,7 @@ class HostTable:
         return found
 
     def alive(self) -> Bools:
-        """Which rows are hosts: the others have left."""
+        """Return for each row whether it is a host; the others have left."""
         return np.array([host is not None for host in self.hosts], np.bool_)
 
     def _reserve(self, rows: int) -> None:
@@ -190,7 +191,7 @@ class HostTable:
         self.changed = np.concatenate([self.changed, np.zeros(more, np.int64)])
 
     def _describe(self, row: int, host: Host) -> None:
-        """A host that is new, or joined anew."""
+        """Fill the row of a host that is new or joined again."""
         self.hosts[row] = host
         kind = self._index_type(host)
         self._of[row] = (self._index_class(host.cls), kind.index, kind.kinds[0] if kind.kinds else 0)
@@ -204,7 +205,7 @@ class HostTable:
         return index
 
     def kind_at(self, cls: HostClass, mask: int) -> int:
-        """The kind of the lowest slot of a mask; 0 for none."""
+        """Return the kind of the lowest slot of a mask; 0 if the mask is empty."""
         if not mask:
             return 0
         kind = cls.devices[(mask & -mask).bit_length() - 1][1:]
@@ -223,7 +224,7 @@ class HostTable:
 
     @property
     def kinds_of_type(self) -> Ints:
-        """The kind of each device of each type; a column a type."""
+        """The kind of each device, a column for each host type."""
         if self._kinds_of_type.size != len(self.types) * self.width:
             padded = [[*t.kinds, *[0] * (self.width - t.gpus)] for t in self.types]
             self._kinds_of_type = np.array(padded, np.int64).reshape(len(self.types), self.width).T.copy()
@@ -239,7 +240,7 @@ class HostTable:
     # --------------------------------------------------------------------------------- what answers a shape
 
     def answers(self, shape: Shape) -> Bools:
-        """By kind, whether such a device answers; as `Kind.rank`."""
+        """Return, by kind, whether such a device matches the shape; see `Kind.rank`."""
         found = self._answers.get(shape.device_asked)
         if found is None or len(found) != len(self.kinds):
             row = np.array([kind.rank(shape) > 0 for kind in self.kinds], np.bool_)
@@ -247,7 +248,7 @@ class HostTable:
         return found
 
     def needs(self, shape: Shape) -> Ints:
-        """By kind, what one replica takes of such a device; as `Kind.need`."""
+        """Return, by kind, what one replica takes of such a device; see `Kind.need`."""
         key = (shape.mode, shape.compute_percent, shape.share_mib)
         found = self._needs.get(key)
         if found is None or len(found) != len(self.kinds):
@@ -255,12 +256,12 @@ class HostTable:
         return found
 
     def answers_of(self, shapes: Sequence[Shape]) -> Bools:
-        """`answers` of many: a row a shape."""
+        """Return `answers` of several shapes, a row for each."""
         found: Bools = self._rows_of(shapes, lambda shape: shape.device_asked, self.answers, np.bool_)
         return found
 
     def needs_of(self, shapes: Sequence[Shape]) -> Ints:
-        """`needs` of many: a row a shape."""
+        """Return `needs` of several shapes, a row for each."""
         found: Ints = self._rows_of(
             shapes, lambda shape: (shape.mode, shape.compute_percent, shape.share_mib), self.needs, np.int64
         )
@@ -269,7 +270,7 @@ class HostTable:
     def _rows_of(
         self, shapes: Sequence[Shape], key_of: Callable[[Shape], object], row_of: Callable[[Shape], Any], dtype: Any
     ) -> Any:
-        """Most ask as others do: each way of asking is looked up once."""
+        """Return `row_of` of each shape, computed once for shapes with equal keys."""
         at: dict[object, int] = {}
         rows: list[Any] = []
         places: list[int] = []
@@ -283,7 +284,7 @@ class HostTable:
         return np.array(rows, dtype).reshape(len(rows), len(self.kinds))[places]
 
     def holds(self, shape: Shape) -> Bools:
-        """By type, whether the devices of such a host, when it is empty, answer and are enough."""
+        """Return, by type, whether an empty host has enough matching devices."""
         key = (shape.device_asked, shape.count)
         found = self._holds.get(key)
         if found is None or len(found) != len(self.types):
@@ -300,9 +301,9 @@ class HostTable:
         return len(self.nums)
 
     def look(self) -> None:
-        """Write the rows of every host that changed since the last look."""
+        """Write the rows of all hosts that changed since the last update."""
         touched = self.touched
-        if self.fleet.touched is not touched:  # somebody else looked after this fleet meanwhile
+        if self.fleet.touched is not touched:  # another table has replaced this one's set meanwhile
             self._build()
             return
         if not touched:
@@ -319,7 +320,7 @@ class HostTable:
                 self._bury(row)
             elif self.hosts[row] is host and self.classes[self._of[row][0]] is host.cls:
                 self._write(row, host)
-            elif len(host.cls.devices) > self.width:  # it came back with more devices than any host had
+            elif len(host.cls.devices) > self.width:  # the host rejoined with more devices than any host had
                 self._build()
                 return
             else:
@@ -333,7 +334,7 @@ class HostTable:
         return known > self._stale_spare + STALE_EACH * there
 
     def _is_stale(self) -> bool:
-        """Whether most of the classes or types that have a number are of hosts that are gone."""
+        """Return whether most of the numbered classes or types have no hosts any more."""
         fleet = self.fleet
         return self._is_many(len(self.classes), len(fleet.classes)) or self._is_many(len(self.types), len(fleet.hosts))
 
@@ -353,7 +354,7 @@ class HostTable:
         self._close(row)
 
     def _close(self, row: int) -> None:
-        """Nobody fits on this row."""
+        """Mark a row as having no room."""
         self._put(row, [-1, -1, 0, 0, *self._of[row], *self._no_rooms])
 
     def _put(self, row: int, line: list[int]) -> None:
@@ -363,8 +364,8 @@ class HostTable:
         self.changed[row] = self.changes
 
     def _write(self, row: int, host: Host) -> None:
-        """What is left on a host."""
-        if host.bucket < 0 or host.held >= MEMBERS_MAX:  # filed nowhere: not usable
+        """Write what is left on a host into its row."""
+        if host.bucket < 0 or host.held >= MEMBERS_MAX:  # the host is not usable or is full
             self._close(row)
             return
         cpu = host.cpu_free if host.cpu_milli else UNCOUNTED
@@ -381,7 +382,7 @@ class HostTable:
             self.mode[slot, row] = device.mode
 
     def _write_rooms(self, line: list[int], host: Host) -> None:
-        """What each device of a host has left, how many are free, and the most that any has left."""
+        """Write the room of each device of a host, the number of free ones, and the largest room."""
         shut, waiting = host.shut, host.waiting
         free = 0 if waiting else host.free & ~shut  # `Host.open`
         line[FREE] = free.bit_count()
@@ -414,13 +415,13 @@ class HostTable:
 
 
 def nearly(memory_mib: int) -> int:
-    """Less by under a hundredth: machines of one kind tell some MiB more or less, and are still of one type."""
+    """Return a memory size rounded down by less than 1%: equal machines report sizes that differ by some MiB."""
     step = max(0, memory_mib.bit_length() - 7)
     return memory_mib >> step << step
 
 
 class Ask:
-    """A shape, as seen by one numbering of the table: which classes answer and what it takes of each kind."""
+    """A shape's needs, by the classes and kinds of one numbering of the table."""
 
     __slots__ = (
         "all_fit",
@@ -449,7 +450,7 @@ class Ask:
         self.renew(table)
 
     def renew(self, table: HostTable) -> None:
-        """Answer for the classes and kinds that came since."""
+        """Recompute for classes and kinds added since."""
         shape = self.shape
         found: list[Fit] = [cls.fit(shape) for cls in table.classes]
         self.fits: Bools = np.array([not fit.reason for fit in found], np.bool_)
@@ -466,25 +467,27 @@ class Ask:
         self.needs = tuple(table.needs(shape).tolist())
         devices = shape.count if shape.mode == EXCLUSIVE else 0
         room = min(self.needs, default=0) if shape.mode > EXCLUSIVE else 0
-        #: what a host must have of CPU, MEMORY, FREE and MOST
+        #: the least CPU, MEMORY, FREE and MOST that a host must have
         enough = (shape.cpu_milli, shape.memory_mib or -UNCOUNTED, devices, room)
         self.least: Ints = np.array(enough, np.int64)[:, None]
         self.kinds = len(table.kinds)
-        # the kind of the first slot that answers, by class
+        # the kind of the first matching slot, by class
         self.kinds_asked: Ints = np.array(
             [table.kind_at(cls, fit.mask) for cls, fit in zip(table.classes, found, strict=True)], np.int64
         )
         self.generation = table.generation
 
     def is_exact(self, table: HostTable) -> bool:
-        """Whether one number a device says all: else a sharer may fit where its row says that it does not."""
+        """Return whether the room numbers decide exactly; if not, a sharer may fit although its row says no."""
         if self.mode <= EXCLUSIVE:
             return True
         return not table.hidden and all(need == self.shape.compute_percent for need in self.needs)
 
     def able(self, table: HostTable, rows: Ints | None = None) -> Ints:
-        """Those of some rows, or of all, that have the class, processors, memory and devices now, as far as one number
-        a host says: a sharer may still not fit."""
+        """Return those of the given rows (default: all) with a usable class and enough CPU, memory and devices now.
+
+        That is judged by the numbers of the table: a sharer may still not fit.
+        """
         cells = table.cells[:, : len(table)]
         heads = cells[: CLASS + 1] if rows is None else cells[: CLASS + 1].take(rows, 1)
         ok: Bools = np.logical_and.reduce(heads[:CLASS] >= self.least)
@@ -497,7 +500,7 @@ class Ask:
         return ok.nonzero()[0] if rows is None else rows[ok]
 
     def rooms(self, table: HostTable, rows: Ints, cells: Ints, room: Ints) -> Ints:
-        """What the devices of some rows have left for this shape; `room` with `NO_ROOM` where it may not go."""
+        """Return what the devices of these rows have left for the shape; `NO_ROOM` on devices that it cannot use."""
         if self.masks is not None:
             room = np.where(self.masks.take(cells[CLASS], 1), room, NO_ROOM)
         if self.mode > EXCLUSIVE and table.modes & ~(1 << self.mode):
@@ -506,7 +509,7 @@ class Ask:
         return room
 
     def need(self, table: HostTable, cells: Ints) -> int | Ints:
-        """What a replica takes of the devices of some rows, by device and row where kinds differ."""
+        """Return what a replica takes of the devices of some rows, by device and row where kinds differ."""
         if len(set(self.needs)) == 1:
             return self.needs[0]
         needs = np.array(self.needs, np.int64)

@@ -1,15 +1,15 @@
-"""Fragmentation of a host: the part of its devices that a request drawn from the mix could not use.
+"""The fragmentation of a host: the part of its devices that a request drawn from the mix cannot use.
 
-F of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023), in whole numbers: percent of a device times the weight
-of the mix. A device counts as useless for a request when the host lacks its processors, the device is of another
-model, or less is left on it than the request needs; and all free devices do when there are fewer than it asks for.
+This is F of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023), in integers: percent of a device times the weight
+of the mix. A device is useless for a request if the host lacks the CPU, the device is of another model, or less of it
+is left than the request needs. All free devices are useless if there are fewer than the request asks for.
 
-A share leaves room that later ones fill, or nobody: so the room of a device is followed through some arrivals of the
-mix (`ahead`), each taking its place there if it fits, before it is judged by the next. Processors are judged by the
-next arrival alone: the devices of a host share them, and each would take them anew.
+A share leaves room that later shares may or may not fill. So the room of a device is simulated through `ahead` arrivals
+of the mix, each taking its place there if it fits, and then judged by the next arrival. CPU is judged by the next
+arrival alone, since the devices of a host share it and each would take it again.
 
-That sum splits into one term for each device and one for their number, which depend on the host's processors only by
-*level*: how many of the mix's distinct demands for processors are covered. So F is a few look-ups in two tables:
+The sum splits into one term for each device and one for the number of free devices. They depend on the host's CPU only
+by its *level*: how many of the mix's distinct CPU demands it covers. So F is a few look-ups in two tables:
 
     F(host) = sum over devices of waste[kind, level, room] + short[kind, level, free devices]
 """
@@ -24,17 +24,17 @@ from moorage.scheduler.core.host import NO_GPU
 from moorage.scheduler.core.rank.table import CPU, FREE, KIND, NO_ROOM, ROOM, ROOMS, TYPE, HostTable, Ints
 from moorage.scheduler.core.shape import Shape
 
-#: the weights of a mix add up to about so much
+#: the weights of a mix add up to about this
 WEIGHTS: Final = 1 << 14
 FREE_MAX: Final = 64
-#: more than any sum of waste, by so much that no step of a score hides it
+#: larger than any sum of waste, so that no step of a score hides it
 HUGE: Final = 1 << 50
-#: kinds times levels times rooms; beyond it only every second, third … of the demands for processors is told apart
+#: kinds times levels times rooms; beyond it only every second, third … CPU demand has a level of its own
 CELLS_MAX: Final = 1 << 19
 
 
 class Waste:
-    """The tables of one mix over one table's kinds of devices; `ahead` arrivals are looked ahead, 0 is FGD itself."""
+    """The waste tables of one mix for the kinds of one host table; `ahead` arrivals are simulated, 0 is FGD itself."""
 
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], ahead: int = 0) -> None:
         total = sum(count for _, count in mix) or 1
@@ -47,7 +47,7 @@ class Waste:
         self.thresholds: Ints = np.array(demands[:: max(1, -(-len(demands) // told_apart))], np.int64)
         levels = self.levels = len(self.thresholds) + 1
         free = 1 + min(FREE_MAX, table.width)  # numbers of free devices that a host may have
-        fits = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the least room that will do
+        fits = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the least room that suffices
         several = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the number of devices
         shapes = [shape for shape, _ in with_gpu]
         weights = np.array([weight for _, weight in with_gpu], np.int64)
@@ -63,12 +63,12 @@ class Waste:
         self.waste[:, :, :NO_ROOM] += idle[:, None]
         self.waste[:, :, NO_ROOM] = 0
         self.flat = self.waste.ravel()
-        self.of_whole = self.flat[100:]  # of a device that is wholly free
-        # of those it serves, requests for more devices than are free find none of them of use
+        self.of_whole = self.flat[100:]  # of a wholly free device
+        # requests for more devices than are free cannot use the free ones
         short = _short_of(several, free)
-        self.shortens = bool(short.any())  # whether the mix asks for several devices
+        self.shortens = bool(short.any())  # whether the mix asks for several devices at once
         self.short_flat = short.ravel()
-        # by what the lack of free devices changes when a sharer takes one of them
+        # how the term for the number of free devices changes when a sharer takes one of them
         taken = np.zeros_like(short)
         among = short[:, :, :free]
         taken[:, :, 1:free] = among[:, :, :-1] - among[:, :, 1:]
@@ -76,11 +76,11 @@ class Waste:
         self.stride = levels * ROOMS
 
     def level(self, cpu: Ints) -> Ints:
-        """How many of the mix's demands are covered by these processors."""
+        """Return how many of the mix's CPU demands this CPU covers."""
         return self.thresholds.searchsorted(cpu, side="right")
 
     def of(self, table: HostTable, cells: Ints) -> Ints:
-        """The fragmentation of some hosts."""
+        """Return the fragmentation of some hosts."""
         at = cells[KIND] * self.stride + self.level(cells[CPU]) * ROOMS
         found: Ints = self.flat.take(self.by_device(table, cells, at) + cells[ROOM:]).sum(0)
         if self.shortens:
@@ -88,32 +88,34 @@ class Waste:
         return found
 
     def by_device(self, table: HostTable, cells: Ints, at: Ints) -> Ints:
-        """The places in the tables by device and host; `at` holds those of each host's first device."""
+        """Return the table positions by device and host; `at` has the positions of each host's first device."""
         if not table.mixed:
             return at
         found: Ints = at + (table.kinds_of_type.take(cells[TYPE], 1) - cells[KIND]) * self.stride
         return found
 
     def after_share(self, each: Ints, rooms: Ints, need: int | Ints, wasted: Ints) -> Ints:
-        """What waste changes by when devices give so much of what they have left; huge where that is not enough.
+        """Return the change of waste when each device gives `need` of its room; huge where it has less.
 
-        `each` are their places in the table, and `wasted` is what stands there.
+        `each` are the devices' positions in the table, and `wasted` the values there.
         """
-        change: Ints = self.flat.take(each - need)  # of another line where it is not enough, and written over
+        # devices with too little room read another row here; the last line overwrites them
+        change: Ints = self.flat.take(each - need)
         change -= wasted
-        left = (rooms - need).view(np.uint64)  # below 0 is more than any, too
+        left = (rooms - need).view(np.uint64)  # as unsigned, a negative number is larger than any other
         np.putmask(change, left > 100 - np.asarray(need, np.uint64), HUGE)
         return change
 
     def held_bytes(self) -> int:
-        """What the tables take, in bytes."""
+        """Return what the tables take, in bytes."""
         return sum(int(array.nbytes) for array in (self.waste, self.short_flat, self.taken))
 
 
 def _unserved(fits: Ints) -> Ints:
-    """What is of no use to others than those served, of a device by kind, level and room: percent times their weight.
+    """Return the waste by kind, level and room for requests that the device does not serve: percent times weight.
 
-    `fits` is the weight by the least that will do, and is written over; all count that the highest level serves.
+    `fits` is the weight by the least room that suffices, and is overwritten. All requests count that the highest level
+    serves.
     """
     np.cumsum(fits, 1, out=fits)
     np.cumsum(fits, 2, out=fits)
@@ -123,9 +125,9 @@ def _unserved(fits: Ints) -> Ints:
 
 
 def _short_of(several: Ints, free: int) -> Ints:
-    """What of free devices is too few for requests for more, by how many are free; given their weight by devices.
+    """Return the waste of free devices that are too few for a request, by how many are free.
 
-    `free` is the numbers of free devices that a host may have.
+    `several` is the weight by number of devices; `free` is how many different numbers of free devices there can be.
     """
     found = np.zeros_like(several)
     if several.any():
@@ -136,9 +138,9 @@ def _short_of(several: Ints, free: int) -> Ints:
 
 
 def idle_after(takes: Ints, weight: int, ahead: int) -> Ints:
-    """What is of no use to the arrival after the next `ahead`, of a device by kind and room: percent times `weight`.
+    """Return the waste of a device after the next `ahead` arrivals, by kind and room: percent times `weight`.
 
-    `takes` is the weight of the requests that take so many percent, by kind; who does not fit goes elsewhere.
+    `takes` is the weight of the requests that take this many percent, by kind; requests that do not fit go elsewhere.
     """
     stays = weight - takes.cumsum(1)
     idle: Ints = np.arange(takes.shape[1]) * stays

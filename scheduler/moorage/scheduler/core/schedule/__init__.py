@@ -1,1 +1,1 @@
-"""One pass: who is placed, and who ends for whom."""
+"""One scheduling pass: placements, reservations, run time estimates and preemption."""

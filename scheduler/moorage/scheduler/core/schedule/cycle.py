@@ -1,7 +1,8 @@
-"""One scheduling cycle (a pass): each queue group in its order is placed, or waits with a verdict.
+"""One scheduling cycle (a pass): serve the queue groups in order; each is placed, or gets a verdict and waits.
 
-`order` says which group is next, `verdicts` which need not be served as nothing has changed for them, `reserve` which
-hosts are closed to it, `placing` where it goes; what found no room then may end other jobs (`preempt`).
+`order` says which group is next. `verdicts` says which groups can be skipped because nothing changed for them.
+`reserve` says which hosts are excluded, `placing` where a job goes, and `preempt` which jobs to end for groups without
+room.
 """
 
 from __future__ import annotations
@@ -24,31 +25,32 @@ from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.verdicts import Verdicts
 from moorage.scheduler.core.shape import Shape
 
-#: choices that one pass makes, as they hold up the leader: then the record goes, and the next one goes on
+#: choices that one pass makes; they hold up the leader, so the rest goes into the next record
 CHOICES_MAX: Final = 192
-#: groups that find no room, each of which counts `A_LOOK` times where the ranker had to look: many groups that all ask
-#: for something else are looked at over several records
+#: failed searches in one pass, beyond which it goes on in the next record. A group counts `A_LOOK` if the ranker
+#: searched, else one. It matters where many groups each ask for something different
 IN_VAIN_MAX: Final = 1_024
-#: entries of a group that are passed over in a pass as they could not end before a drain
+#: entries of a group that one pass skips because a drain would end them too soon
 ASIDE_MAX: Final = 64
-#: of the groups that a pass has still to look at, the part that is passed over one by one before all such go at once
+#: once more than one in this many of the remaining groups was skipped one by one, all groups like them are removed at
+#: once
 SWEEP_PART: Final = 16
-#: entries of the queue that one record looks at for jobs that wait no longer
+#: queue entries that one record checks for jobs that no longer wait
 SWEPT_MAX: Final = 8_192
-_NONE: Final = -2  # no change of the fleet: in strict order the group that comes first is served whatever its verdict
+_NONE: Final = -2  # matches no change of the fleet: in strict order the first group is served whatever its verdict
 
 
 class End(Enum):
     """Why a pass leaves a group."""
 
     ALL_SERVED = auto()
-    OTHERS_FIRST = auto()  # another group's first job comes before the one that is first here now
-    OVER_LIMIT = auto()  # the tenant's
+    OTHERS_FIRST = auto()  # the first job of another group comes before the current first job of this one
+    OVER_LIMIT = auto()  # the tenant's limit is reached
     NO_ROOM = auto()
 
 
 class Served(NamedTuple):
-    """What a pass did for one queue group: replicas placed, in their turn or backfilled, and its key now."""
+    """The result of serving one queue group: how many replicas were placed or backfilled, and the group's key now."""
 
     placed: int
     end: End
@@ -56,7 +58,7 @@ class Served(NamedTuple):
 
 
 class Planner:
-    """Places what fits now, in order of priority, of fair share where shares are set, and of arrival.
+    """Places the jobs that fit now, ordered by priority, fair share (if shares are set) and arrival.
 
     `could_ever` says whether the fleet could hold a shape if it were empty.
     """
@@ -83,12 +85,12 @@ class Planner:
         self.backfilling = Backfilling(queue, self.order, self.reserving, self.placing, estimates)
         self.verdicts = Verdicts(fleet, self.order, self.reserving)
         self._unprepared = False  # the ranker is not ready to choose
-        self.serving: Group | None = None  # the group that a pass is at, for when it fails
+        self.serving: Group | None = None  # the group being served, for containment when a pass fails
         self._in_vain_max = IN_VAIN_MAX
-        self._waiting = 0  # groups that the last pass had to look at
+        self._waiting = 0  # groups that the last pass had to serve
 
     def is_done(self, draft: Draft) -> bool:
-        """Whether nothing more may be placed in this record; groups that were not served are served in the next."""
+        """Return whether nothing more may be placed in this record; the remaining groups are served in the next one."""
         placing = self.placing
         if self._unprepared:
             return True
@@ -120,11 +122,12 @@ class Planner:
                 continue
             if strict and verdicts.is_new(group) and order.may(draft, group):
                 if not order.prune(draft, group) or group.entries[0] != first:
-                    self._serve_the_next(ready, group)  # the job that found no room has left, and stops no other job
+                    # the job that found no room no longer waits, so it blocks no other job
+                    self._serve_the_next(ready, group)
                     continue
                 served = Served(0, End.NO_ROOM, key)
             else:
-                others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
+                others = min(ready[1:3])[:2] if len(ready) > 1 else None  # smallest key in the heap after its root
                 kind = verdicts.kind_of(group)
                 served = self._serve(draft, group, others)
                 if served.end is End.NO_ROOM and not strict:
@@ -145,9 +148,9 @@ class Planner:
         return placed
 
     def next_ms(self, draft: Draft) -> float:
-        """Return from which ledger ms on a pass may come to another result though nothing happens; infinity for never.
+        """Return from which ledger ms on a pass may have another result although nothing happens; infinity for never.
 
-        Where running jobs may be ended for others, or jobs age, that may be at any time.
+        With preemption or ageing that may be at any time.
         """
         if self.queue.is_empty:
             return math.inf
@@ -156,7 +159,7 @@ class Planner:
         return self.reserving.next_ms(draft)
 
     def _begin(self, draft: Draft) -> bool:
-        """Begin a pass. Return False where there is nothing to place, or the ranker is not ready to choose."""
+        """Begin a pass. Return False if there is nothing to place, or the ranker is not ready to choose."""
         self.placing.begin()
         self.serving, self._unprepared = None, False
         if self.queue.is_empty:
@@ -164,16 +167,17 @@ class Planner:
             self.reserving.give_up()
             return False
         self.order.begin(draft)
-        self.reserving.begin(draft)  # by the limits that jobs waited for in the last pass
+        self.reserving.begin(draft)  # needs the limits that jobs waited for in the last pass
         self.order.forget_limits()
         self._unprepared = not self.placing.ranker.prepare(self.fleet)
         self.verdicts.begin()
         return not self._unprepared
 
     def _serve_the_next(self, ready: list[tuple[Key, int, Group]], group: Group) -> None:
-        """In strict order: the next job of a group has its turn, which is later; the verdict was of the one before it.
+        """In strict order, replace the head of the heap by the group's next job, at that job's own place in the order.
 
-        Unless that one found no room at all: then the next one of the same shape does not find any.
+        The group's verdict was about the job that left. It is kept only for NO_ROOM, since the next job has the same
+        shape.
         """
         heappop(ready)
         if group.entries:
@@ -182,24 +186,24 @@ class Planner:
             heappush(ready, (self.order.key(group), group.entries[0], group))
 
     def _bound(self, cut: bool, waiting: int) -> None:
-        """How often this pass may look in vain, of so many groups, after one that did so as often as it might.
+        """Set how many failed searches this pass may make; `cut` says whether the last pass reached its limit.
 
-        A group that found no room is not served again, so each pass comes further. Where it does not, as the whole
-        fleet has changed meanwhile, it may look twice as often: each group is served some time.
+        A group that found no room is normally not served again, so each pass gets further. If a pass did not, because
+        the fleet has changed meanwhile, the limit doubles, so that each group is served eventually.
         """
         further = not cut or waiting < self._waiting
         self._in_vain_max = max(IN_VAIN_MAX, self._in_vain_max // 2) if further else 2 * self._in_vain_max
         self._waiting = waiting
 
     def _without_full(self, draft: Draft, ready: list[tuple[Key, int, Group]]) -> list[tuple[Key, int, Group]]:
-        """Return the groups that are still to be served; one over its tenant's limit is left out at its turn."""
+        """Return the groups still to be served. A group over its limit stays, since its turn records the limit."""
         room, is_like_full = self.order.room, self.verdicts.is_like_full
         left = [row for row in ready if room(draft, row[2]) != math.inf or not is_like_full(draft, row[2])]
         heapify(left)
         return left
 
     def _serve(self, draft: Draft, group: Group, others: tuple[Key, int] | None) -> Served:
-        """Place from the front of one queue group until the first job of another one, `others`, comes before it."""
+        """Place jobs from the front of one queue group until `others`, the first job of another group, comes first."""
         order, queue, placing = self.order, self.queue, self.placing
         placed, filled, first, end = 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
@@ -231,7 +235,7 @@ class Planner:
                 room -= more * need
                 order.count(draft, group, more)
         if last is not None:
-            # flat, four a decision: first job, how many were placed, hosts known, free devices left on the last
+            # flat, four numbers a decision: first job, replicas placed, known hosts, free devices on the last host
             draft.evidence += (first, placed, len(self.fleet.hosts), last.left)
         if aside:
             queue.put_back(group, aside)
@@ -239,7 +243,7 @@ class Planner:
         return Served(placed + filled, end, key)
 
     def _place_first(self, draft: Draft, group: Group) -> Choice | None:
-        """Place the first job of a queue group; None where it finds no room, and stays."""
+        """Place the first job of a queue group. Return None if it found no room; then it stays in the group."""
         if not self.order.is_strict and self.verdicts.finds_none(draft, group):
             self.placing.in_vain += 1
             return None
@@ -250,9 +254,10 @@ class Planner:
         return choice
 
     def _place_freed(self, draft: Draft) -> int:
-        """Place the jobs that others have ended for, on the hosts that were freed for them. Return how many replicas.
+        """Place the jobs for which other jobs were ended, on the hosts freed for them. Return the number of replicas.
 
-        In strict order, where another job comes first: often the one that ended, which waits again in its old place.
+        Only in strict order, where another job may come first: often the ended job, which is queued again in its old
+        place.
         """
         placed, hosts = 0, self.fleet.hosts
         for job in draft.state.preempting.values():
@@ -273,10 +278,10 @@ class Planner:
         return placed
 
     def _stands_aside(self, draft: Draft, group: Group, aside: list[int]) -> bool:
-        """Whether the first job of a group, which finds no room, lets others of it go first; it is among `aside` then.
+        """Return whether the first job of a group, which found no room, is set aside for the jobs behind it.
 
-        So where a drain keeps it from hosts, as it could not end before: a job behind it may have another time limit.
-        Else the group has its verdict.
+        Only if a drain excludes hosts for it: a job behind it may have a shorter time limit. Otherwise the group gets
+        its verdict.
         """
         strict, limited = self.order.is_strict, bool(self.order.kept_from(draft, group.entries[0]))
         if limited and not strict and len(aside) < ASIDE_MAX:
@@ -288,7 +293,7 @@ class Planner:
     # ---------------------------------------------------------------------------------------- preemption
 
     def _eligible(self, draft: Draft) -> list[tuple[Key, int, Group]]:
-        """Return the groups that found no room, or whose first waits out a drain, if their tenants may start them."""
+        """Return the groups without room, or whose first job a drain keeps from hosts, if the tenant may start them."""
         order = self.order
         return [
             (order.key(group), group.entries[0], group)
@@ -299,15 +304,16 @@ class Planner:
         ]
 
     def _closed_to(self, draft: Draft, group: Group) -> frozenset[int]:
-        """Return the hosts on which the first job of a group may not start, also if all jobs leave them."""
+        """Return the hosts on which the first job of a group may not start even if they become empty."""
         return self.reserving.excluded(group.priority, group.shape, group.tenant) | self.order.kept_from(
             draft, group.entries[0]
         )
 
     def sweep(self, draft: Draft) -> bool:
-        """Take out of the queue what no longer waits: cancels would else fill a group whose head is blocked.
+        """Remove entries that no longer wait from the queue; return whether all entries were checked.
 
-        Some thousands of entries a record; whether all were looked at.
+        Cancelled jobs would otherwise fill a group whose first job is blocked. Checks some thousands of entries a
+        record.
         """
         jobs, fresh = draft.state.jobs, draft.state.next_num
 

@@ -1,7 +1,7 @@
-"""Puts jobs into the fleet's view, the queue and the timers.
+"""Adds jobs to the fleet's view, the queue and the timers.
 
-At the start of a reign for all jobs of the folded state; from then on for each new job, and for jobs whose shape has
-changed.
+At the start of a term that is done for all jobs of the folded state; later for each new job and each job whose shape
+changes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from moorage.schemas.job import Request
 
 
 class Indexing:
-    """For one engine's state; `requests` reads what its jobs ask for.
+    """Indexes the jobs of one engine's state; `requests` decodes their requests.
 
-    `failed` is called for a job that cannot be indexed, with what was raised; if it returns, the job is left out.
+    `failed` is called with the exception for a job that cannot be indexed; if it returns, that job is left out.
     """
 
     def __init__(
@@ -46,20 +46,21 @@ class Indexing:
         self.durations = durations
         self.request_of, self.priority_of = requests.request_of, requests.priority_of
         self.shape_of, self.workload_of = requests.shape_of, requests.workload_of
-        #: jobs by number that the scheduler failed on as it placed them: until which ledger ms they wait
+        #: jobs whose placement made the scheduler fail: job number -> ledger ms until which the job waits
         self.put_off: dict[int, int] = {}
         self._failed = failed
-        self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
-        self.rejects: deque[int] = deque()  # those of them that are to be rejected, now that it was
+        # jobs with `on_no_match` reject that were accepted before all workers were heard from
+        self._unmatched: set[int] = set()
+        self.rejects: deque[int] = deque()  # jobs of `_unmatched` to reject, now that all workers were heard from
 
     def resume(self, mono_ms: int, *, again: bool = False) -> None:
-        """Index a folded state. No worker has been heard yet, but each session's silence counts from now on (H28).
+        """Index a folded state. No worker was heard from yet; the silence of each session counts from now on (H28).
 
-        `again` where this leader has done so before: then it knows what it has told.
+        `again` if this leader has indexed the state before: then it knows which events it has sent.
         """
         standing = [worker for worker in self.state.worker_by_num if worker.session]
         for worker in standing:
-            self.fleet.rules_of(worker.hello)  # which tenants have rules must be known before the first shape is made
+            self.fleet.rules_of(worker.hello)  # rules come first: shapes depend on which tenants have rules
         for worker in standing:
             host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
             host.last_ms = mono_ms
@@ -69,7 +70,7 @@ class Indexing:
         for job in self.state.jobs.values():
             if not again:
                 job.told = job.rev
-                job.own_subject = True  # somebody may follow it whom only the leader before knew
+                job.own_subject = True  # a client may follow the job's own subject, as only the previous leader knew
             if job.over:
                 continue
             try:
@@ -99,31 +100,31 @@ class Indexing:
         self.queue.add(given if given >= 0 else request.priority, self.shape_of(job), item, job.tenant)
 
     def arm(self, job: Job, request: Request) -> None:
-        """Set a job's timers, and note whether it may have to be rejected once the fleet was heard."""
+        """Set a job's timers, and remember it if it may have to be rejected once all workers were heard from."""
         self.timers.arm(job, request)
-        # a job with any later revision was matched once: it is not rejected because workers have left since
+        # a job with a later revision was matched before: workers that have left since are no reason to reject it
         if request.on_no_match == "reject" and job.rev == 1 and not self.admission.could_ever(self.shape_of(job)):
             self._unmatched.add(job.num)
 
     def queue_rejections(self) -> None:
-        """Once every worker was heard, queue the jobs that are to be rejected as no worker could ever run them."""
+        """Once all workers were heard from, queue the rejections of jobs that no worker could ever run."""
         if self._unmatched and self.admission.all_heard():
             self.rejects.extend(sorted(self._unmatched))
             self._unmatched.clear()
 
     def reject_unmatched(self, draft: Draft) -> None:
-        """Reject as many of them as one record has room for."""
+        """Reject as many queued jobs as one record has room for."""
         while self.rejects and not draft.bulk_full:
             job = self.state.jobs.get(self.rejects.popleft())
             if job is not None:
                 self.admission.reject_unmatched(draft, job, self.shape_of(job))
 
     def reshape(self, job: Job) -> None:
-        """The job's shape has changed: move its waiting replicas to the group of the new shape."""
+        """Move a job's waiting replicas to the queue group of its new shape."""
         old, job.shape = self.shape_of(job), None
         self.planner.reserving.forget(job.num)
         if job.over or job.hold is not None:
-            return  # when it is released it is added with its new shape
+            return  # its release adds it with the new shape
         new, priority = self.shape_of(job), self.priority_of(job)
         waiting = [
             entry(job.num, replica.index)

@@ -1,6 +1,6 @@
-"""Where one entry of the queue goes, written into the draft: a replica, several on one host, or a gang whole.
+"""Places one queue entry in the draft: a replica, several replicas on one host, or a whole gang.
 
-The ranker chooses among the hosts. A shape that found no room in this pass is not looked for again.
+The ranker chooses among the hosts. A shape that found no room is not searched again in the same pass.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.shape import Shape
 
-#: groups that are known to find no room take as long as a look for one that finds none
+#: how many groups can be skipped by their verdict in the time of one failed search
 A_LOOK: Final = 8
-#: `Ranker.work` that takes as long as a choice
+#: how much `Ranker.work` takes as long as one choice
 WORK_A_CHOICE: Final = 640
 _NO_PEERS: Final[dict[int, int]] = {}
 
 
 class Placing:
-    """Over one engine's fleet, with one ranker."""
+    """Places entries on one engine's fleet with one ranker."""
 
     def __init__(self, fleet: Fleet, order: QueueOrder, ranker: Ranker) -> None:
         self.ranker = ranker
-        self.item = -1  # the entry of the queue that is being placed; -1 for none
-        self.choices = 0  # this pass: hosts that were found
-        self.in_vain = 0  # and how often none was, see `plan.IN_VAIN_MAX`
+        self.item = -1  # the queue entry being placed; -1 for none
+        self.choices = 0  # successful choices in this pass
+        self.in_vain = 0  # failed searches in this pass, see `cycle.IN_VAIN_MAX`
         self._preferring = Preferring()
         self._fleet = fleet
         self._order = order
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
-        self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts excluded to them
+        # this pass: shapes without room, with the hosts that were excluded
+        self._no_room: set[tuple[int, frozenset[int]]] = set()
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Reset what belongs to one pass."""
         self.choices = self.in_vain = 0
         self.item = -1
         self.ranker.work = 0
@@ -48,11 +49,11 @@ class Placing:
 
     @property
     def spent(self) -> int:
-        """This pass's choices, and as many as what else the ranker did comes to."""
+        """The number of choices in this pass, with the ranker's other work converted into choices."""
         return self.choices + self.ranker.work // WORK_A_CHOICE
 
     def place(self, draft: Draft, shape: Shape, item: int, excluded: frozenset[int]) -> Choice | None:
-        """Place one entry, a gang with all its replicas, on no host of `excluded`; None where there is no room."""
+        """Place one entry (of a gang, all replicas) on hosts outside `excluded`. Return None if there is no room."""
         self.item = item
         excluded |= self._order.kept_from(draft, item) | shape.refusing
         choice: Choice | None = None
@@ -99,14 +100,14 @@ class Placing:
         most: int,
         others: tuple[Key, int] | None,
     ) -> tuple[int, Choice]:
-        """Place at most so many more of a queue group on the very same host, without a choice for each.
+        """Place at most `most` further jobs of a queue group on the host just chosen, without a choice for each.
 
-        Only those that the ranker would put there one by one. Return how many, and the last choice.
+        Only jobs that the ranker would put there one by one. Return how many were placed, and the last choice.
         """
         shape, entries, host, order = group.shape, group.entries, choice.host, self._order
         taken, mode = 0, order.mode(shape)
         if shape.avoid or host.worker.window is not None or draft.avoided:
-            return 0, choice  # jobs that ask alike may be kept from the host; on these devices it may not be
+            return 0, choice  # other jobs of this shape may be excluded from this host
         masks = self._ranker_of(shape).again(choice, shape, min(most, len(entries)))
         self.choices += bool(masks)
         for mask in masks[: draft.steps_left]:
@@ -132,7 +133,7 @@ class Placing:
             choice = self._ranker_of(shape).choose(fleet, shape, _NO_PEERS, excluded)
             if choice is None:
                 before = fleet.changes
-                for done in taken:  # of its own alone
+                for done in taken:  # undo this gang's own placements
                     fleet.give(done.host, shape, done.mask)
                 fleet.unchanged_since(before)  # verdicts still hold
                 return None
@@ -144,7 +145,7 @@ class Placing:
         return taken[-1]
 
     def _may_fit(self, shape: Shape) -> bool:
-        """A bound from the buckets alone, so that a gang that cannot fit costs no walk for every rank."""
+        """Return whether a gang may fit, by an upper bound from the free counts: a hopeless gang costs no search."""
         if shape.mode != EXCLUSIVE:
             return True
         room = sum(
@@ -155,7 +156,7 @@ class Placing:
         return room >= shape.together
 
     def _peers(self, draft: Draft, num: int) -> dict[int, int]:
-        """How many replicas of this job each worker has, those placed in this pass too."""
+        """Return the number of replicas of this job by worker number, including those placed in this pass."""
         used = self._spread.get(num)
         if used is None:
             used = self._spread[num] = {}

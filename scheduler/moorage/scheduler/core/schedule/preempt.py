@@ -1,7 +1,7 @@
-"""Preemption in the pass: which jobs may ask for it, what becomes of it, and which hosts are held meanwhile.
+"""Preemption in a pass: which jobs may preempt, how preemptions proceed, and which hosts are reserved meanwhile.
 
-The ledger says which jobs end for which job and which hosts are held (`Job.preempts`), so a new leader goes on where
-the old one stopped. Victims are looked for once a second, after a pass has placed all that it could.
+The ledger records which jobs end for which job, and which hosts are reserved (`Job.preempts`), so a new leader
+continues where the old one stopped. Victims are searched once a second, after a pass has placed all it could.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from moorage.scheduler.core.schedule.victims import VOID_MS, Choice, Preemption,
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLING, ENDING, Job, Member, State
 
-#: jobs for which others end at one time
+#: the most jobs for which others are being ended at one time
 STANDING_MAX: Final = 16
-#: searches for victims a second: each reads up to `preemption.READ_MAX` hosts anew
+#: searches for victims each second; one search reads up to `victims.READ_MAX` changed hosts
 SEARCHES_MAX: Final = 2
-#: jobs that were asked to end which are followed from record to record
+#: jobs asked to end that are tracked from record to record
 FOLLOWED_MAX: Final = 10_000
 _NOBODY: Final[frozenset[int]] = frozenset()
 _LEAVING: Final = frozenset((ENDING, CANCELLING))
 
 
 def leaving_for(state: State, job: Job) -> Iterator[Member]:
-    """Yield the members that still have to leave the hosts held for a job; others of their jobs may run on there."""
+    """Yield the members that still have to leave the hosts reserved for a job; other members may run on there."""
     if job.preempts is None:
         return
     hosts, jobs = job.preempts[0], set(job.preempts[1])
@@ -42,7 +42,7 @@ def leaving_for(state: State, job: Job) -> Iterator[Member]:
 
 
 class UnderWay(NamedTuple):
-    """GPUs by tenant: `awaited` by its jobs that others end for, and its own that are `ending`, for whatever reason."""
+    """GPUs by tenant: `awaited` by jobs for which others end, and its own that are `ending` for any reason."""
 
     awaited: Counter[str]
     ending: Counter[str]
@@ -54,10 +54,10 @@ class UnderWay(NamedTuple):
 
 
 class Preempting:
-    """Over one engine's state; `priority` from which jobs may preempt, above 100 for none.
+    """Searches and tracks preemptions for one engine's state.
 
-    `knows_fleet` says whether every worker was heard in this reign, or has had time to renew: one that was not may have
-    room.
+    Jobs of at least `priority` may preempt; above 100, no job may. `knows_fleet` says whether every worker was heard
+    from in this term, or had time to renew: a worker not heard from may have room.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Preempting:
         self.reclaim = reclaim
         self.knows_fleet = knows_fleet
         self._sought_ms = 0
-        self._in_vain: dict[int, int] = {}  # entry of the queue -> ledger ms at which no victims were found for it last
-        self._void: dict[int, int] = {}  # job number -> since when no job ends for it any more
-        #: jobs that were asked to end and may not have yet; None where all members have to be looked at for that
+        self._in_vain: dict[int, int] = {}  # queue entry -> ledger ms of the last search without result
+        self._void: dict[int, int] = {}  # job number -> ledger ms since which all its victims have ended
+        #: numbers of jobs asked to end that may not have ended; None if all members must be read to find them
         self._asked: set[int] | None = None
 
     @property
@@ -84,11 +84,11 @@ class Preempting:
         return self.reclaim or self.priority <= 100
 
     def held(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
-        """The hosts that are held for others than a group of this shape, priority and tenant."""
+        """Return the hosts reserved for jobs other than those of this shape, priority and tenant."""
         return self._hosts(draft, lambda job: not self._is_of(job, shape, priority, tenant))
 
     def own(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
-        """The hosts that are held for such a group."""
+        """Return the hosts reserved for jobs of this shape, priority and tenant."""
         return self._hosts(draft, lambda job: self._is_of(job, shape, priority, tenant))
 
     @staticmethod
@@ -101,8 +101,8 @@ class Preempting:
         return tenant in (job.tenant, "") and policy.shape_of(job) is shape and policy.priority_of(job) == priority
 
     def settle(self, draft: Draft, waits: Callable[[Job], bool]) -> None:
-        """Give up what is void: the job waits no more, or has not started though all its victims have ended."""
-        before, self._void = self._void, {}  # built anew, so that a job that has started leaves nothing behind
+        """Give up preemptions whose job no longer waits, or has not started although all its victims ended long ago."""
+        before, self._void = self._void, {}  # rebuilt each time, so that a started job leaves no entry
         for num, job in draft.state.preempting.items():
             if waits(job):
                 if any(True for _ in leaving_for(draft.state, job)):
@@ -119,11 +119,11 @@ class Preempting:
         eligible: Callable[[], list[tuple[Key, int, Group]]],
         excluded: Callable[[Group], frozenset[int]],
     ) -> None:
-        """Once a second: find victims for the first jobs of the groups that may preempt and found no room.
+        """Once a second, find victims for the first jobs of groups that may preempt and found no room.
 
-        A job for which no victims were found comes behind the others, the longest ago first: a job that can never be
-        helped must not use up the searches. No two jobs get the same host. A record in which an operator
-        changes a priority seeks no victims, since the old priorities are still in the state; the next record does.
+        A job without victims is tried after the others next time, so that a hopeless job does not use up the searches.
+        No two jobs get the same host. A record in which an operator changes a priority searches no victims, since the
+        state still has the old priorities; the next record does.
         """
         if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Preempt.LEVEL):
             return
@@ -155,9 +155,9 @@ class Preempting:
             under_way.add(job.tenant, group.shape, found)
 
     def asked_to_end(self, jobs: set[int]) -> None:
-        """Some members of these jobs, by number, are asked to end with this record, for whatever reason.
+        """Note the jobs (by number) with members that this record asks to end, for any reason.
 
-        A tenant has less to give back by those, though it leases their GPUs still.
+        Their tenants have less to give back, although they still lease those GPUs.
         """
         if not self.reclaim or self._asked is None:
             return
@@ -166,11 +166,11 @@ class Preempting:
             self._asked = None
 
     def seek_at_once(self) -> None:
-        """Victims are looked for with the next pass, however short a time ago they were."""
+        """Let the next pass search for victims, however recent the last search was."""
         self._sought_ms = 0
 
     def _under_way(self, draft: Draft) -> UnderWay:
-        """What others end for already, and what ends."""
+        """Return the GPUs that are awaited and that are ending, by tenant."""
         found, jobs = UnderWay(Counter(), Counter()), draft.state.jobs
         for job in draft.state.preempting.values():
             shape = self.policy.shape_of(job)
@@ -206,11 +206,12 @@ class Preempting:
         draft.add(Preempt(right.job.num, sorted(found.hosts), victims))
         for victim in found.victims:
             why = self._why(right, victim.job, victim.priority)
-            self.lifecycle.leave(draft, victim.members[0], why, Count.NONE)  # with its gang, told to save itself
+            # ends its gang too, with the notice that the request asks for
+            self.lifecycle.leave(draft, victim.members[0], why, Count.NONE)
 
     @staticmethod
     def _why(right: Right, victim: Job, priority: int) -> str:
-        """Told to the victim's tenant: another tenant's job is not named."""
+        """Return the reason shown to the victim's tenant; it does not name another tenant's job."""
         mine = right.job.tenant == victim.tenant
         whom = f"job {right.job.name}" if mine else f"tenant {right.job.tenant}"
         if right.reclaims:

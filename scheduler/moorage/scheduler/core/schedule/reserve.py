@@ -1,26 +1,24 @@
-"""The reservation: hosts held back for one job that has waited too long, and which jobs may use them meanwhile.
+"""The reservation: hosts kept free for one job that has waited too long, and which jobs may use them meanwhile.
 
-A stream of small jobs cannot starve a big one: the job that comes first of those that have waited beyond the setting
-`reserve_after` gets a reservation. The hosts on which it would fit soonest are closed to all other jobs until it
-starts. Behind its back goes only a job that surely ends before it could start (backfill; Lifka, "The ANL/IBM SP
-Scheduling System", 1995): by its time limit, else by what was learned of earlier runs. There is one reservation at a
-time.
+A stream of small jobs must not starve a big one. Among the jobs that have waited longer than `reserve_after`, the first
+in order gets the reservation: the hosts on which it will fit soonest are excluded for all other jobs until it starts.
+Only a job that surely ends before that start may be placed there (backfill; Lifka, "The ANL/IBM SP Scheduling System",
+1995), judged by its time limit or by earlier runs. There is one reservation at a time.
 
-Room for a request that needs whole hosts comes only where hosts are held back, for others by itself; so whole hosts go
-first. The job that waits longest of the others is passed by that for as many hosts as the fleet has, each of them once
-so to speak, and then goes first.
+Requests that need whole hosts get room only through a reservation; for smaller requests, room appears by itself. So
+whole-host requests go first. But the overdue job that waits longest among the smaller requests is passed only until as
+many hosts were reserved before it as the fleet has. Then it goes first.
 
-Hosts that are held back for a gang stand idle until the last of them is free: of n hosts n - 1 wait for one. So a gang
-that needs n of H hosts, and became the first after it had waited a time t beyond `reserve_after`, lets others run on
-for another 3/2 t (n - 1) / H before its hosts are closed. One that is first at once, or needs one host, waits no
-longer; one that takes half of the fleet less than three quarters as long again; and often enough others end meanwhile.
-Where hosts were closed for another of its queue group since, t counts from then: it has waited for those before it as
-well, and of many that came together each would else wait by a factor longer than the one before. It is the slack that
-Talby and Feitelson give to all jobs ("Supporting Priorities and Improving Utilization of the IBM SP Scheduler Using
-Slack-Based Backfilling", 1999), in proportion to what a reservation costs.
+Hosts reserved for a gang stand idle until the last of them is free. So a gang that needs n of H hosts, and became the
+first candidate a time t after `reserve_after`, lets other jobs continue to use the hosts for another 3/2 t (n - 1) / H.
+A gang that is first at once, or needs one host, waits no longer; a gang that needs half of the fleet waits less than
+three quarters of t longer; and often enough hosts become free meanwhile. If a job of the same queue group had a
+reservation since, t counts from then: otherwise each of many gangs that came together would wait longer than the one
+before it by a factor. It is the slack that Talby and Feitelson give to all jobs ("Supporting Priorities and Improving
+Utilization of the IBM SP Scheduler Using Slack-Based Backfilling", 1999), in proportion to what a reservation costs.
 
-All of it is soft, and no input of its own: a new leader scans anew, has not seen since when a job is first, and lets
-jobs that came before it wait no longer.
+All of this is soft state. A new leader does not know since when a job is first, so it adds no slack for jobs accepted
+before its term.
 """
 
 from __future__ import annotations
@@ -43,25 +41,25 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
 
-#: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
-#: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
+#: how often the reservation looks for hosts that become free sooner: at most every this many ms for each host of the
+#: fleet, since that walks the fleet: each second up to 333 hosts, every 30 s with 10,000
 MOVE_MS_A_HOST: Final = 3
-#: jobs that may be backfilled are looked for again once the start is expected so much later, and by this part of what
-#: is left
+#: backfill is tried again once the expected start has moved later by this many ms and by this part of the remaining
+#: time
 LATER_MS: Final = 5_000
 LATER_PART: Final = 8
-#: a reservation whose hosts could not hold it any more, though emptied, is given up after so many ms
+#: a reservation whose hosts could not hold the job even if emptied is given up after this many ms
 SHORT_MS: Final = 60_000
 
 
 class Reservation:
-    """Hosts held back for one entry of the queue, and for those of its priority and shape: the first goes first.
+    """Hosts kept free for one queue entry, and for entries of its priority and shape, of which the first goes first.
 
-    `tenant` is that of the entry's job. The queue group in which the entry stands is not remembered, since an
-    operator's act on the tenant moves it to another.
+    `tenant` is the tenant of the entry's job. The queue group is not stored, since an operator's act on the tenant may
+    move the entry to another group.
 
-    `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells. It stands since
-    `since_ms`.
+    `start_ms` is the ledger ms at which the hosts are expected to be free; None if unknown. `since_ms` is when the
+    reservation was made.
     """
 
     __slots__ = (
@@ -84,68 +82,67 @@ class Reservation:
         self.hosts = hosts
         self.start_ms: int | None = start_ms
         self.since_ms = since_ms
-        self.looked_start_ms: int | None = (
-            start_ms  # as it was when the groups that it bars were last opened again because of it
-        )
-        self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
+        #: `start_ms` when the excluded groups were last opened again because it had changed
+        self.looked_start_ms: int | None = start_ms
+        self.short_ms = -1  # ledger ms since when its hosts could not hold it; -1 if they could at the last check
 
     def is_short_for(self, now_ms: int) -> int:
-        """Its hosts could not hold it at this look; for how many ms that is so."""
+        """Note that its hosts cannot hold it now, and return for how many ms that has been so."""
         if self.short_ms < 0:
             self.short_ms = now_ms
         return now_ms - self.short_ms
 
     @property
     def num(self) -> int:
-        """The job that it is for."""
+        """The number of the job that it is for."""
         return self.item >> REPLICA_BITS
 
 
-#: entries of which it is known since when they were first
+#: the most entries whose time of becoming first is remembered
 FIRST_MAX: Final = 1_024
-#: by how much of its wait, times the share of the fleet that would idle, a gang lets others run on: 3 to 2
+#: the slack of a gang: its wait, times the idle share of the fleet, times 3/2
 LETS_ON: Final = (3, 2)
 
 
 class Claim(NamedTuple):
-    """The first of a group that is out of patience; what has less goes first."""
+    """A reservation candidate: the first entry of a group with an overdue job. The smallest candidate goes first."""
 
     key: Key
-    later: bool  # room for it comes by itself
+    later: bool  # needs no whole hosts, so room for it appears by itself
     item: int
     group: Group
     accepted_ms: int
 
 
 class Claims:
-    """The order of claims, and when the first of them is due. All times in ledger ms."""
+    """Orders the reservation candidates, and says when the first of them is due. All times are in ledger ms."""
 
     __slots__ = ("_began_ms", "_fleet", "_passed", "_passed_hosts", "_patience_ms", "_since")
 
     def __init__(self, fleet: Fleet, patience_ms: int) -> None:
         self._fleet = fleet
         self._patience_ms = patience_ms
-        self._began_ms = -1  # this leader's first pass
-        self._since: dict[int, int] = {}  # entry -> since when it is first
-        self._passed = -1  # the entry that has waited longest of those that need no whole host
-        self._passed_hosts = 0  # hosts that were reserved past it for jobs that came later
+        self._began_ms = -1  # time of this leader's first pass
+        self._since: dict[int, int] = {}  # entry -> since when it is the first candidate
+        self._passed = -1  # the entry that has waited longest among those that need no whole host
+        self._passed_hosts = 0  # hosts reserved for later jobs while it waited
 
     def in_order(self, claims: list[Claim]) -> list[Claim]:
-        """Return the candidates in order. `later` of each says whether it could do without whole hosts."""
+        """Return the candidates in order. `later` says of each whether it needs no whole hosts."""
         others = [claim for claim in claims if claim.later]
         if others and min(others).item == self._passed and self._passed_hosts >= len(self._fleet.hosts):
             claims = [claim._replace(later=False) for claim in claims]
         return sorted(claims)
 
     def begin(self, now_ms: int) -> None:
-        """A pass over the queue: jobs accepted before the first one this leader has not seen wait."""
+        """Note the start of a pass: slack is counted only for jobs accepted after this leader's first pass."""
         if self._began_ms < 0:
             self._began_ms = now_ms
 
     def due_ms(self, claim: Claim, now_ms: int, waits: Callable[[int], bool]) -> int:
-        """Return from when on hosts are closed for the first claim, as is remembered; `waits` says if an entry waits.
+        """Return from when on hosts may be reserved for the first candidate, and remember it. `waits` checks an entry.
 
-        Asked in the course of a pass alone, so that a replay of the reign remembers the same.
+        Called only within a pass, so that a replay of the term remembers the same.
         """
         needed, of = hosts_needed(self._fleet, claim.group.shape)
         if not 1 < needed <= of:
@@ -163,7 +160,7 @@ class Claims:
         return since - (-waited * (needed - 1) * times // (of * by))
 
     def granted(self, held: Reservation, claims: list[Claim]) -> None:
-        """Hosts are held for one of these claims."""
+        """Note that a reservation was made for one of these candidates."""
         others = [claim for claim in claims if claim.later]
         mine = next(claim for claim in claims if claim.item == held.item)
         mine.group.granted_ms = held.since_ms
@@ -177,47 +174,47 @@ class Claims:
 
 
 def _sizes(fleet: Fleet, shape: Shape) -> Iterator[tuple[int, int]]:
-    """(GPUs of a host, hosts) of each class that could run it."""
+    """Yield (GPUs of a host, number of hosts) for each class that could run the shape."""
     for cls, _ in fleet.capable(shape):
         yield len(cls.devices), len(cls.hosts)
 
 
 def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
-    """Whether it asks at once for as many GPUs as the largest host that could run it has, or more."""
+    """Return whether the shape asks for as many GPUs at once as the largest host that could run it has, or more."""
     most = max((gpus for gpus, _ in _sizes(fleet, shape)), default=0)
     return 0 < most <= shape.gpus
 
 
 def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:
-    """How many empty hosts it takes at least to hold all of it, and how many there are that could run it."""
+    """Return how many empty hosts the shape needs at least, and how many hosts could run it."""
     each = max((gpus // shape.count if shape.count else shape.together for gpus, _ in _sizes(fleet, shape)), default=0)
     return (-(-shape.together // each) if each else 0), sum(hosts for _, hosts in _sizes(fleet, shape))
 
 
-#: ledger ms between two scans for an overdue job, or of the hosts of the reservation
+#: ledger ms between two scans for overdue jobs, or of the reservation's hosts
 LOOK_MS: Final = 1000
-#: reserved hosts are opened to a tenant to which more is owed by now once usage has decayed by so much of its half-life
+#: the reservation is checked against fair share each time usage has decayed by one such part of its half-life
 OWED_PART: Final = 512
-#: queue groups that are scanned for an overdue job, and as many of those that need whole hosts
+#: the most queue groups that are scanned for overdue jobs, and again for those that need whole hosts
 GROUPS_MAX: Final = 512
-#: kinds of overdue jobs for which hosts are sought in one scan, as each is a walk over the fleet
+#: the most kinds of overdue jobs whose hosts are searched in one scan, since each search walks the fleet
 WALKS_MAX: Final = 8
 NO_HOSTS: Final[frozenset[int]] = frozenset()
 
 
-#: what jobs for which hosts are sought have in common: the shape, and the hosts that a drain excludes
+#: jobs with the same search: their shape, and the hosts that drains exclude for them
 _Sought = tuple[int, frozenset[int]]
 
 
 class InVain(NamedTuple):
-    """No hosts were found for such jobs: that stands while the fleet has not changed since."""
+    """A failed search for hosts; its result holds until the fleet changes."""
 
     change: int
     at_ms: int
 
 
 class Reserving:
-    """Over one engine's fleet and queue. Hosts are named by their workers' numbers."""
+    """Makes, checks and gives up the reservation of one engine. Hosts are named by their workers' numbers."""
 
     def __init__(
         self,
@@ -230,28 +227,28 @@ class Reserving:
     ) -> None:
         self._could_ever = could_ever
         self.reservation: Reservation | None = None
-        self.is_waited_for = False  # a queue group waits for the reserved hosts, or did so when it was scanned last
+        self.is_waited_for = False  # whether a queue group waited for the reserved hosts at the last scan, or since
         self._fleet = fleet
         self._order = order
         self._estimates = estimates
         self._preempting = preempting
         self._patience_ms = patience_ms
         self._claims = Claims(fleet, patience_ms)
-        self._draft: Draft | None = None  # the last pass's
+        self._draft: Draft | None = None  # the draft of the last pass
         self._looked_ms = -patience_ms
-        self._seen: tuple[int, int, int] | None = None  # what the last scan saw, see `_view`
-        self._next_claim_ms = math.inf  # with no reservation: when a job becomes overdue, or hosts are closed for one
+        self._seen: tuple[int, int, int] | None = None  # the `_view` of the last scan
+        self._next_claim_ms = math.inf  # without a reservation: when the next job becomes overdue, or is due for one
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
-        self._in_vain: dict[_Sought, InVain] = {}  # of the candidates of the last scan that found none to reserve for
-        self._preemptors = NO_HOSTS  # the jobs for which others ended at the last pass, by number
+        self._in_vain: dict[_Sought, InVain] = {}  # failed searches for candidates of the last scan
+        self._preemptors = NO_HOSTS  # numbers of the jobs for which other jobs were being ended at the last pass
 
-    # ----------------------------------------------------------------------- which hosts are closed to a group
+    # ----------------------------------------------------------------------- which hosts are excluded for a group
 
     def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
-        """Return the hosts that are closed to jobs of this priority, shape and tenant.
+        """Return the hosts that are excluded for jobs of this priority, shape and tenant.
 
-        Under fair share a tenant to which more is owed passes the reservation. What jobs were ended for belongs to the
-        job that they were ended for, also if another has waited longer.
+        Under fair share, a tenant that is owed more passes the reservation. Hosts that were freed by ending jobs belong
+        to the job for which those ended, even if another job has waited longer.
         """
         taken = self.taken_back(priority, shape, tenant)
         held, turns, draft = self.reservation, self._order.turns, self._draft
@@ -264,13 +261,16 @@ class Reserving:
         return (held.hosts - self._preempting.own(draft, shape, priority, tenant)) | taken
 
     def passes(self, priority: int, shape: Shape, held: Reservation) -> bool:
-        """Whether jobs of this priority and shape pass a reservation: it is theirs, or of a job that they may end."""
+        """Return whether jobs of this priority and shape may use the reserved hosts.
+
+        They may if the reservation is for their queue group, or for a job that they may preempt.
+        """
         if held.priority == priority and held.shape is shape:
             return True
         return self._preempting.priority <= priority > self._order.standing_of(held.priority, held.item)
 
     def taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
-        """Return the hosts on which jobs end for a job other than those of this priority, shape and tenant."""
+        """Return the hosts on which jobs are being ended for a job not of this priority, shape and tenant."""
         draft = self._draft
         if draft is None or not draft.state.preempting:
             return NO_HOSTS
@@ -279,7 +279,7 @@ class Reserving:
     # ----------------------------------------------------------------------------------------- a pass begins
 
     def begin(self, draft: Draft) -> None:
-        """A pass begins; the order of `QueueOrder` stands already."""
+        """Begin a pass; `QueueOrder` has begun before."""
         self._draft = draft
         if not self._order.is_strict:
             self._reserve(draft)
@@ -287,7 +287,7 @@ class Reserving:
             self._settle(draft)
 
     def _settle(self, draft: Draft) -> None:
-        """Give up preemptions that are void: the hosts that were held for them are open again."""
+        """Give up preemptions for jobs that no longer wait; their reserved hosts open again."""
         preempting = draft.state.preempting
         if not self._preemptors <= preempting.keys():
             self._fleet.opens()
@@ -295,12 +295,12 @@ class Reserving:
         self._preempting.settle(draft, lambda job: self._still_waits(draft, job))
 
     def _still_waits(self, draft: Draft, job: Job) -> bool:
-        """Whether a job that others end for could still start."""
+        """Return whether a job for which others are being ended could still start."""
         waiting = any(draft.replica(replica).state == QUEUED for replica in job.replicas)
         return waiting and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
 
     def _reserve(self, draft: Draft) -> None:
-        """Give up a reservation that is used or void; scan on a change or at a computed moment, at most each second."""
+        """Give up a used or void reservation; scan on a change or at a computed time, at most once a second."""
         self._claims.begin(draft.time_ms)
         held = self.reservation
         if held is not None and not self._may_start(draft, held):
@@ -310,10 +310,11 @@ class Reserving:
             return
         self._looked_ms = draft.time_ms
         self._scan(draft, held)
-        self._seen = self._view(draft) if draft.empty else None  # else it saw what is not in the state yet
+        # else the scan saw changes that are not in the state yet
+        self._seen = self._view(draft) if draft.empty else None
 
     def _scan(self, draft: Draft, held: Reservation | None) -> None:
-        """Look after the reservation that stands; else reserve hosts for the first job that is overdue."""
+        """Update the current reservation; if there is none, reserve hosts for the first overdue job."""
         order = self._order
         if held is not None:
             excluded = order.kept_from(draft, held.item) | held.shape.refusing
@@ -322,7 +323,7 @@ class Reserving:
                 stands = self._keep(held, excluded, draft.time_ms)
             if stands:
                 if held.hosts != before:
-                    self._fleet.opens()  # the hosts that it has left; `avoiding` would have taken that back
+                    self._fleet.opens()  # hosts that it left open only now: `avoiding` would have undone that
                 self._reopen(held, draft.time_ms)
                 return
             self.give_up()
@@ -343,15 +344,15 @@ class Reserving:
             self._claims.granted(self.reservation, claims)
 
     def _may_start(self, draft: Draft, held: Reservation) -> bool:
-        """Whether the job of a reservation still waits, and its tenant may start it."""
+        """Return whether the job of a reservation still waits, and its tenant may start it."""
         group = self._order.queue.group_of(held.priority, held.shape, held.tenant)
         return group is not None and self._order.waits(draft, held.item) and self._order.may(draft, group)
 
     def _likely_groups(self) -> list[Group]:
         """Return the queue groups whose first job may be the first reservation candidate.
 
-        All of them; of more than `GROUPS_MAX` those that come first, and those that come first for whole hosts: where
-        as many shapes wait as jobs, a look at all of them once a second would hold up the leader.
+        All groups; if there are more than `GROUPS_MAX`, the first ones in order, plus the first ones that need whole
+        hosts. With as many shapes as jobs, a scan of all groups each second would hold up the leader.
         """
         queue = self._order.queue
         if len(queue.groups) <= GROUPS_MAX:
@@ -363,7 +364,7 @@ class Reserving:
         return list({group: None for _, _, group in likely})
 
     def _claims_of(self, draft: Draft, groups: list[Group]) -> list[Claim]:
-        """Return the overdue jobs that are first of their group, in order."""
+        """Return the overdue first jobs of these groups as reservation candidates, in order."""
         impatient: list[Claim] = []
         for group in groups:
             item = group.entries[0] if group.entries else None
@@ -379,11 +380,10 @@ class Reserving:
         return self._claims.in_order(impatient)
 
     def _grant(self, draft: Draft, claims: list[Claim]) -> Reservation | None:
-        """Reserve hosts for the first of these candidates that some could hold, if it is due.
+        """Reserve hosts for the first candidate that some hosts could hold, if it is due; else return None.
 
-        A job that no host could hold must not hide one that could be helped, nor put off when that is due. That none
-        could stands until the fleet changes; of more than `WALKS_MAX` kinds that are to be sought then, those that were
-        longest ago have their turn.
+        A candidate that no hosts could hold must neither hide nor delay a later one. A failed search stands until the
+        fleet changes; if more than `WALKS_MAX` kinds must be searched, the kinds searched longest ago have their turn.
         """
         now_ms, change = draft.time_ms, self._fleet.changes
         kinds: dict[_Sought, Claim] = {}
@@ -399,7 +399,7 @@ class Reserving:
         for kind in turn:
             claim, leaving = kinds[kind], kind[1]
             shape = claim.group.shape
-            with self._fleet.avoiding(shape.avoid):  # and not where it would not be put
+            with self._fleet.avoiding(shape.avoid):  # and not on devices that the job avoids
                 found = soonest(self._fleet, shape, leaving | shape.refusing, self._estimates, now_ms)
             if found is None:
                 vain[kind] = InVain(change, now_ms)
@@ -412,7 +412,10 @@ class Reserving:
         return None
 
     def _due_ms(self, draft: Draft, claim: Claim) -> int:
-        """Return from when on hosts are closed for it. Under fair share at once: the tenants before it had more."""
+        """Return from when on hosts may be reserved for a candidate. Under fair share that is at once.
+
+        Under fair share the tenants that went before it have had more than their share already.
+        """
         if self._order.turns is not None:
             return draft.time_ms
         waits = self._order.waits
@@ -421,7 +424,7 @@ class Reserving:
     # ------------------------------------------------------------------------------- when it is scanned again
 
     def _view(self, draft: Draft) -> tuple[int, int, int]:
-        """Return what is another value whenever a scan may come to another result for another reason than time."""
+        """Return a value that differs whenever a scan may have another result for a reason other than time."""
         return (draft.state.digest, self._fleet.version, self._fleet.changes)
 
     def _has_changed(self, draft: Draft) -> bool:
@@ -431,10 +434,10 @@ class Reserving:
         return draft.time_ms >= self._moment_ms(draft)
 
     def _moment_ms(self, draft: Draft) -> float:
-        """Return the ledger ms from which on a scan may come to another result though nothing has changed.
+        """Return the ledger ms from which on a scan may have another result though nothing has changed.
 
-        Time alone opens reserved hosts to the groups that wait for them: as the expected start comes later, as more is
-        owed to a tenant. Where no group waits for them, the reservation only has to be given up in time.
+        Time alone opens reserved hosts to groups that wait for them: when the expected start moves later, or more is
+        owed to a tenant. If no group waits for them, the reservation only has to be given up in time.
         """
         held, looked_ms = self.reservation, self._looked_ms
         if draft.state.windows:
@@ -450,7 +453,7 @@ class Reserving:
         return min(moments, default=math.inf)
 
     def next_ms(self, draft: Draft) -> float:
-        """Return the ledger ms of the next scan if nothing more happens; infinity where there is none."""
+        """Return the ledger ms of the next scan if nothing more happens; infinity for none."""
         if self._order.is_strict:
             return math.inf
         return self._looked_ms + LOOK_MS if self._has_changed(draft) else self._moment_ms(draft)
@@ -458,10 +461,10 @@ class Reserving:
     # --------------------------------------------------------------------------------- while one stands
 
     def _keep(self, held: Reservation, excluded: frozenset[int], now_ms: int) -> bool:
-        """Look after a reservation: on its own hosts, or on those where it would start sooner. Return if it stands.
+        """Update a reservation's start, moving it to hosts that are free sooner; return whether it stands.
 
-        Where nothing tells any more when it starts it is kept for a while: a worker that is started anew, or cordoned
-        for a moment, must not undo what was emptied.
+        If the start is unknown, it is kept for a while: a worker that restarts, or is cordoned for a moment, must not
+        undo what was already emptied.
         """
         fleet, estimates = self._fleet, self._estimates
         held.start_ms = expected(fleet, held.shape, held.hosts, excluded, estimates, now_ms)
@@ -479,9 +482,9 @@ class Reserving:
         return True
 
     def _reopen(self, held: Reservation, now_ms: int) -> None:
-        """Open the queue groups again that time alone lets pass a reservation, though nothing changes in the fleet.
+        """Reopen the queue groups that may now pass the reservation because of time alone.
 
-        More is owed to a tenant by and by; and where the hosts are free later than was expected, jobs may end before.
+        Over time more is owed to a tenant; and if the hosts become free later than expected, more jobs end before that.
         """
         start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
         if start_ms is not None:
@@ -498,25 +501,25 @@ class Reserving:
                     self.is_waited_for = True
 
     def forget(self, num: int) -> None:
-        """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
+        """Give up the reservation of a job that an operator held, or whose priority or shape has changed."""
         if self.reservation is not None and self.reservation.item >> REPLICA_BITS == num:
             self.give_up()
 
     def give_up(self) -> None:
-        """Open the hosts of the reservation, if there is one, to all jobs."""
+        """Give up the reservation, if there is one: its hosts are open to all jobs again."""
         if self.reservation is None:
             return
         self.reservation = None
-        self._fleet.opens()  # its hosts
+        self._fleet.opens()  # the hosts of the reservation
 
 
 class Backfilling:
-    """Over one engine's queue; places jobs on the hosts of the one reservation that `Reserving` knows."""
+    """Places jobs on reserved hosts if they end before the reservation starts."""
 
     def __init__(
         self, queue: Queue, order: QueueOrder, reserving: Reserving, placing: Placing, estimates: Estimates
     ) -> None:
-        self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
+        self.fresh: dict[int, tuple[str, Request]] = {}  # with a reservation: jobs accepted in this record
         self._queue = queue
         self._order = order
         self._reserving = reserving
@@ -524,10 +527,10 @@ class Backfilling:
         self._estimates = estimates
 
     def backfill(self, draft: Draft, group: Group, room: float) -> int:
-        """Place the jobs of a group that a reservation bars and that may run before it. Return how many replicas.
+        """Place jobs of an excluded group that end before the reservation starts. Return the number of replicas.
 
-        `room` is how many GPUs the group's tenant may still lease. The record's evidence tells only of jobs that came
-        by the order.
+        `room` is how many GPUs the group's tenant may still lease. The record's evidence covers only jobs placed in
+        order.
         """
         held, shape = self._reserving.reservation, group.shape
         if held is None or not self._reserving.excluded(group.priority, shape, group.tenant):
@@ -555,7 +558,10 @@ class Backfilling:
         return placed
 
     def _surely_ends(self, draft: Draft, shape: Shape, item: int, within_ms: int) -> bool:
-        """Whether an entry waits still, and ends in so many ms: by its time limit, else by nine of ten such runs."""
+        """Return whether an entry still waits and surely ends within `within_ms` ms.
+
+        That is judged by its time limit, else by how long nine of ten such runs took.
+        """
         if not self._order.waits(draft, item):
             return False
         num = item >> REPLICA_BITS

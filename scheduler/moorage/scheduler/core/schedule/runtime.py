@@ -1,21 +1,21 @@
-"""How long work runs, learned from what ran before: by tenant and workload, from the ledger's own times.
+"""Estimates how long jobs run, learned from earlier runs of the same tenant and workload in the ledger.
 
-Soft, but no input of its own: what is known is a function of the state at the reign's first record and of the records
-folded since, so a replay of the reign learns the same. A new leader begins with the ended jobs that the state still
-holds whole (`Config.ended_max`). All values are integers, in ledger milliseconds.
+This is soft state without inputs of its own. It follows from the state at the first record of the term and the records
+folded since, so a replay of the term learns the same. A new leader starts with the ended jobs that are still in memory
+(`Config.ended_max`). All values are integers, in ledger ms.
 
-Estimates are quantiles of the last `SAMPLES_MAX` runs (nearest rank), of the narrowest group that has seen enough: of
-this tenant, workload and shape the *siblings*, accepted within `SIBLINGS_MS` of it; all of this tenant, workload and
-shape; this tenant and workload; this tenant's requests for as many GPUs at once. Siblings are mostly one sweep or one
-try after another, and run alike: in the clusters of the Philly trace the logarithms of the durations of neighbours
-accepted within minutes correlate by 0.5 to 0.9 (so do Zilber, Amit and Talby, "What is Worth Learning from Parallel
-Workloads?", 2005, who let a user's session end after 20 minutes, and Tsafrir, Etsion and Feitelson, "Backfilling Using
-System-Generated Predictions", 2007, who predict from the last two jobs alone). What has
-run longer than everything seen is taken to follow a Pareto law of index 1, under which work that has lasted a time t
-lasts another t with even odds (Harchol-Balter and Downey, "Exploiting Process Lifetime Distributions", 1997).
+An estimate is a quantile (nearest rank) of the last `SAMPLES_MAX` runs of the narrowest group with enough runs. The
+groups are: *siblings*, which have the same tenant, workload and shape and were accepted within `SIBLINGS_MS`; the same
+tenant, workload and shape; the same tenant and workload; the same tenant and number of GPUs. Siblings mostly belong to
+one sweep, or one series of attempts, and run alike: in the clusters of the Philly trace, the logarithms of the
+durations of jobs accepted within minutes correlate by 0.5 to 0.9. (So do Zilber, Amit and Talby, "What is Worth
+Learning from Parallel Workloads?", 2005, who let a user's session end after 20 minutes, and Tsafrir, Etsion and
+Feitelson, "Backfilling Using System-Generated Predictions", 2007, who predict from the last two jobs alone.) A run
+longer than all seen before is assumed to follow a Pareto law of index 1: after a time t, the median remaining time is t
+(Harchol-Balter and Downey, "Exploiting Process Lifetime Distributions", 1997).
 
-Backfill is on the safe side both ways: a job that would pass a reservation counts with the most that it may take, what
-the reservation waits for with what it takes as a rule.
+Backfill errs on the safe side twice: a job that would pass a reservation is taken at its longest likely time, the jobs
+that the reservation waits for at their median.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ from moorage.scheduler.core.state import (
 )
 from moorage.schemas.job import Request
 
-#: runs that a group remembers; older ones go
+#: runs remembered for each group; older runs are dropped
 SAMPLES_MAX: Final = 64
-#: a group with fewer runs is asked only when no wider one has so many
+#: a group with fewer runs is used only if no wider group has this many
 SAMPLES_SURE: Final = 3
-#: jobs accepted so many ms before or after one are its siblings
+#: jobs are siblings if accepted within this many ms of each other
 SIBLINGS_MS: Final = 20 * 60_000
-#: groups that are remembered, each at most twice `SAMPLES_MAX` integers; the ones that are used least lately go
+#: groups remembered, each with at most twice `SAMPLES_MAX` integers; the least recently used are dropped
 GROUPS_MAX: Final = 16_384
-#: ended jobs of one record that are learned from
+#: the most ended jobs of one record to learn from
 LEARNED_MAX: Final = 32
-#: ended jobs that a new leader learns from, the last ones
+#: the most ended jobs that a new leader learns from, newest first
 LEARNED_AT_START_MAX: Final = 2_000
-#: transitions of one ended job that are looked at, from its end
+#: the most transitions of one ended job that are read, from its end
 ROWS_MAX: Final = 16
 #: later than any ledger ms
 FOREVER_MS: Final = 1 << 62
-#: how many times as long as it has lasted goes on what outlived all others, at most in nine of ten cases
+#: a run that outlived all others is expected, in nine of ten cases, to last at most this many times longer
 OUTLIVED_P90: Final = 9
 
-#: ends that say how long the work holds its devices; an end that was asked for says nothing
+#: ends that show how long the work takes; an end on request does not
 _RAN: Final = frozenset({SUCCEEDED, FAILED, TIMED_OUT, EXITED})
 
 _Group = tuple[str, str, int]
@@ -76,9 +76,9 @@ Groups = tuple[_Group, _Group, _Group]
 
 
 class Estimate(NamedTuple):
-    """Half of such runs take at most `p50_ms`, nine of ten at most `p90_ms`, none seen less than `least_ms`.
+    """Half of such runs take at most `p50_ms`, nine of ten at most `p90_ms`; `least_ms` is the shortest seen.
 
-    `samples` is how many runs that is learned from; 0 where it is bounded by the request's own limit alone.
+    `samples` is the number of runs behind it; 0 if only the request's time limit is known.
     """
 
     p50_ms: int
@@ -88,7 +88,7 @@ class Estimate(NamedTuple):
 
 
 class _Runs:
-    """The last runs of one group, in ms, with when their jobs were accepted; put in order when asked."""
+    """The last runs of one group in ms, and when their jobs were accepted; sorted when first needed."""
 
     __slots__ = ("_accepted", "_at", "_near", "_sorted", "ring")
 
@@ -96,9 +96,9 @@ class _Runs:
         self.ring: deque[int] = deque(maxlen=SAMPLES_MAX)
         self._accepted: deque[int] = deque(maxlen=SAMPLES_MAX)
         self._sorted: list[int] = []
-        self._at: list[tuple[int, int]] = []  # accepted, and the run; in this order
-        # from a first to behind a last place of these, the runs in rising order. A window as wide as ever has at most
-        # two such pairs for each run, so this needs no bound of its own
+        self._at: list[tuple[int, int]] = []  # (accepted ms, run ms), sorted
+        # for a slice (first, end) of `_at`: its runs, sorted. Windows have a fixed width, so there are at most two
+        # slices for each run, and no bound is needed
         self._near: dict[tuple[int, int], list[int]] = {}
 
     def add(self, ms: int, accepted_ms: int) -> None:
@@ -116,7 +116,7 @@ class _Runs:
         return self._sorted
 
     def siblings(self, accepted_ms: int) -> list[int]:
-        """The runs of jobs accepted at about that time, in rising order; not to be changed."""
+        """Return the runs of jobs accepted at about that time, ascending; the caller must not change the list."""
         at = self._at
         if not at:
             at = self._at = sorted(zip(self._accepted, self.ring, strict=True))
@@ -128,7 +128,7 @@ class _Runs:
 
 
 class SharedCount:
-    """A number that all holders of it see grow; it can stand in a `WeakValueDictionary`."""
+    """A counter shared by several holders; unlike an int, it can be a value of a `WeakValueDictionary`."""
 
     __slots__ = ("__weakref__", "count")
 
@@ -137,7 +137,7 @@ class SharedCount:
 
 
 class Durations:
-    """What is known of how long work runs. Bounded: the groups asked or told least lately are forgotten."""
+    """Remembers run times by group. Bounded: the least recently used groups are dropped."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[_Group, _Runs] = OrderedDict()
@@ -147,9 +147,9 @@ class Durations:
         return len(self._runs)
 
     def observe(self, tenant: str, workload: str, shape: Shape, ms: int, accepted_ms: int = 0) -> None:
-        """A member of such a job ran for `ms` milliseconds, from its start to the end of its process tree.
+        """Record that a member ran for `ms` milliseconds, from its start to the end of its process tree.
 
-        `accepted_ms` is the ledger ms at which the job was accepted.
+        `accepted_ms` is the ledger ms at which its job was accepted.
         """
         runs = self._runs
         self._tell(tenant, workload)
@@ -165,7 +165,7 @@ class Durations:
             known.add(max(0, ms), accepted_ms)
 
     def told(self, tenant: str, workload: str) -> SharedCount:
-        """What tells whether the answers for a workload may be others now than they were."""
+        """Return a counter that grows whenever the estimates for this workload may have changed."""
         return self._told.setdefault((tenant, workload), SharedCount())
 
     def _tell(self, tenant: str, workload: str) -> None:
@@ -181,10 +181,10 @@ class Durations:
         limit_ms: int | None = None,
         accepted_ms: int | None = None,
     ) -> Estimate | None:
-        """How long a run of it takes from its start; None where nothing is known.
+        """Return an estimate of a whole run; None if nothing is known.
 
-        `limit_ms` is the request's own time limit: no estimate is above it, and with nothing learned it is the p90 and
-        the p50 alike (an upper bound, as EASY backfill takes it).
+        `limit_ms` is the request's time limit. No estimate exceeds it; with nothing learned it is both p50 and p90 (an
+        upper bound, as in EASY backfill).
         """
         return self.remaining(tenant, workload, shape, 0, limit_ms, accepted_ms)
 
@@ -197,9 +197,9 @@ class Durations:
         limit_ms: int | None = None,
         accepted_ms: int | None = None,
     ) -> Estimate | None:
-        """How much longer a member runs that has run for `elapsed_ms`, given that it has lasted so long.
+        """Return an estimate of the remaining time of a member that has already run for `elapsed_ms`.
 
-        With `accepted_ms`, when its job was accepted, its siblings tell before all others.
+        With `accepted_ms`, the time at which its job was accepted, runs of siblings take precedence.
         """
         left = None if limit_ms is None else max(0, limit_ms - elapsed_ms)
         known = self._known(groups_of(tenant, workload, shape), accepted_ms)
@@ -213,7 +213,7 @@ class Durations:
     def left_ms(
         self, tenant: str, workload: str, shape: Shape, elapsed_ms: int, limit_ms: int | None, percent: int
     ) -> tuple[int, int] | None:
-        """What so many of 100 such members run on at most, and of how many runs that is known; as `remaining`."""
+        """Return (ms in which `percent` of such members end, number of runs known); as `remaining`."""
         left = None if limit_ms is None else max(0, limit_ms - elapsed_ms)
         known = self._known(groups_of(tenant, workload, shape), None)
         if known is None:
@@ -222,7 +222,7 @@ class Durations:
         return (ms if left is None else min(ms, left)), len(known)
 
     def half_left_ms(self, groups: Groups, elapsed_ms: int, limit_ms: int | None, accepted_ms: int) -> int | None:
-        """Return the `p50_ms` of `remaining` alone, for questions about thousands of members."""
+        """Return only the `p50_ms` of `remaining`, for questions about thousands of members."""
         known = self._known(groups, accepted_ms)
         left_ms = None if known is None else _left_ms(known, elapsed_ms, 50)
         if limit_ms is None:
@@ -233,9 +233,10 @@ class Durations:
     def steady_end_ms(
         self, groups: Groups, since_ms: int, now_ms: int, limit_ms: int | None, accepted_ms: int
     ) -> tuple[int, int] | None:
-        """When what runs since then ends by `half_left_ms`, and until when that stays so, unless `told` changes.
+        """Return (end by `half_left_ms`, ledger ms until which that stays the same) for work running since `since_ms`.
 
-        -1 for an end is one as far ahead as the work has lasted. None where the next look may find another.
+        It holds as long as the counter of `told` does not change. An end of -1 means: as far ahead as the work has
+        lasted already. None if the next estimate may differ.
         """
         known, elapsed_ms = self._of_workload(groups, accepted_ms), now_ms - since_ms
         if known is None or elapsed_ms < 0:
@@ -251,7 +252,7 @@ class Durations:
         return end_ms, until_ms
 
     def _of_workload(self, groups: Groups, accepted_ms: int) -> list[int] | None:
-        """What `_known` finds, where that is of runs of this very workload, and of enough of them."""
+        """Return what `_known` returns if that comes from enough runs of this very workload; else None."""
         own = self._runs.get(groups[0])
         if own is not None and (near := own.siblings(accepted_ms)):
             return near
@@ -262,14 +263,14 @@ class Durations:
         return None
 
     def least_left_ms(self, groups: Groups, elapsed_ms: int, samples: int) -> int:
-        """The `least_ms` of `remaining` alone, of no siblings; 0 where fewer runs than `samples` are known."""
+        """Return only the `least_ms` of `remaining`, without siblings; 0 if fewer than `samples` runs are known."""
         known = self._known(groups, None)
         return _left_ms(known, elapsed_ms, 0) if known is not None and len(known) >= samples else 0
 
     def _known(self, groups: Groups, accepted_ms: int | None) -> list[int] | None:
-        """The runs of the narrowest group that has seen enough; else of the narrowest that has seen any.
+        """Return the sorted runs of the narrowest group with enough runs, else of the narrowest with any; or None.
 
-        Of siblings a single one is enough: what runs longer than it counts as outliving all.
+        A single sibling is enough: longer runs then count as outliving all.
         """
         own = self._runs.get(groups[0]) if accepted_ms is not None else None
         if own is not None and accepted_ms is not None and (near := own.siblings(accepted_ms)):
@@ -286,44 +287,45 @@ class Durations:
         return some
 
     def learn(self, job: Job, shape: Shape, workload: str) -> None:
-        """Observe the runs in the last transitions of a job that is over."""
+        """Learn from the runs in the last transitions of an ended job."""
         ends: dict[tuple[int, int], int] = {}
         for row in job.story[: -ROWS_MAX - 1 : -1]:
             key, state = (row[REPLICA], row[ATTEMPT]), row[STATE]
             if state in _RAN and row[WORKER] >= 0:
                 ends[key] = row[AT_MS]
             elif state == FROZEN:
-                ends.pop(key, None)  # it stood still for some of its time
+                ends.pop(key, None)  # it was frozen for part of that time
             elif state == RUNNING and key in ends:
                 self.observe(job.tenant, workload, shape, ends.pop(key) - row[AT_MS], job.accepted_ms)
 
 
 def rank(ordered: list[int], percent: int, first: int = 0) -> int:
-    """The nearest-rank quantile of sorted values from the place `first` on, `percent` 0..100; 0 is the least."""
+    """Return the nearest-rank quantile of sorted values from the place `first` on; `percent` 0 is the smallest."""
     return ordered[first + max(0, -(-percent * (len(ordered) - first) // 100) - 1)]
 
 
 def _left_ms(known: list[int], elapsed_ms: int, percent: int) -> int:
-    """How much longer than `elapsed_ms` so many of 100 run at most, of those that have lasted so long."""
+    """Return the time in which `percent` of the runs that lasted `elapsed_ms` have ended, in ms from now."""
     first = bisect_right(known, elapsed_ms) if elapsed_ms else 0
     if first < len(known):
         return rank(known, percent, first) - elapsed_ms
-    return elapsed_ms * percent // (100 - percent)  # once more with even odds, `OUTLIVED_P90` times in nine of ten
+    # Pareto law: the median is as long again, nine of ten end within `OUTLIVED_P90` times
+    return elapsed_ms * percent // (100 - percent)
 
 
 def groups_of(tenant: str, workload: str, shape: Shape) -> Groups:
-    """From narrow to wide. A workload is never empty: `driver` at least."""
+    """Return the groups of such a run, narrowest first. `workload` is never empty: it is at least the driver."""
     return (tenant, workload, shape.index), (tenant, workload, -1), (tenant, "", shape.gpus)
 
 
-#: entries of one queue group that are looked at behind a first one that a reservation bars
+#: how many entries of one queue group are tried for backfill behind an excluded first entry
 DEPTH_MAX: Final = 64
-#: the end of a process, and its memory seen free
+#: assumed time from the end of a process until its memory is free
 FREED_MS: Final = 2_000
 
 
 class Estimates:
-    """Over one state's jobs, with what was learned of how long work runs."""
+    """Estimates the ends of one state's jobs."""
 
     def __init__(
         self, request_of: Callable[[Job], Request], shape_of: Callable[[Job], Shape], durations: Durations
@@ -333,9 +335,9 @@ class Estimates:
         self.durations = durations
 
     def most_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int | None:
-        """How long a member holds its devices at most, its grace and the freeing of memory too; None: no bound.
+        """Return how long a member holds its devices at most, including grace and freeing of memory; None if unknown.
 
-        By its time limit, else nine of ten such runs; `accepted_ms` is when its job was accepted.
+        By its time limit, else as nine of ten such runs; `accepted_ms` is when its job was accepted.
         """
         after, limit_ms = after_ms(request), _limit_ms(request)
         if limit_ms is not None:
@@ -344,7 +346,7 @@ class Estimates:
         return found.p90_ms + after if found is not None else None
 
     def end_ms(self, member: Member, now_ms: int) -> int | None:
-        """Return the ledger ms at which a member is expected to end; None where nothing tells."""
+        """Return the ledger ms at which a member is expected to end; None if unknown."""
         runs_as = self.runs_as(member)
         since_ms = runs_as.since_ms
         if since_ms < 0:
@@ -356,7 +358,7 @@ class Estimates:
         return None if left_ms is None else now_ms + left_ms
 
     def ends_of(self, members: Iterable[Member], now_ms: int) -> list[tuple[int, int]]:
-        """Return (`end_ms`, devices) of the members of which something tells when they end."""
+        """Return (`end_ms`, device mask) of each member whose end can be estimated."""
         found: list[tuple[int, int]] = []
         for member in members:
             known: RunsAs | None = member.runs_as
@@ -377,14 +379,14 @@ class Estimates:
         return found
 
     def _note(self, member: Member, now_ms: int) -> None:
-        """Until when what was found of a member's end holds: at most looks nothing new is known of it."""
+        """Cache a member's estimated end, and until when that holds; most scans then need no new estimate."""
         runs_as = self.runs_as(member)
         if runs_as.since_ms < 0:
             return
         if runs_as.told is None:
             runs_as.told = self.durations.told(*runs_as.groups[0][:2])
         elif runs_as.until_ms < 0 and runs_as.told.count == runs_as.told_at:
-            return  # nothing did, and nothing new is known
+            return  # there was no stable answer, and nothing was learned since
         job = member.replica.job
         steady = self.durations.steady_end_ms(
             runs_as.groups, runs_as.since_ms, now_ms, runs_as.limit_ms, job.accepted_ms
@@ -393,7 +395,7 @@ class Estimates:
         runs_as.told_at = runs_as.told.count
 
     def runs_as(self, member: Member) -> RunsAs:
-        """What tells the end of a member, looked up once for all that stays as it is."""
+        """Return the data that a member's estimate needs; computed once per member and shape."""
         job = member.replica.job
         found: RunsAs | None = member.runs_as
         if found is None or found.shape is not job.shape:
@@ -409,21 +411,21 @@ class Estimates:
 
 
 def _limit_ms(request: Request) -> int | None:
-    """How long it may run by its own time limit; None without one."""
+    """Return the time limit of a request in ms; None without one."""
     limit_s = request.workload.timeout_s
     return None if limit_s is None else int(limit_s * 1000)
 
 
 def after_ms(request: Request) -> int:
-    """For how long it may still hold its devices once its time is over."""
+    """Return for how many ms an attempt may hold its devices after its time limit."""
     return int(request.workload.grace_s * 1000) + FREED_MS
 
 
 class RunsAs:
-    """How a member runs, as far as that tells its end: thousands are asked for at one look.
+    """What the estimate of a member's end needs, cached because one scan reads thousands of members.
 
-    `since_ms` is the ledger ms since which it runs; -1 before it does, and where its story does not tell. `end_ms` and
-    `until_ms` are those of `Durations.steady_end_ms`, as of `told_at`.
+    `since_ms` is the ledger ms since which it runs; -1 if it does not run yet, or its story does not say. `end_ms` and
+    `until_ms` are from `Durations.steady_end_ms`, when the counter `told` was `told_at`.
     """
 
     __slots__ = ("end_ms", "groups", "limit_ms", "priority", "shape", "since_ms", "told", "told_at", "until_ms")
@@ -432,19 +434,19 @@ class RunsAs:
         self.shape = shape
         self.groups = groups
         self.limit_ms = limit_ms
-        self.priority = priority  # that it was asked for with
+        self.priority = priority  # of the request
         self.since_ms = self.end_ms = self.until_ms = self.told_at = -1
         self.told: SharedCount | None = None
 
 
 def began_ms(member: Member, now_ms: int) -> int:
-    """Since which ledger ms a member runs, else since when it is placed; now where its story tells neither."""
+    """Return since which ledger ms a member runs, or else is placed; `now_ms` if its story says neither."""
     since_ms = _since(member)
     return now_ms if since_ms is None else since_ms
 
 
 def _since(member: Member) -> int | None:
-    """As `began_ms`; None where its story tells neither."""
+    """Return the same as `began_ms`, but None if its story says neither."""
     for row in reversed(member.replica.job.story):
         if row[REPLICA] == member.replica.index and row[FENCE] == member.fence and row[STATE] in (RUNNING, PLACED):
             since_ms: int = row[AT_MS]

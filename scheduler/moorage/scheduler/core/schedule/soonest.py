@@ -1,9 +1,9 @@
-"""When what runs leaves room for a shape: when it will as a rule, for reservations, and the soonest that it could.
+"""When running jobs leave room for a shape: the expected time, for reservations, and a lower bound, for admission.
 
-The soonest is a lower bound, for refusing what cannot start in time. It is optimistic in every doubt: the queue ahead,
-limits and shares count as nothing, jobs of a lower priority as gone, and each member as over after the shortest run
-that was ever seen of its kind (and lasted as long as it has). Only where enough such runs were seen does a bound stand;
-a worker that could run it and is closed may open at any moment.
+The lower bound serves to refuse jobs that cannot start in time, so it is optimistic wherever something is unknown. It
+ignores the queue, limits and shares, counts jobs of lower priority as gone, and assumes that each member ends after the
+shortest run ever seen of its kind (among runs that lasted as long as it already has). A bound is given only if enough
+such runs were seen. If a closed worker could run the shape there is none: it may open at any moment.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, Member, State, started_ms
 
-#: hosts that are expected to be free some time and compared for one reservation, and so many times what it needs where
-#: that is more; of so many hosts, as it takes a look at all that runs there
+#: for one reservation, compare at most this many hosts that will be free, or the second number times the hosts it needs
+#: if that is more; read at most `READ_MAX` hosts, since each read examines all that runs there
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
 READ_MAX: Final = 512
-#: runs that must have been seen before the shortest of them bounds anything
+#: how many runs must have been seen before the shortest of them counts as a bound
 SAMPLES_SURE: Final = 8
-#: members that are looked at; with more of them no bound is found
+#: with more members to examine than this, no bound is given
 MEMBERS_MAX: Final = 4_096
-#: hosts and members that are looked at in one second of the ledger, for whatever is asked: more would hold up the
-#: leader. Behind that no bound is found, and no job is refused
+#: hosts and members examined within one second of the ledger; beyond it no bound is given and no job is refused, so
+#: that admission does not hold up the leader
 LOOKED_A_SECOND_MAX: Final = 2 * MEMBERS_MAX
 
-#: how long a member lasts at least from now, in ms; 0 where nothing is sure
+#: the shortest time that a member still runs, in ms; 0 if unknown
 Least = Callable[[Member], int]
 
 
 def soonest_ms(fleet: Fleet, shape: Shape, least: Least) -> tuple[int, int]:
-    """In how many ms the fleet could hold it, all of it for a gang; 0 for now, and where no bound stands.
+    """Return in how many ms the fleet could hold the shape (a gang whole), and how many hosts and members were read.
 
-    And how many hosts and members were looked at for that.
+    The time is 0 for now, and where no bound can be given.
     """
     missing, members, hosts = shape.together, 0, 0
-    frees: list[tuple[int, int]] = []  # after how many ms, and how many replicas more
+    frees: list[tuple[int, int]] = []  # (after how many ms, how many more replicas fit)
     for cls, _ in fleet.capable(shape):
         for host in cls.hosts.values():
             hosts += 1
@@ -56,11 +56,11 @@ def soonest_ms(fleet: Fleet, shape: Shape, least: Least) -> tuple[int, int]:
         missing -= more
         if missing <= 0:
             return after_ms, hosts + members
-    return 0, hosts + members  # it is not what runs that it waits for
+    return 0, hosts + members  # it waits for something other than running jobs
 
 
 def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
-    """When this host holds how many more, as its members end one after the other."""
+    """Return (after how many ms, how many more replicas) for this host as its members end one after the other."""
     ends = sorted(
         ((least(member), member.fence, member) for member in host.worker.members.values()), key=lambda e: e[:2]
     )
@@ -89,17 +89,17 @@ def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
 
 
 class Soonest:
-    """How soon something could start at the earliest, whoever waits before it."""
+    """Gives a lower bound of the time until a shape could start, ignoring the queue before it."""
 
     def __init__(self, state: State, fleet: Fleet, estimates: Estimates) -> None:
         self._state = state
         self._fleet = fleet
         self._estimates = estimates
-        self._second = -1  # of the ledger, and how many hosts and members may still be looked at in it
+        self._second = -1  # the ledger second, and how many hosts and members may still be examined in it
         self._left = 0
 
     def of(self, shape: Shape, priority: int) -> int:
-        """In how many ms, where every worker was heard in this reign; 0 for now, and where no bound stands."""
+        """Return the bound in ms; 0 for now or no bound. Valid once every worker was heard from in this term."""
         second = self._state.time_ms // 1000
         if second != self._second:
             self._second, self._left = second, LOOKED_A_SECOND_MAX
@@ -110,7 +110,7 @@ class Soonest:
         return after_ms
 
     def _least_ms(self, member: Member, priority: int) -> int:
-        """How long a member lasts at least, by what was seen; 0 where nothing is sure, or where it may be preempted."""
+        """Return how long a member runs at least from now, in ms; 0 if unknown or if it may be preempted."""
         job, runs_as = member.replica.job, self._estimates.runs_as(member)
         given = job.priority if job.priority >= 0 else runs_as.priority
         if member.phase == AT_EXITED or given < priority:
@@ -122,21 +122,21 @@ class Soonest:
         return self._estimates.durations.least_left_ms(runs_as.groups, elapsed_ms, SAMPLES_SURE)
 
 
-#: replicas of a shape that fit now, that would on the host emptied, the host's number, the host
+#: (replicas that fit now, replicas that fit if it were emptied, host number, host)
 _Row = tuple[int, int, int, Host]
-#: ledger ms, a host's number, how many replicas fit there from then on
+#: (ledger ms, host number, replicas that fit from then on)
 _Room = tuple[int, int, int]
 
 
 def _capable(fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> list[_Row]:
-    """The hosts that could run some of it, the likely ones first; none of `excluded`."""
+    """Return the hosts outside `excluded` that could run some of the shape, the most promising first."""
     capable = [
         (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
         for cls, _ in fleet.capable(shape)
         for host in cls.hosts.values()
         if host.usable and host.worker.num not in excluded
     ]
-    # most of what it needs is free first; of hosts alike the one with the least in the way
+    # first those with most of the needed room free; of equal ones, those with the least running in the way
     capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
     return capable
 
@@ -144,10 +144,9 @@ def _capable(fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> list[_Row]
 def soonest(
     fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int
 ) -> tuple[frozenset[int], int] | None:
-    """Return the hosts on which all of it is expected to fit soonest, and the ledger ms; None where nothing tells.
+    """Return the hosts on which all of the shape is expected to fit soonest, and the ledger ms; None if unknown.
 
-    None of `excluded`, on which it may not start. It walks the fleet: at most once a second, and only while a job is
-    overdue.
+    Hosts in `excluded` are not used. This walks the fleet: at most once a second, and only while a job is overdue.
     """
     capable = _capable(fleet, shape, excluded)
     most = max((row[1] for row in capable), default=0)
@@ -165,7 +164,7 @@ def soonest(
 def expected(
     fleet: Fleet, shape: Shape, hosts: frozenset[int], excluded: frozenset[int], estimates: Estimates, now_ms: int
 ) -> int | None:
-    """Return when these hosts are expected to hold all of it; None where nothing tells. Those `excluded` never do."""
+    """Return the ledger ms at which these hosts, less `excluded`, are expected to hold all of it; None if unknown."""
     found = [fleet.hosts[num] for num in hosts - excluded if num in fleet.hosts]
     rows = [
         (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
@@ -177,7 +176,7 @@ def expected(
 
 
 def _fits(rooms: list[_Room], shape: Shape) -> tuple[frozenset[int], int] | None:
-    """Return the hosts of these that hold all of it first, and from when on; None where they never do."""
+    """Return the hosts that together hold all of it first, and from when on; None if they never do."""
     has: dict[int, int] = {}
     left = shape.together
     for at, num, room in sorted(rooms):
@@ -189,7 +188,7 @@ def _fits(rooms: list[_Room], shape: Shape) -> tuple[frozenset[int], int] | None
 
 
 def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterator[_Room]:
-    """How many fit when, as the members leave one after the other that are known to."""
+    """Yield how many replicas fit from when on, as the members whose end is known leave one after the other."""
     now, emptied, num, host = row
     if now:
         yield now_ms, num, now
@@ -198,7 +197,7 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
     members = host.worker.members.values()
     ends = sorted(estimates.ends_of(members, now_ms))
     if shape.mode != EXCLUSIVE or not shape.count:
-        if ends and len(ends) == len(members):  # sharers and processors: when all have left
+        if ends and len(ends) == len(members):  # shared devices and CPU: only once all have left
             yield ends[-1][0], num, emptied
         return
     mask, open_, last = host.cls.fit(shape).mask, host.open, now

@@ -1,8 +1,8 @@
-"""When the verdict of a queue group is void: the one rule by which a pass leaves out what would find no room again.
+"""Decides when a pass may skip a queue group that found no room before.
 
-A verdict holds until the fleet changes in a way that could help, or until the hosts that are reserved for another job
-are no longer closed to the group. A job's end changes one host, so it costs a scan of that host for each kind of
-request that waits, and not one of the whole fleet.
+A group's verdict holds until the fleet changes in a way that could help, or until the reserved hosts are no longer
+excluded for it. The end of a job changes one host, so only that host is scanned for each waiting shape, not the whole
+fleet.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import VOID, Group, Verdict, Waits
 from moorage.scheduler.core.schedule.reserve import Reserving
 
-#: the change at which it found no room, its priority and its shape: such groups find room, or none, like each other
+#: (change of the fleet at the verdict, priority, shape): groups of one kind all find room, or none does
 _Kind = tuple[int, int, int]
 
 
 class Verdicts:
-    """The verdicts of one engine's queue groups. What it remembers beside those is of one pass."""
+    """The verdicts on one engine's queue groups. All other memory here belongs to a single pass."""
 
     def __init__(self, fleet: Fleet, order: QueueOrder, reserving: Reserving) -> None:
         self._fleet = fleet
         self._order = order
         self._reserving = reserving
         self._last = VOID  # the last verdict that was given
-        self._opened: dict[int, list[Host] | None] = {}  # the hosts that have opened since a change; None for any
-        #: for a change and a shape: whether none of the hosts that have opened since may have room
+        self._opened: dict[int, list[Host] | None] = {}  # hosts that opened since a change; None for all
+        #: for a change and a shape: whether none of the hosts opened since can have room
         self._closed: dict[tuple[int, int], bool] = {}
-        self._full: set[_Kind] = set()  # found no room in this pass, with no host excluded
+        self._full: set[_Kind] = set()  # kinds without room in this pass although no host was excluded
 
     def begin(self) -> None:
         """Begin a pass."""
@@ -40,22 +40,22 @@ class Verdicts:
         self._full.clear()
 
     def give(self, group: Group, waits: Waits) -> None:
-        """The first job of a queue group found no room just now."""
+        """Record that the first job of a queue group found no room just now."""
         last, change = self._last, self._fleet.changes
         if last.change != change or last.waits is not waits:
-            last = self._last = Verdict(waits, change)  # thousands of groups may get the same one
+            last = self._last = Verdict(waits, change)  # shared, because thousands of groups may get the same verdict
         group.verdict = last
 
     def is_new(self, group: Group) -> bool:
-        """Whether nothing in the fleet has changed since a queue group got its verdict."""
+        """Return whether the fleet is unchanged since a queue group got its verdict."""
         return group.verdict.change == self._fleet.changes
 
     def holds(self, draft: Draft, group: Group) -> bool:
-        """Whether the verdict of a queue group holds though the fleet has changed, before anything is placed in a pass.
+        """Return whether a queue group's verdict still holds, asked at the start of a pass after the fleet has changed.
 
-        It is the same then for all groups of a shape that found no room at one change. There may be as many shapes as
-        groups, so the hosts that have opened are not scanned here, but when its turn comes (`finds_none`). A group is
-        not left out while jobs of its tenant wait behind it for the tenant's limit.
+        The answer is the same for all groups of a shape that found no room at the same change. There may be as many
+        shapes as groups, so the hosts opened since are scanned only at the group's turn (`finds_none`). A group is
+        always served while jobs of its tenant wait behind it for the tenant's limit.
         """
         verdict = group.verdict
         if verdict.waits is Waits.RESERVED and self._is_let_in(group):
@@ -72,16 +72,16 @@ class Verdicts:
         return True
 
     def finds_none(self, draft: Draft, group: Group) -> bool:
-        """Whether a queue group that found no room finds none on the hosts that have opened since: they are scanned."""
+        """Return whether a group without room finds none on the hosts opened since its verdict; scans those hosts."""
         hosts = None if self._is_let_in(group) else self._hosts_opened(draft, group)
         return hosts is not None and not any(
             host.may_have_room(group.shape) and host.replicas_of(group.shape, "now") for host in hosts
         )
 
     def _hosts_opened(self, draft: Draft, group: Group) -> list[Host] | None:
-        """Return the hosts that have opened since a queue group found no room; None for any.
+        """Return the hosts that opened since a queue group found no room; None for all hosts.
 
-        Before a drain each job has hosts of its own.
+        With planned drains, excluded hosts differ from job to job, so all hosts count.
         """
         at = group.verdict.change
         if at < 0 or draft.state.windows:
@@ -91,9 +91,9 @@ class Verdicts:
         return self._opened[at]
 
     def _is_let_in(self, group: Group) -> bool:
-        """Whether the reserved hosts are open to this queue group by now: its tenant is owed more.
+        """Return whether the reserved hosts are now available to this queue group, as its tenant is owed more.
 
-        `Reserving` scans for such groups once a second; in a pass before that, whoever comes later could take them.
+        `Reserving` checks that only once a second; without this check, later jobs could take the hosts before.
         """
         held = self._reserving.reservation
         if held is None or group.verdict.waits is not Waits.RESERVED:
@@ -104,11 +104,11 @@ class Verdicts:
 
     @staticmethod
     def kind_of(group: Group) -> _Kind:
-        """Return what groups have in common that find room, or none, like each other where no host is excluded."""
+        """Return the kind of a queue group; groups of one kind find room, or none, alike if no host is excluded."""
         return (group.verdict.change, group.priority, group.shape.index)
 
     def no_room_for(self, draft: Draft, kind: _Kind, group: Group) -> None:
-        """A queue group that was of this kind found no room: if no host is excluded, no group of this kind does."""
+        """Record that a group of this kind found no room; if no host was excluded for it, the whole kind has none."""
         held, state = self._reserving.reservation, draft.state
         if state.windows or state.preempting:
             return
@@ -116,9 +116,9 @@ class Verdicts:
             self._full.add(kind)
 
     def is_like_full(self, draft: Draft, group: Group) -> bool:
-        """Whether a group like it found no room in this pass, of whatever tenant; then it has the same verdict.
+        """Return whether a group of the same kind found no room in this pass; then this group gets that verdict.
 
-        Thousands of tenants may wait for one kind of GPU, and one of them gets what comes free.
+        Thousands of tenants may wait for one kind of GPU while one tenant takes each GPU that becomes free.
         """
         if self.kind_of(group) not in self._full or not self._order.may(draft, group):
             return False

@@ -1,8 +1,8 @@
-"""Which jobs to end so that a job of more right may start: as few as free what it needs, gangs whole.
+"""Chooses which running jobs to end so that a job with a better right can start: as few as possible, gangs whole.
 
-Off unless the settings allow it. What is freed belongs to the job that it was freed for (see `Reserving.taken_back`),
-and the ledger says so before the first victim is asked to end: `Job.preempts`. Devices that are shared are left alone,
-and no job gets a share by preemption: the end of one sharer frees no whole device.
+Off unless the settings allow it. Freed hosts belong to the job for which they were freed (see `Reserving.taken_back`);
+the ledger records that in `Job.preempts` before the first victim is asked to end. Shared devices are left alone, and no
+job gets a share by preemption: ending one sharer frees no whole device.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from moorage.scheduler.core.schedule.runtime import began_ms
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_MS, CANCELLING, ENDING, FENCE, PLACED, REPLICA, RUNNING, STATE, Job, Member
 
-#: hosts whose victims are compared by the work that is lost, where all of them have the lowest priority that there is;
-#: those with most devices open. Hosts with victims of a lower priority are found wherever they are
+#: how many hosts are compared by lost work when all of them have victims of the lowest priority; those with the most
+#: open devices. Hosts with victims of a lower priority are always found
 COMPARED_MAX: Final = 256
-#: hosts whose members are read anew in one search, of those that changed; the others of those count as they were, and
-#: are read with the next searches. A new leader ends no job for another before it has read every host once
+#: how many changed hosts one search reads; the rest count as last read, and follow with the next searches. A new leader
+#: preempts nothing before it has read every host once
 READ_MAX: Final = 2_048
-#: a job that has not started so long after its victims ended gives the hosts up
+#: a job that has not started this long after its victims ended loses its reserved hosts
 VOID_MS: Final = 10_000
 _LEAVING: Final = frozenset((ENDING, CANCELLING))
 
 
 class Right(NamedTuple):
-    """What lets a job end others: a priority above theirs, or GPUs guaranteed to its tenant that others borrow.
+    """Why a job may end others: a higher priority, or GPUs guaranteed to its tenant that others borrow.
 
-    A tenant that `borrows` takes no other one below its guarantee by priority: that one would take it back at once.
+    With `borrows`, its tenant would exceed its guarantee. Then it takes no tenant below that tenant's guarantee: those
+    GPUs would be taken back at once.
     """
 
     job: Job
     priority: int
     reclaims: bool
-    borrows: bool = False  # its tenant would have more than its guarantee, and those may be taken back
+    borrows: bool = False  # its tenant would exceed its guarantee, so the GPUs may be taken back
 
 
 class Victim:
-    """What ends together: a member, or all of a gang. `cost` is the GPU milliseconds of work that are lost."""
+    """What ends together: one member, or a whole gang. `cost` is the GPU milliseconds of work lost."""
 
     __slots__ = ("cost", "gpus", "job", "members", "priority")
 
@@ -56,21 +57,21 @@ class Victim:
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
-        """Return the key by which victims are chosen: the lowest priority, then the least work lost, then by number."""
+        """The sort key of victims: lowest priority first, then least work lost, then number."""
         return (self.priority, self.cost, self.job.num, self.members[0].replica.index)
 
 
 class Choice(NamedTuple):
-    """The victims, and the hosts that are held for the job that they end for."""
+    """The victims, and the hosts to reserve for the job that they end for."""
 
     victims: list[Victim]
     hosts: frozenset[int]
 
 
 class Preemption:
-    """Over one fleet. `priority_of` is a job's own or an operator's, `runtime_ms` what everybody may run in peace.
+    """Chooses victims in one fleet. `priority_of` is a job's effective priority, `runtime_ms` a protected run time.
 
-    With `ageing` a victim defends the priority that it counted with when it began; no job preempts by its age.
+    With `ageing`, a victim defends the effective priority with which it started; no job preempts by its age.
     """
 
     def __init__(
@@ -88,17 +89,21 @@ class Preemption:
         self.ageing = ageing
         self.compared_max = COMPARED_MAX
         self.read_max = READ_MAX
-        self._read: dict[int, _Read] = {}  # by worker number; hosts that are gone are left out once there are more
+        # by worker number; departed hosts are removed once there are more entries than hosts
+        self._read: dict[int, _Read] = {}
         self._reprioritized = -1
-        self._next = 0  # the worker number from which on changed hosts are read next
+        self._next = 0  # the worker number at which the next search begins to read changed hosts
 
     def defended(self, job: Job, began_ms: int) -> int:
-        """The priority that another has to exceed to end a job that began then."""
+        """Return the priority that another job has to exceed to end a job that started at `began_ms`."""
         priority = self.priority_of(job)
         return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.accepted_ms)
 
     def read(self, draft: Draft) -> dict[int, _Read] | None:
-        """What runs on each host by priority, of hosts that changed since as it was; None until all were read once."""
+        """Return what runs on each host by priority; None until every host was read once.
+
+        At most `read_max` changed hosts are read now; others are as of their last read.
+        """
         hosts = self.fleet.hosts
         if self._reprioritized != draft.state.reprioritized:
             self._reprioritized = draft.state.reprioritized
@@ -126,7 +131,7 @@ class Preemption:
 
     def _read_anew(self, draft: Draft, host: Host, begins: _Begins) -> _Read:
         known, seq = self._read.get(host.worker.num), draft.state.seq
-        # what a record changes is in the fleet before it is in the ledger's members: it is read again with a later one
+        # placements of this record are in the fleet but not in the state's members: read the host again after the fold
         settled = known is not None and known.host is host and known.version == host.version and known.seq < seq
         found: dict[tuple[int, str], tuple[int, int]] = {}
         for member in host.worker.members.values():
@@ -135,7 +140,7 @@ class Preemption:
                 continue
             if member.replica.state != RUNNING:
                 settled = settled and member.replica.state in _LEAVING
-                if draft.replica(member.replica).state != RUNNING:  # else it begins to run with this record
+                if draft.replica(member.replica).state != RUNNING:  # else it starts to run with this record
                     continue
             began = begins.of(member)
             key = (self.priority_of(job) if job.gang else self.defended(job, began), job.tenant)
@@ -146,9 +151,9 @@ class Preemption:
     def choose(
         self, draft: Draft, shape: Shape, right: Right, excluded: frozenset[int], ending: Mapping[str, int]
     ) -> Choice | None:
-        """The cheapest victims found; None where even all of them would not make room, or none is needed.
+        """Return the cheapest victims; None if no victims make room, none are needed, or not every host was read yet.
 
-        `ending` are the GPUs by tenant that end for others already: still leased, and no more to be taken back.
+        `ending` are GPUs by tenant that are ending already: still leased, but they cannot be taken back again.
         """
         if shape.mode > EXCLUSIVE:
             return None
@@ -160,10 +165,10 @@ class Preemption:
 
 
 class _Read:
-    """What may end on a host as of a record: rows of a priority, a tenant, devices and a beginning, in order.
+    """What may be ended on a host, as sorted rows (priority, tenant, devices, start).
 
-    The priority is at most the one that these members defend; they began at that ledger ms or later. It holds while the
-    host has this version if it is `settled`: else it is read again with the next search.
+    No member of a row defends a lower priority, and none started earlier. A `settled` read holds while the host has
+    this version; others are read again with the next search.
     """
 
     __slots__ = ("host", "rows", "seq", "settled", "version")
@@ -177,9 +182,9 @@ class _Read:
 
 
 class _Begins:
-    """As `began_ms`, of many members that run: the story of a job of several replicas is read once for all of them.
+    """Caches `began_ms` for many running members: the story of a job with several replicas is read once.
 
-    A member that begins to run with the record in hand begins now: the ledger's story does not tell it yet.
+    A member that starts with the record being built starts now: the story does not have it yet.
     """
 
     __slots__ = ("_now_ms", "_of_job")
@@ -205,10 +210,10 @@ class _Begins:
 
 
 class _Search:
-    """One replica more on one host after the other, where that costs least, so that no job ends without need.
+    """One search: adds one replica at a time on the host where that costs least, so that no job ends without need.
 
-    Every host is scanned for the least priority that its victims could have (`_level`), which is quick; the victims
-    themselves are chosen (`_offer`) on as many hosts as may have the best.
+    `_level` quickly computes, for every host, the least priority that its victims could have. `_offer` then chooses
+    actual victims on the hosts that may be best.
     """
 
     def __init__(
@@ -232,19 +237,19 @@ class _Search:
             if num not in excluded
         }
         self.begins = _Begins(draft.time_ms)
-        self.borrowed: dict[str, int] = {}  # GPUs by tenant that may be taken back, before this search
+        self.borrowed: dict[str, int] = {}  # by tenant, GPUs that may be taken back, before this search
         self.known: dict[tuple[int, int], Victim | None] = {}
         self.chosen: dict[tuple[int, int], Victim] = {}
-        self.chosen_on: dict[int, dict[tuple[int, int], Victim]] = {}  # the same, by the hosts that they leave
-        self.taken = dict(ending)  # GPUs that end of each tenant
-        self.rooms = {  # replicas that would fit
+        self.chosen_on: dict[int, dict[tuple[int, int], Victim]] = {}  # the same by worker number
+        self.taken = dict(ending)  # by tenant, GPUs that are ending
+        self.rooms = {  # replicas that would fit, by worker number
             num: self._room(host, ()) if host.open or not shape.count else 0 for num, host in self.hosts.items()
         }
         self.room = sum(self.rooms.values())
 
     def run(self, read: Mapping[int, _Read]) -> Choice | None:
         if self.room >= self.shape.together:
-            return None  # it fits as things are: what keeps it from there will be gone
+            return None  # there is room already: what keeps it from starting will pass
         order, scanned = self._order(read), 0
         heap: list[tuple[tuple[int, int], int, list[Victim]]] = []
         while self.room < self.shape.together:
@@ -257,7 +262,7 @@ class _Search:
                 break
             rank, num, _ = heappop(heap)
             now = self._offer(num)
-            if now is None or now[0] != rank:  # the end of a gang has changed it
+            if now is None or now[0] != rank:  # the end of a gang has changed it meanwhile
                 if now is not None:
                     heappush(heap, now)
                 continue
@@ -272,18 +277,18 @@ class _Search:
         return Choice(sorted(self.chosen.values(), key=lambda victim: victim.rank), self._held())
 
     def _may_be_better(self, level: int, best: int, scanned: int) -> bool:
-        """Whether a host may have better victims than the best found on so many hosts before it."""
+        """Return whether a host may have better victims than the best so far, after `scanned` hosts."""
         return level < best or (level == best and scanned < self.policy.compared_max)
 
     def _order(self, read: Mapping[int, _Read]) -> list[tuple[int, int, int]]:
-        """The hosts where some victims may make room: (their `_level`, devices open negated, worker number)."""
+        """Return the hosts whose victims may make room, best first: (`_level`, minus open devices, worker number)."""
         levels = ((self._level(host, read[num].rows), host) for num, host in self.hosts.items())
         return sorted((level, -host.open.bit_count(), host.worker.num) for level, host in levels if level is not None)
 
     def _level(self, host: Host, rows: list[tuple[int, str, int, int]]) -> int | None:
-        """The least that the highest priority of victims can be which free devices for one replica more on a host.
+        """Return the least possible highest priority of victims that free devices for one more replica on a host.
 
-        None where all of them free too few. Processors and memory are left out, and whether all of a gang may end.
+        None if all of them free too few. Ignores CPU, memory, and whether a gang may end as a whole.
         """
         shape = self.shape
         free = needed = fit = may = 0
@@ -303,7 +308,7 @@ class _Search:
         return None
 
     def _allows(self, tenant: str, priority: int, began_ms: int) -> bool:
-        """Whether what runs since then for this tenant, and defends this priority, may be ended."""
+        """Return whether a member of this tenant with this defended priority and start may be ended."""
         if self.draft.time_ms - began_ms < self.policy.runtime_ms:
             return False
         if self.right.reclaims:
@@ -311,11 +316,11 @@ class _Search:
         return priority < self.right.priority
 
     def _spares(self, tenant: str) -> bool:
-        """Whether a tenant loses no more than it has borrowed."""
+        """Return whether this tenant may lose no more than it has borrowed."""
         return self.right.reclaims or (self.right.borrows and tenant != self.right.job.tenant)
 
     def _borrowed(self, tenant: str) -> int:
-        """GPUs that a tenant has beyond those guaranteed to it, less those that end already."""
+        """Return the GPUs that a tenant has beyond its guarantee, less those that are ending."""
         found = self.borrowed.get(tenant)
         if found is None:
             draft = self.draft
@@ -324,7 +329,7 @@ class _Search:
         return found
 
     def _room(self, host: Host, victims: Iterable[Victim]) -> int:
-        """How many replicas fit on a host once so many have left it."""
+        """Return how many replicas fit on a host once these victims have left it."""
         shape, mine = self.shape, [m for v in victims for m in v.members if m.worker is host.worker]
         room = 1 << 30
         if shape.count:
@@ -348,7 +353,7 @@ class _Search:
             self.room += self.rooms[num]
 
     def _offer(self, num: int) -> tuple[tuple[int, int], int, list[Victim]] | None:
-        """What one replica more on a host takes: (highest priority, cost), host, victims; None if it cannot be."""
+        """Return ((highest priority, cost), host, victims) for one more replica on a host; None if impossible."""
         host, chosen = self.hosts[num], list(self.chosen_on.get(num, {}).values())
         room = self._room(host, chosen)
         able = [v for member in host.worker.members.values() if (v := self._victim(member)) is not None]
@@ -383,7 +388,7 @@ class _Search:
             draft.replica(m.replica).member is not m or m.mode > EXCLUSIVE or draft.replica(m.replica).state != RUNNING
             for m in ((*members, member) if job.gang else members)
         ):
-            return None  # it lingers, is about to end, or shares
+            return None  # it has ended, is ending, or shares a device
         lasted_ms = [draft.time_ms - self.begins.of(m) for m in members]
         priority = policy.defended(job, draft.time_ms - max(lasted_ms))
         if not self._allows(job.tenant, priority, draft.time_ms - min(lasted_ms)):
@@ -391,7 +396,7 @@ class _Search:
         return Victim(members, priority, lasted_ms)
 
     def _may_take(self, victim: Victim, beside: Iterable[Victim]) -> bool:
-        """Whether what is taken from its tenant is no more than that has borrowed, where it keeps the rest."""
+        """Return whether the victim's tenant keeps its guarantee, where that is required."""
         name = victim.job.tenant
         if not self._spares(name) or not (self.right.reclaims or victim.gpus):
             return True
@@ -418,14 +423,14 @@ class _Search:
         self._refresh(victim)
 
     def _spare(self) -> None:
-        """Leave out victims that are not needed after all: the end of a gang may have freed as much."""
+        """Drop victims that turned out not to be needed: the end of a gang may have freed enough."""
         for victim in sorted(self.chosen.values(), key=lambda victim: victim.rank, reverse=True):
             self._leave_out(victim)
             if self.room < self.shape.together:
                 self._choose(victim)
 
     def _held(self) -> frozenset[int]:
-        """The hosts that it will start on, as few as hold it; those with most room first."""
+        """Return the hosts to reserve: as few as hold the job, those with most room first."""
         rooms = sorted(((room, num) for num, room in self.rooms.items()), key=lambda row: (-row[0], row[1]))
         held, left = [], self.shape.together
         for room, num in rooms:

@@ -1,10 +1,10 @@
-"""The acts of a record: what happens in it beside its steps. Each act is one class, with all that is known of it.
+"""The acts of a record: all changes besides its steps. Each act is a class with everything known about it.
 
-On the wire an act is the list `[tag, field, ...]`. Tags and the order of fields are in every ledger ever written: none
-may change. A new act is a new class with the feature level that it needs, a name in the union of its file and one here.
-A new field comes last and has a default. As in `fold`: no policy, clock, randomness, floats or set order in here.
+On the wire an act is the list `[tag, field, ...]`. Every ledger ever written contains tags and field orders: none may
+change. A new act is a new class with the feature level that it needs, a name in the union of its file and one here. A
+new field comes last and has a default. As in `fold`: no policy, clock, randomness, floats or set order.
 
-Jobs and workers are named by their numbers, devices by masks of slots. `by` is an actor as `records.actor` writes it.
+Jobs and workers are named by their numbers, devices by slot masks. `by` is an actor as `records.actor` writes it.
 """
 
 from __future__ import annotations

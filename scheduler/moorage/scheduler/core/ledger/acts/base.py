@@ -1,4 +1,4 @@
-"""What all acts have in common, and the one that cannot be read."""
+"""The common base of all acts, and the act that this release cannot read."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
 class Act(msgspec.Struct, array_like=True, gc=False):
     """An act of a record."""
 
-    #: the feature level that the ledger must have before a record may hold it: schedulers that know only the level
-    #: before could not fold it
+    #: the feature level that the ledger must have before a record may contain it, as schedulers of lower levels could
+    #: not fold it
     LEVEL: ClassVar[int] = 1
     #: whether it is a decision, which the reader of decisions shows with its fields
     IS_DECISION: ClassVar[bool] = False
 
     @property
     def tag(self) -> str:
-        """The word that it begins with in a record."""
+        """The word with which the act begins in a record."""
         return str(self.__struct_config__.tag)
 
     def check(self, checking: Checking) -> None:
-        """Raise `FoldError` where `fold` could not follow; change nothing but `checking`."""
+        """Raise `FoldError` if `fold` could not apply it; change nothing but `checking`."""
 
     def fold(self, folding: Folding) -> None:
-        """Do to the state what it says."""
+        """Apply the act to the state."""
         raise NotImplementedError
 
 
 class Unknown(Act):
-    """An act that this release cannot read. It is in no record that this release writes."""
+    """An act that this release cannot read; no release writes it."""
 
     name: str
     why: str

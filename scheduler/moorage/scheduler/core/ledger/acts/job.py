@@ -28,14 +28,14 @@ from moorage.schemas.frames import FREEZE_LEVEL, UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import STATES
 
-#: changes of one job's part of its devices that are remembered, for what it used before each
+#: changes of one job's share that are remembered, to compute its usage before each
 RESIZES_MAX: Final = 64
 _HOUR_MAX: Final = 1 << 32
 _SUM_MAX: Final = 1 << 62
 
 
 class OfJob(Act):
-    """An act on a job that is in memory."""
+    """An act on a job in memory."""
 
     job: int
 
@@ -45,7 +45,7 @@ class OfJob(Act):
 
 
 class Avoid(OfJob, tag="avoid"):
-    """A job is not placed on these slots of a worker, which failed under it; none lifts that."""
+    """A job is not placed on these slots of a worker, which failed under it; no slots lifts that."""
 
     LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
@@ -63,7 +63,7 @@ class Avoid(OfJob, tag="avoid"):
 
 
 class Preempt(OfJob, tag="preempt"):
-    """Workers are reserved for a job, and these jobs end for it; without workers that is given up."""
+    """Workers are reserved for a job, and these jobs end for it; without workers it is given up."""
 
     LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
@@ -94,7 +94,7 @@ class Priority(OfJob, tag="priority"):
 
 
 class Resize(OfJob, tag="resize"):
-    """An operator gives a job another part of each device that it has, and of those that it gets later.
+    """An operator gives a job another share of each device that it has, and of those that it gets later.
 
     `rate_milli` is what each of its attempts counts in its tenant's fair share from now on.
     """
@@ -128,9 +128,9 @@ class Resize(OfJob, tag="resize"):
 
 
 class Freeze(OfJob, tag="freeze"):
-    """What runs of a job is to be frozen, by an operator's word: `word` FREEZE; or to run on: RESUME.
+    """An operator freezes a job's running replicas (`word` FREEZE), or lets them run again (RESUME).
 
-    NOT_FROZEN: one replica runs on, as its worker reports why it cannot be frozen. `replica` is -1 for all of them.
+    NOT_FROZEN: one replica runs on, and its worker reports why it cannot be frozen. `replica` is -1 for all of them.
     """
 
     LEVEL: ClassVar[int] = FREEZE_LEVEL
@@ -157,7 +157,7 @@ class Freeze(OfJob, tag="freeze"):
 
 
 class Part(OfJob, tag="part"):
-    """Revisions `first` to `last` of a job stand in the history at `seq`: memory keeps what is newer, and the last."""
+    """The history holds revisions `first` to `last` of a job at `seq`: memory keeps newer ones, and the last ones."""
 
     seq: int
     first: int
@@ -170,9 +170,9 @@ class Part(OfJob, tag="part"):
 
 
 class Compact(Act, tag="compact"):
-    """The oldest jobs that are over leave memory.
+    """The oldest ended jobs leave memory.
 
-    `flat` has for each its number and its request's digest, `kept` where its history stands, 0 for nowhere.
+    `flat` has for each its number and its request's digest, `kept` the sequence of its history, 0 for none.
     """
 
     flat: list[int | bytes]
@@ -207,13 +207,13 @@ class Compact(Act, tag="compact"):
             digest -= job.row
             for replica in replicas:
                 digest -= replica.row
-                del replica.job  # they point at each other: so they go at once, and leave the collector nothing
+                del replica.job  # breaks the reference cycle, so that both are freed without the garbage collector
         state.finished.add_all(rows)
         state.digest = (digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
 
 
 class Expire(Act, tag="expire"):
-    """So many of the oldest rows of finished jobs go."""
+    """The oldest rows, `rows` of them, of finished jobs are dropped."""
 
     rows: int
 
@@ -231,9 +231,9 @@ class Expire(Act, tag="expire"):
 
 
 class Used(OfJob, tag="used"):
-    """An attempt of a job is over, and its worker has measured what it used of its GPUs.
+    """The GPU use of an ended attempt, as measured by its worker.
 
-    `gpu_ms` is -1 where the worker could measure memory alone.
+    `gpu_ms` is -1 if the worker could measure only memory.
     """
 
     LEVEL: ClassVar[int] = 2
@@ -254,9 +254,9 @@ class Used(OfJob, tag="used"):
 
 
 class Usage(Act, tag="usage"):
-    """What jobs whose transitions leave memory with this record had of GPUs: sums by tenant, model and hour.
+    """The GPU usage of transitions that leave memory with this record: sums by tenant, model and hour.
 
-    A row is a tenant, a model, and in one list each hour since the epoch with its sums, as `usage.UsageTable` has them.
+    A row is a tenant, a model, and one list of hours since the epoch with their sums, as in `usage.UsageTable`.
     """
 
     LEVEL: ClassVar[int] = 2

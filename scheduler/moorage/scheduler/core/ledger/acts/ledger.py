@@ -23,20 +23,20 @@ class Epoch(Act, tag="epoch"):
         if state.ledger_id and state.ledger_id != self.ledger_id:
             raise FoldError(f"record {folding.seq} belongs to ledger {self.ledger_id}, this state to {state.ledger_id}")
         if not state.ledger_id:
-            state.level = folding.format  # a new ledger begins at what its first leader writes
+            state.level = folding.format  # a new ledger begins at the level that its first leader writes
         state.ledger_id, state.leader = self.ledger_id, self.scheduler
         state.epoch, state.epoch_seq = folding.epoch, folding.seq
 
 
 class Resign(Act, tag="resign"):
-    """The leader stops for good: nobody need wait for its silence."""
+    """The leader stops: standbys need not wait for its silence."""
 
     def fold(self, folding: Folding) -> None:
         folding.state.leader = ""
 
 
 class Level(Act, tag="level"):
-    """The feature level from this record on."""
+    """The ledger's feature level from this record on."""
 
     IS_DECISION: ClassVar[bool] = True
     level: int
@@ -48,7 +48,7 @@ class Level(Act, tag="level"):
 
 
 class Snapshot(Act, tag="snapshot"):
-    """A snapshot counts from now on: its name, the sequence that it stands at, the BLAKE2b digest of its bytes."""
+    """A snapshot is valid from now on: its name, its sequence, and the BLAKE2b digest of its bytes."""
 
     name: str
     seq: int
@@ -60,7 +60,7 @@ class Snapshot(Act, tag="snapshot"):
 
 
 class Behind(Act, tag="behind"):
-    """This ledger is an older backup that nobody may lead."""
+    """This ledger is an older backup, which no scheduler may lead."""
 
     IS_DECISION: ClassVar[bool] = True
     why: str
@@ -70,7 +70,7 @@ class Behind(Act, tag="behind"):
 
 
 class Restored(Act, tag="restored"):
-    """This ledger was restored from a backup; `formerly` is the id that it had before."""
+    """This ledger was restored from a backup; `formerly` has its former ids."""
 
     IS_DECISION: ClassVar[bool] = True
     formerly: str

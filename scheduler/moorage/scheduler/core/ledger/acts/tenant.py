@@ -11,7 +11,7 @@ from moorage.scheduler.core.state import HELD, RELEASED, StandingOrder
 
 
 class OfQueue(Act):
-    """An act on a job, or with job 0 on all that a tenant has waiting."""
+    """An act on a job, or with job 0 on a tenant's whole queue."""
 
     IS_DECISION: ClassVar[bool] = True
     tenant: str
@@ -31,21 +31,21 @@ class OfQueue(Act):
 
 
 class Hold(OfQueue, tag="hold"):
-    """An operator holds it: none of it is placed."""
+    """An operator holds a job or a queue: nothing of it is placed."""
 
     def fold(self, folding: Folding) -> None:
         self.put(folding, HELD, StandingOrder(self.by, self.why, folding.time))
 
 
 class Unhold(OfQueue, tag="unhold"):
-    """An operator releases what `Hold` holds."""
+    """An operator releases a held job or queue."""
 
     def fold(self, folding: Folding) -> None:
         self.put(folding, RELEASED, None)
 
 
 class Limit(Act, tag="limit"):
-    """A tenant's bounds; 0 is none."""
+    """A tenant's limits; 0 for none."""
 
     IS_DECISION: ClassVar[bool] = True
     tenant: str
@@ -61,7 +61,7 @@ class Limit(Act, tag="limit"):
 
 
 class Share(Act, tag="share"):
-    """A tenant's weight and guaranteed GPUs; 0 is none set."""
+    """A tenant's weight and guaranteed GPUs; 0 for unset."""
 
     LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class Share(Act, tag="share"):
 
 
 class HalfLife(Act, tag="half-life"):
-    """From now on usage is counted, and decays with this half-life."""
+    """Usage is counted from now on, and decays with this half-life."""
 
     LEVEL: ClassVar[int] = 2
     ms: int
@@ -89,7 +89,7 @@ class HalfLife(Act, tag="half-life"):
 
 
 class Cursor(Act, tag="cursor"):
-    """A tenant's durable queue was read through a sequence; `which` is submit or cancel."""
+    """A tenant's durable queue was read up to a sequence; `which` is submit or cancel."""
 
     tenant: str
     which: str
@@ -101,13 +101,13 @@ class Cursor(Act, tag="cursor"):
             tenant.cancel_cursor = self.through
             return
         tenant.submit_cursor = self.through
-        # a cancel that came by the queue has met every submit before it: its tombstone has done its work
+        # all submits queued before such a cancel were read by now: its tombstone is no longer needed
         for name in [name for name, at in tenant.tombstones.items() if 0 < at <= self.through]:
             del tenant.tombstones[name]
 
 
 class Tombstone(Act, tag="tombstone"):
-    """A cancel of a job that is not known yet is remembered; `sequence` is its place in the durable queue, or 0."""
+    """Remember the cancel of an unknown job; `sequence` is its place in the durable queue, or 0."""
 
     tenant: str
     name: str
@@ -118,7 +118,7 @@ class Tombstone(Act, tag="tombstone"):
 
 
 class Untomb(Act, tag="untomb"):
-    """The cancel of a job that is not known is forgotten."""
+    """Forget the cancel of an unknown job."""
 
     tenant: str
     name: str

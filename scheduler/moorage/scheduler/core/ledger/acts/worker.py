@@ -11,7 +11,7 @@ from moorage.scheduler.core.state import Worker
 
 
 class OfWorker(Act):
-    """An act on a worker that is known."""
+    """An act on a known worker."""
 
     worker: int
 
@@ -21,7 +21,7 @@ class OfWorker(Act):
 
 
 class Known(Act, tag="worker"):
-    """A worker gets its number, or a known one is on another machine."""
+    """A worker gets its number, or a known worker is on another machine."""
 
     worker: int
     id: str
@@ -48,7 +48,7 @@ class Known(Act, tag="worker"):
 
 
 class Join(OfWorker, tag="join"):
-    """A worker's session begins. `hello` is its inventory as a map, with `lost_ms`; `no` its last fact frame, 0."""
+    """A worker's session begins. `hello` is its inventory as a map, with `lost_ms`; `no` its last report frame, 0."""
 
     boot: str
     n: int
@@ -63,7 +63,7 @@ class Join(OfWorker, tag="join"):
             self.boot, self.n, self.session, self.no, self.hello,
         )  # fmt: skip
         worker.joined_ms = folding.time
-        # what was said of a device holds for it alone: where another one stands in its slot, nothing is known
+        # an ailment belongs to a device: if another device is in its slot now, nothing is known of that
         now = worker.hello.get("gpu_pool", [])
         for slot in list(worker.unwell):
             same = slot < len(now) and slot < len(before) and now[slot].get("uuid") == before[slot].get("uuid")
@@ -96,7 +96,7 @@ class Flag(OfWorker, tag="flag"):
 
 
 class Window(OfWorker, tag="window"):
-    """A worker's maintenance window in ledger ms, see `state.Window`; all 0 takes it back."""
+    """A worker's maintenance window in ledger ms, see `state.Window`; all 0 removes it."""
 
     LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
@@ -117,7 +117,7 @@ class Window(OfWorker, tag="window"):
 
 
 class Unquarantine(OfWorker, tag="unquarantine"):
-    """Devices that did not become free are used again."""
+    """An operator allows the use of devices that did not become free."""
 
     slots: int
     by: str
@@ -127,7 +127,7 @@ class Unquarantine(OfWorker, tag="unquarantine"):
 
 
 class Health(OfWorker, tag="health"):
-    """What a worker reports of a device: an ailment (empty: it is well again), and whether jobs have to leave it."""
+    """A worker's report on a device: its ailment (empty: healthy again), and whether jobs have to leave it."""
 
     LEVEL: ClassVar[int] = 2
     slot: int
@@ -147,7 +147,7 @@ class Health(OfWorker, tag="health"):
 
 
 class Well(OfWorker, tag="well"):
-    """An operator says that devices are well; with no slots, the worker has taken that."""
+    """An operator declares devices healthy; without slots, the worker has confirmed that."""
 
     LEVEL: ClassVar[int] = 2
     slots: int
