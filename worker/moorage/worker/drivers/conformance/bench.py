@@ -63,7 +63,7 @@ class Bench:
         return self.leader.seat(WORKER)
 
     async def joined(self, joins: int = 1) -> None:
-        """Wait until the worker has joined `joins` times, and take the driver's name and capabilities from its hello."""
+        """Wait until the worker has joined `joins` times; take the driver's name and capabilities from its hello."""
         await self.leader.joined(WORKER, joins, START_TIMES * self.slack_s)
         [(self.driver, self.can)] = self.seat.joins[-1].hello.capabilities.items()
 

@@ -65,7 +65,7 @@ class DriverChecks:
         for name, why in cls.dashes.items():
             if name not in CHECKS or not why.strip():
                 raise TypeError(
-                    f"dashes of {cls.__name__} must name checks, each with a reason; found {name!r}, not one of {CHECKS}"
+                    f"dashes of {cls.__name__} must name checks, each with a reason: {name!r} is not one of {CHECKS}"
                 )
             setattr(cls, PREFIX + name, None)  # pytest skips what it cannot call
 
@@ -288,7 +288,7 @@ class DriverChecks:
         self._run(check)
 
     def test_environment(self) -> None:
-        """A job gets its own variables and moorage's, no variable of the agent, and no variable that names other GPUs."""
+        """A job gets its own variables and moorage's, none of the agent's, and none that names other GPUs."""
 
         async def check(bench: Bench) -> None:
             claimed = {"SEED": "7", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "MOORAGE_FENCE": "1"}
