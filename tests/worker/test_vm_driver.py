@@ -66,7 +66,7 @@ async def end_supervisor(tmp_path: Path) -> None:
             Request(run=Run(driver="vm", argv=["a"], image="debian:12")),
             "a file that ends with .qcow2, .raw",
         ),
-        (Request(run=Run(driver="vm", argv=["a"], checkpoint_signal="SIGIO")), "a VM is told of these alone: SIGHUP"),
+        (Request(run=Run(driver="vm", argv=["a"], checkpoint_signal="SIGIO")), "a VM gets only these signals: SIGHUP"),
         (Request(run=Run(driver="vm", argv=["a"]), replicas=2, gpu=GpuSpec(scheduling="gang")), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(distributed=Distributed())), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(sharing="time-slice")), "ask for the mode exclusive"),

@@ -237,7 +237,7 @@ def _check_config(spec: GpuSpec) -> None:
 
 
 def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
-    """Return the variables for one rank per replica: a member sees only its own devices, so its local world size is 1."""
+    """Return the variables for one rank per replica: a member sees only its devices, so its local world size is 1."""
     variables = {
         "WORLD_SIZE": str(gang.world_size),
         "RANK": str(rank),
@@ -256,7 +256,7 @@ def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
 
 
 def lay_over(requested: Mapping[str, str], ours: Mapping[str, str]) -> JobEnvironment:
-    """Return the request's variables with ours over them; a request's reserved names are dropped, even if we set none."""
+    """Return the request's variables with ours over them, without reserved names of the request, even if we set none."""
     kept = {
         name: value
         for name, value in requested.items()

@@ -156,7 +156,7 @@ class Policy:
                 )
 
     def check_secrets(self, tenant: str, env: Mapping[str, str | Secret]) -> None:
-        """Raise `Refused` if the tenant may not use a secret that its request names, whether the secret exists or not."""
+        """Raise `Refused` if the tenant may not use a secret that its request names, whether it exists or not."""
         if not self._secrets:
             return
         allowed = self._secrets.get(tenant, self._secrets.get(OTHERS, ()))

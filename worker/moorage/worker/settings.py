@@ -334,7 +334,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def modes_lent(self) -> tuple[str, ...]:
-        """The modes in which it lends GPUs to processes of this host: these cannot be clients of managed MPS daemons."""
+        """The modes in which it lends GPUs to processes of this host: these cannot be clients of managed daemons."""
         return tuple(mode for mode in self.modes_offered if mode != "mps" or self.mps != "managed")
 
 

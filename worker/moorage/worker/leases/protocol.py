@@ -52,7 +52,7 @@ class Granted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
 
 
 class AskedBack(msgspec.Struct, frozen=True, tag_field="kind", tag="asked-back"):
-    """Ask the holder to give back until `deadline_boottime_s` (seconds of CLOCK_BOOTTIME, the same clock at both ends)."""
+    """Ask the holder to give back until `deadline_boottime_s` (seconds of CLOCK_BOOTTIME, one clock at both ends)."""
 
     reason: str
     deadline_boottime_s: float

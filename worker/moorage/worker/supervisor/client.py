@@ -204,7 +204,7 @@ class Supervised(asyncio.Protocol):
             await answer
 
     def begin_start(self, members: Sequence[StartMember]) -> list["asyncio.Future[Answer]"]:
-        """Send the frames of `start` at once, because a job waits for them; await the returned futures for the answers."""
+        """Send the frames of `start` at once, because a job waits for them; await what it returns for the answers."""
         if self.protocol < 2:
             members = [_for_protocol_1(member) for member in members]
         if self.protocol < 4 and any(member.leaves_cgroup for member in members):

@@ -342,7 +342,7 @@ class Jobs:
             log(f"{member.key}: cannot signal: {error}")
 
     def _init(self, member: Member) -> Process | None:
-        """Return the first process of the container that a member's main process runs; None if it does not exist yet."""
+        """Return the init of the container that a member's main process runs; None if it does not exist yet."""
         if not member.start.leaves_cgroup or member.pid is None:
             return None
         below = map(read_process, descendants([member.pid]))
@@ -390,7 +390,7 @@ class Jobs:
         self.end(member.key, "timeout", member.start.grace_s, f"ran for its {member.start.timeout_s} s")
 
     def _checkpoint(self, member: Member) -> None:
-        """Send the checkpoint signal once; try again later until it runs its program and a process handles the signal."""
+        """Send the checkpoint signal once; try again until it runs its program and a process handles the signal."""
         self.reap()
         member.checkpoint_timer = None
         if member.state is not State.RUNNING or member.wait_status is not None:
@@ -483,7 +483,7 @@ class Jobs:
             self._clear_delay_s = min(CLEAR_DELAY_S_MAX, 2 * self._clear_delay_s)
 
     def _check_orphans(self) -> None:
-        """Check members without a cgroup: what is left of a dead main process descends from an orphan that we adopted."""
+        """Check members without a cgroup: what a dead main process left descends from an orphan that we adopted."""
         own = {*self._by_pid, self.launcher.pid}
         sessions = {member.pid: member for member in self.members.values() if member.pid is not None}
         left: dict[str, list[int]] = {}

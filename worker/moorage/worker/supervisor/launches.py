@@ -1,4 +1,4 @@
-"""Turn a member into a process: its pipes and cgroup, its journal record, the launcher, the confirmation of its exec."""
+"""Turn a member into a process: its pipes, cgroup and journal record, the launcher, the confirmation of its exec."""
 
 import errno
 import itertools
@@ -82,7 +82,7 @@ class Launches:
         return f"/{self._prefix}-" in cgroup
 
     def hear(self, member: Member) -> bool:
-        """Return whether the member's process reported that it runs its program or why not (then in `member.failure`)."""
+        """Return whether the process reported that it runs its program, or why not (then in `member.failure`)."""
         try:
             said = os.read(member.confirm, 64)  # a stage and an error number
         except BlockingIOError:

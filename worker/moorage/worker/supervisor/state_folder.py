@@ -19,7 +19,7 @@ class Held(Exception):
     """Another supervisor has the state folder."""
 
     def __init__(self, state: Path, holder: str) -> None:
-        super().__init__(f"another supervisor (pid {holder or 'unknown'}) uses {state}")
+        super().__init__(f"another supervisor (pid {holder or 'unknown'}) holds {state}")
 
 
 def state_mark(state: Path) -> str:

@@ -120,7 +120,7 @@ class Supervisor:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write the journal, then send the messages of this turn: nothing that was sent may be lost with this process."""
+        """Write the journal, then send this turn's messages: nothing that was sent may be lost with this process."""
         self._flushing = False
         if self.finished.is_set():
             return
