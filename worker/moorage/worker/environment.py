@@ -256,7 +256,7 @@ def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
 
 
 def lay_over(requested: Mapping[str, str], ours: Mapping[str, str]) -> JobEnvironment:
-    """Return the request's variables with ours over them, without reserved names of the request, even if we set none."""
+    """Return the request's variables with ours over them, without the request's reserved names, even if we set none."""
     kept = {
         name: value
         for name, value in requested.items()
