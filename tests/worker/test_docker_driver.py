@@ -477,7 +477,7 @@ async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tm
         missing = rig.start("missing", "true", image="nowhere/none:1")
         told = await rig.reported(StartFailed, missing)
         assert told[1] == 126
-        assert "not pulled here" in told[2]
+        assert "this worker does not pull it" in told[2]
 
 
 @pytest.mark.slow
@@ -727,8 +727,8 @@ async def test_what_no_container_can_have_is_refused_with_a_word(tmp_path: Path)
     driver = driver_of(tmp_path)
     for wrong, word in (
         (request(argv=["x"]), "needs an image"),
-        (request(image="../containers/x"), "no name of an image"),
-        (request(image="a?b=c"), "no name of an image"),
+        (request(image="../containers/x"), "not an image name"),
+        (request(image="a?b=c"), "not an image name"),
     ):
         with pytest.raises(Refused, match=word) as refused:
             driver.check(wrong)
