@@ -263,7 +263,7 @@ def _for(tenant: str, rules: Mapping[str, str]) -> str | None:
 
 
 def network_of(tenant: str, request: Request, settings: ContainerSettings) -> str:
-    """Return the network of a tenant's container: the host's for ranks of a gang only, and if the operator allows it."""
+    """Return the network of a tenant's container: the host's only for ranks of a gang, if the operator allows it."""
     if is_gang(request) and not {tenant, OTHERS}.isdisjoint(settings.gangs_on_host):
         return "host"
     return _for(tenant, settings.network_for) or settings.network

@@ -1,4 +1,4 @@
-"""Keep track of one driver's containers on this host, with the names that the engine and the supervisor have for them."""
+"""Keep track of one driver's containers on this host, with their names at the engine and the supervisor."""
 
 from __future__ import annotations
 

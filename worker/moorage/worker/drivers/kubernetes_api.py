@@ -215,7 +215,7 @@ class Cluster:
 
 
 async def _lines(chunks: AsyncIterator[bytes], bytes_max: int) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream with their line feeds, cut after `bytes_max` bytes; the last one may be incomplete."""
+    """Yield the lines of a stream with their line feeds, cut after `bytes_max` bytes; the last may be incomplete."""
     rest = bytearray()
     async for chunk in chunks:
         seen = len(rest)

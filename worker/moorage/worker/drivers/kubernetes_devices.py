@@ -83,7 +83,7 @@ def taken_slots(
 
 
 def _asked(spec: Mapping[str, Any], resource: str) -> int:
-    """Return how many units a pod uses: its containers run together, its init containers before, one after the other."""
+    """Return how many units a pod uses: its containers run together, its init containers before, one by one."""
 
     def of(key: str) -> list[int]:
         asked = ((each.get("resources") or {}).get("limits") or {} for each in spec.get(key) or ())

@@ -83,7 +83,7 @@ def check_request(request: Request) -> None:
     if gpu is not None and (gpu.scheduling == "gang" or gpu.distributed is not None):
         raise refuse(
             "failed-precondition",
-            "the driver kubernetes runs no gang: a rank that is lost with its node is kept, and would block the other ranks",
+            "the driver kubernetes runs no gang: a rank lost with its node is kept, and would block the others",
             field="$.gpu.scheduling",
             found="gang",
         )

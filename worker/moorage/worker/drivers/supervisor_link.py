@@ -261,8 +261,8 @@ class SupervisorLink:
                 supervised = await Supervised.connect(self.state, arguments=self._arguments)
             if supervised.protocol < PROTOCOL:
                 log.warning(
-                    "the supervisor is of an older release and still has jobs. Until it is replaced (when the agent starts"
-                    " while no job runs) it ends no containers, and one of 0.2 gives jobs no notice of an operator's end"
+                    "the supervisor is of an older release and still has jobs: until it is replaced (when the agent"
+                    " starts while no job runs) it ends no containers, and one of 0.2 gives jobs no notice of an end"
                 )
             return supervised
         except (SupervisorError, OSError) as error:  # no process or descriptor left, or a full disk

@@ -167,7 +167,7 @@ def folders(root: Path = Path("/"), env: Mapping[str, str] | None = None) -> lis
 
 
 def read_registry(where: Iterable[Path]) -> Registry:
-    """Return the devices in the specs of these folders; a device of a later folder replaces one of an earlier folder."""
+    """Return the devices in the specs of these folders; a later folder's device replaces an earlier folder's."""
     devices: dict[str, tuple[Spec, SpecDevice]] = {}
     faults: list[str] = []
     for folder in where:

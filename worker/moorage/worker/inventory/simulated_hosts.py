@@ -38,7 +38,7 @@ _NAMESPACE: Final = uuid.UUID("5f0c3a4e-6f0e-5d6c-9f0a-8f1d3c7b2a90")
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What a driver says of a model: its name, and memory as it shows it in MiB. `linked`: NVLink between all."""
+    """What a driver reports for a model: its name, and its memory in MiB. `linked`: NVLink between all."""
 
     name: str
     memory_mib: int
@@ -47,8 +47,8 @@ class Model(msgspec.Struct, frozen=True):
     vendor: str = "nvidia"
 
 
-#: By the word a fleet uses, upper case. G2 and G3 are masked in the openb trace and its publishers tell no sizes:
-#: theirs are our assumption.
+#: The key is the word in a fleet, upper case. The openb trace hides what G2 and G3 are, and its publishers give no
+#: sizes: theirs are our assumption.
 MODELS: Final[dict[str, Model]] = {
     "P100": Model("Tesla P100-PCIE-16GB", 16280, "6.0"),
     "V100M16": Model("Tesla V100-SXM2-16GB", 16160, "7.0", linked=True),
@@ -77,9 +77,9 @@ _HOSTS: Final = re.compile(r"(?P<count>\d{1,9})x(?=\d+x|cpu$)")
 
 
 def simulated_hosts(word: str, name: str = "sim", most: int = HOSTS_MAX) -> list[SimulatedHost]:
-    """The hosts of a fleet's word, named `<name>-0000` and so on; the grammar stands at the top of this module.
+    """Return the hosts of a fleet's word, named `<name>-0000` and so on; the module's docstring has the grammar.
 
-    Raises ValueError naming the part that is off, or for more than `most` hosts.
+    Raises ValueError naming the wrong part, or for more than `most` hosts.
     """
     hosts: list[SimulatedHost] = []
     for part in word.replace(" ", "").split("+"):
@@ -93,7 +93,7 @@ def simulated_hosts(word: str, name: str = "sim", most: int = HOSTS_MAX) -> list
 
 
 def parse_groups(word: str) -> list[tuple[int, Model]]:
-    """One host's groups: `2xL40S,6xA100` → [(2, L40S), (6, A100)]; `cpu` → []. Raises ValueError."""
+    """Return one host's groups: `2xL40S,6xA100` → [(2, L40S), (6, A100)]; `cpu` → []. Raises ValueError."""
     if word == "cpu":
         return []
     groups: list[tuple[int, Model]] = []
@@ -123,7 +123,7 @@ def _model(word: str, size_mib: int | None) -> Model:
 def build_host(
     name: str, groups: Sequence[tuple[int, Model]], cpu_milli: int = 0, memory_mib: int = 0
 ) -> SimulatedHost:
-    """A host of these groups in this order; cores and memory follow its GPUs unless given."""
+    """Return a host with these groups in this order; cores and memory follow from its GPUs unless given."""
     models = [model for count, model in groups for _ in range(count)]
     devices = tuple(_device(name, index, models) for index in range(len(models)))
     gpus = len(devices)
