@@ -88,7 +88,7 @@ class DrmInventory:
         return [self._reading(slot, each, clients) for slot, each in zip(self._slots, values, strict=True)]
 
     async def memory_is_free(self, slot: int) -> bool:
-        """Return whether the device is free, by the driver's count of used memory, else by the memory of its processes."""
+        """Return whether the device is free, by the driver's count of used memory, else by its processes' memory."""
         found = self._slots[slot]
         if self._closed:
             return False

@@ -400,7 +400,7 @@ def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
 
 
 def _used_by(api: Any, handle: _Handle, util_percent: int | None, proc: Path) -> dict[int, ProcessUse] | None:
-    """Return what each process uses; None for MIG slices: a slice has one job, and the driver reports whole GPUs only."""
+    """Return what each process uses; None for MIG slices, because the driver reports whole GPUs only."""
     if handle.whole is not handle.raw:
         return None
     try:
