@@ -155,7 +155,7 @@ class FactOutbox:
         return list(self._joining)
 
     def joined(self) -> None:
-        """The join is in the ledger with its facts."""
+        """Take that the join is in the ledger with its facts."""
         self._joining = []
 
     def unanswered(self) -> list[Fact]:
@@ -164,7 +164,7 @@ class FactOutbox:
 
 
 def _fitting(facts: Sequence[Fact], count_max: int = FACTS_PER_FRAME_MAX) -> int:
-    """How many of these facts, from the first on, fit into one frame; at least one."""
+    """Return how many of these facts, from the first on, fit into one frame; at least one."""
     size_bytes = 0
     for count, fact in enumerate(facts[:count_max]):
         detail_bytes = len(fact.detail) * (1 if fact.detail.isascii() else CHAR_BYTES_MAX)
@@ -175,9 +175,9 @@ def _fitting(facts: Sequence[Fact], count_max: int = FACTS_PER_FRAME_MAX) -> int
 
 
 def _shortened(facts: Sequence[Fact]) -> list[Fact]:
-    """The same news in fewer bytes, for a join, which cannot be cut into several frames.
+    """Return the facts in fewer bytes, for a join, which cannot be split into several frames.
 
-    An end implies the claim and the start before it. Details are cut.
+    A claim and a start are left out if there is the end that implies them. Details are cut.
     """
     ended = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in facts if fact.kind == "exited"}
     return [

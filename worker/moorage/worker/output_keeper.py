@@ -152,7 +152,7 @@ class OutputKeeper:
         return page if page is not None else LogPage(ask.attempt, ask.stream, over=is_over)
 
     async def run(self) -> None:
-        """Sweep now, and then for ever."""
+        """Sweep now, and then again and again."""
         while True:
             await self.sweep()
             try:
@@ -163,7 +163,7 @@ class OutputKeeper:
             self._soon.clear()
 
     async def sweep(self) -> int:
-        """Clear what is over its bounds; how many members' output went."""
+        """Delete output that exceeds the limits; return how many members' output was deleted."""
         ended, self._ended = self._ended, {}
         try:
             sizes, running_bytes, spare = await asyncio.to_thread(self._measure, list(ended), list(self._living))
@@ -184,15 +184,15 @@ class OutputKeeper:
         """Log that the disk is full, and that it has room again, once each."""
         if spare <= 0 and not self._is_full:
             log.warning(
-                "the disk of %s is full but for what journals need: what jobs write is not kept; make room there,"
+                "the disk of %s is full except for the journals' reserve: output of jobs is not kept; make room there,"
                 " before the worker has to end", self._state,
             )  # fmt: skip
         elif spare > 0 and self._is_full:
-            log.warning("the disk of %s has room again: what jobs write is kept", self._state)
+            log.warning("the disk of %s has room again: output of jobs is kept", self._state)
         self._is_full = spare <= 0
 
     def _over_bounds(self, running_bytes: int, spare: int) -> dict[str, Output]:
-        """The oldest finished that must go; they are forgotten here. `spare` is what output may still take there."""
+        """Return and forget the oldest finished members whose output must go. `spare` is the room left on the disk."""
         now, bounds = boottime_s(), self.bounds
         total = running_bytes + sum(output.bytes for _, output in self._finished.values())
         doomed: dict[str, Output] = {}
@@ -211,7 +211,7 @@ class OutputKeeper:
     # -- in a thread
 
     def _measure(self, ended: list[str], living: list[str]) -> tuple[dict[str, Output], int, int]:
-        """What the members that have ended wrote, how much those that run have so far, and what more they may."""
+        """Return the output of ended members, the bytes of running ones, and the room left on the disk."""
         sizes = {digest: output for digest in ended if (output := self._output(digest)) is not None}
         running_bytes = sum(output.bytes for digest in living if (output := self._output(digest)) is not None)
         return sizes, running_bytes, spare_bytes(self._state)
@@ -227,7 +227,7 @@ class OutputKeeper:
         return found
 
     def _clear(self, doomed: dict[str, Output]) -> None:
-        """The mark first: a reader must not take what is gone for a job that said nothing."""
+        """Set the mark first: a reader must not take deleted output for the output of a silent job."""
         mark = self._state / MARK
         newest_s = max(output.mtime_s for output in doomed.values())
         try:
