@@ -793,7 +793,7 @@ def test_an_operator_rules_by_tenant_over_images_mounts_and_networks() -> None:
         {"images_for": {"a b": "x"}},
     ]  # fmt: skip
     for fields in wrong:
-        with pytest.raises(ValueError, match=r"must be|goes by tenant"):
+        with pytest.raises(ValueError, match=r"must be|has tenants as keys"):
             DockerSettings(**fields)
 
 

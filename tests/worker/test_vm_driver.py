@@ -107,7 +107,7 @@ async def test_a_worker_that_is_to_use_kvm_alone_needs_it(tmp_path: Path, monkey
     (tmp_path / "file").touch()
     own = VmSettings(kernel=tmp_path / "file", initramfs=tmp_path / "file", qemu="/bin/sh", accelerator="kvm")
     monkeypatch.setattr(vm, "has_kvm", lambda: False)
-    with pytest.raises(Refused, match="is to use KVM alone, and this host has none"):
+    with pytest.raises(Refused, match="accelerator is kvm, and this host has no KVM"):
         await driver(tmp_path, own).open()
 
 

@@ -185,7 +185,7 @@ class EmbeddedWorker:
         await host.serve(stop)
 
     async def close(self) -> None:
-        """Ask running functions to stop, each within its grace (at most a minute), then leave the fleet and disconnect."""
+        """Ask running functions to stop, each within its grace (at most a minute), then leave and disconnect."""
         agent = self._agent
         if agent is None:
             return

@@ -226,7 +226,7 @@ class JobFiles:
             raise
 
     def _make_room(self, size: int) -> None:
-        """Remove the least recently used files until `size` more fits; an open file stays readable until it is closed."""
+        """Remove the least recently used files until `size` more fits; an open file stays readable."""
         found: list[tuple[os.stat_result, Path]] = []
         for path in self._folder.iterdir():
             if not path.name.endswith(_PART):

@@ -345,7 +345,7 @@ class Journal(MemoryJournal):
         return at
 
     def _compact(self) -> None:
-        """Write the live state into a new file and put it in place: a reader sees either the old file or the new one."""
+        """Write the live state into a new file and put it in place, so that readers see the old file or the new one."""
         data = MAGIC + b"".join(_framed(record) for record in self.state.records())
         new = self.path.with_suffix(".new")
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)

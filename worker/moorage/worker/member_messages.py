@@ -225,7 +225,7 @@ class FreezeAnswered(msgspec.Struct, frozen=True):
 
 
 class IdleSeen(msgspec.Struct, frozen=True):
-    """Members whose devices show no use: (name, seconds without use, seconds after which it ends (0: never), ends now)."""
+    """Members whose devices show no use: (name, seconds without use, seconds that are allowed (0: any), ends now)."""
 
     items: list[tuple[MemberName, int, int, bool]]
 

@@ -87,7 +87,7 @@ LOST: Final = "lost"
 SUSPECTS_MAX: Final = 4_096
 #: minus SIGKILL: the exit code of a member whose end was not observed
 CODE_LOST: Final = -9
-#: the phase of a member that an earlier agent held, by what its journal or driver says; what is over is told from there
+#: the phase of an earlier agent's member, by its journal or driver; the reports of an ended member go on from it
 _RESTORED_AS: Final[dict[str, MemberPhase]] = {
     "claimed": "claimed",
     "starting": "starting",

@@ -56,7 +56,7 @@ from moorage.worker.member_messages import (
 from moorage.worker.member_table import Defect, MemberTable
 from moorage.worker.tombstones import TOMBSTONES_MAX
 
-#: if a worker id is refused for longer than this many times the wait that the leader names, its owner is not a lost worker
+#: a worker id that is refused this many times longer than the leader's wait has a living owner
 ID_FREE_AFTER: Final = 2
 
 
@@ -264,7 +264,7 @@ class Members:
         return None
 
     def _give_up_if_in_vain(self, problem: Problem) -> None:
-        """Give up if another worker keeps the id: a lost one would have freed it by now. Never while members are held."""
+        """Give up if another worker keeps the id: a lost one would have freed it by now. Never with members."""
         again_s = problem.retry_after_s
         waited_s = self._now - self._refused_since_s
         if problem.code == "worker-id-in-use" and again_s and waited_s > ID_FREE_AFTER * again_s and not self.held:
@@ -297,7 +297,7 @@ class Members:
             self._drop("answer-not-awaited")
 
     def _reign_holds(self, reign: int) -> bool:
-        """Return whether an awaited answer is of the highest known term, or a higher one, which then becomes the highest."""
+        """Return whether an answer is of the highest known term or a higher one, which becomes the highest."""
         if reign < self.session.reign:
             self._drop("lower-reign")
             self._log(
@@ -368,7 +368,7 @@ class Members:
                 self._to_clear = frozenset()
             if self._to_clear is not None:
                 self._to_clear |= {driver}
-            if session.phase != "restoring":  # then nothing joins before what nobody knows is over
+            if session.phase != "restoring":  # while restoring, no join is sent before the unknown members are over
                 session.lost(keeps=self._to_clear is not None)
             self.table.supervisor_died(driver)
             self.table.end_claimed(driver, "supervisor-died")

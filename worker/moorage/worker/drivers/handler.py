@@ -439,7 +439,7 @@ class HandlerDriver(Driver):
             if timer is not None:
                 timer.cancel()
 
-    # -- what is said
+    # -- what is published
 
     def _say_to_all(self, tenant: str, lines: list[bytes]) -> None:
         """Send results to all waiting clients of a tenant: one message per turn, without a subscription per job."""

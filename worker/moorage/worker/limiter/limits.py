@@ -178,9 +178,9 @@ class Limits:
         return copy
 
     def change(self, name: MemberName, share: Share) -> bool:
-        """Change an attempt's share in place: its next allocation and launch see it. Returns whether it is limited.
+        """Change a running attempt's share; return whether it is limited. The next allocation and launch obey it.
 
-        What it holds beyond a smaller limit it keeps, and gets no more. Raises OSError.
+        Memory beyond a smaller limit stays with it, but it gets no more. Raises OSError.
         """
         segment = self._segments.get(name)
         if segment is None:
@@ -191,13 +191,13 @@ class Limits:
         return True
 
     def over(self, name: MemberName) -> None:
-        """Nothing of this attempt runs any more."""
+        """Remove the segment of an attempt of which nothing runs any more."""
         found = self._segments.pop(name, None)
         self._opened.pop(name, None)
         if found is None:
             return
         if not found.counts().attached:
-            log.warning("%s: no process of it has loaded the limiter: only the guard held it to its share", name[1])
+            log.warning("%s: no process of it has loaded the limiter: only the guard kept it to its share", name[1])
         found.close()
         with contextlib.suppress(OSError):
             found.path.unlink(missing_ok=True)
@@ -207,7 +207,7 @@ class Limits:
         return self._folder / (self._mark + member_digest("/".join(map(str, name))))
 
     def _check_folder(self) -> None:
-        """Raises OSError: every user may make files in /dev/shm, so what is there may be another one's."""
+        """Make the folder, or check that it is ours. Raises OSError: another user may have made it in /dev/shm."""
         with contextlib.suppress(FileExistsError):
             self._folder.mkdir(mode=_PASSAGE)
             self._folder.chmod(_PASSAGE)
@@ -231,7 +231,7 @@ class Limits:
             if not any(self._folder.iterdir()):
                 self._folder.rmdir()
         except (OSError, SegmentError) as error:
-            log.warning("the limiter: segments of before cannot be taken over: %s", error)
+            log.warning("the limiter: segments of an earlier agent cannot be taken over: %s", error)
 
     async def run(self) -> None:
         """Log which attempts were not throttled, until cancelled."""
@@ -244,11 +244,11 @@ class Limits:
             with contextlib.suppress(OSError):
                 opened = one.counts().opened
                 if opened > self._opened.get(name, 0):
-                    log.warning("%s: %d launches were not throttled, as no controller gave a sign", name[1], opened)
+                    log.warning("%s: %d launches were not throttled: the controller gave no heartbeat", name[1], opened)
                     self._opened[name] = opened
 
     def close(self) -> None:
-        """Let go of the segments: their attempts run on, and the next agent takes them over."""
+        """Close the segments: their attempts run on, and the next agent takes them over."""
         for one in self._segments.values():
             one.close()
         self._segments.clear()
@@ -260,12 +260,12 @@ def folder_of(state: Path) -> Path:
 
 
 def rate_of(share: Share) -> float:
-    """Return the tokens a second of a share by its percentage of the compute; 0 for all of it: nothing to keep to."""
+    """Return a share's tokens per second by its percentage of the compute; 0 (no throttling) for 100 percent."""
     return RATE * share.compute_percent / 100 if share.compute_percent < 100 else 0
 
 
 def _is_reachable(path: Path) -> bool:
-    """Whether every user may load this library."""
+    """Return whether every user may load this library."""
     folders = all(each.stat().st_mode & stat.S_IXOTH for each in path.resolve().parents)
     return folders and bool(path.stat().st_mode & stat.S_IROTH)
 
