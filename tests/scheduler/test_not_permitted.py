@@ -193,7 +193,7 @@ def test_another_refusal_keeps_no_job_away() -> None:
     assert drive.states("j") == ["PLACED"]
 
 
-WRONG = CANNOT_RUN + "the driver noop does not know these words"
+WRONG = CANNOT_RUN + "the driver noop does not know this argv"
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -13,13 +13,13 @@ from typing import Final
 from tests.tidy.test_tidy import ROOT, nodes, sources
 
 #: the rooms that were rewritten; add the next one once it has none of these
-ROOMS_DONE: Final = ("schemas", "system", "bus", "client", "cli", "scheduler")
+ROOMS_DONE: Final = ("schemas", "system", "bus", "client", "cli", "scheduler", "worker")
 #: words for actors without a name: a docstring names the tenant, the operator, the client, the process
 BANNED: Final = re.compile(r"\b(nobody|no one|somebody|someone|whoever|whomever|whom|in vain|let be)\b", re.IGNORECASE)
 #: how a function's docstring does not begin: it says `Return whether …`
 BEGINS: Final = "Whether "
-#: rooms whose comments are read too, and that keep to `FIELD_WORDS` and `SAYS_WHAT_IT_DOES` as well
-ROOMS_WITH_COMMENTS: Final = ("scheduler",)
+#: rooms whose comments are read too, and that keep to `FIELD_WORDS`, `DIALECT` and `SAYS_WHAT_IT_DOES` as well
+ROOMS_WITH_COMMENTS: Final = ("scheduler", "worker")
 #: constructions that were found again and again there. The words of the field take their place: a *term* of a leader,
 #: *reserved* or *excluded* hosts, to *scan* or *check*, an *effective priority*, *backfill*, *overdue*. A name in
 #: backticks is not meant
@@ -28,6 +28,14 @@ FIELD_WORDS: Final = re.compile(
     r"|as ever|in hand|of late|counts as by|filled in|fills? in|set apart|be it|so to speak|goes by itself"
     r"|what is left of|who (is|are|waits?|goes|asks?|comes?|runs?)|those who)\b",
     re.IGNORECASE,
+)
+#: constructions that were found again and again there: a pronoun or a verb in place of the noun that is meant
+DIALECT: Final = re.compile(
+    r"\b(so many|kin|in place of (that|these|those|it)|agent before (this|that)|has it no more|goes? round"
+    r"|what is (said|told)|(is|are|was) told|tells? (of|whether|what)|says? of itself|of before"
+    r"|(one|that|those) that is none"
+    r"|(made|read|written|opened|joining|sent|begins) anew|whose it is|who it is|look again|let go of)\b"
+    r"|^(As `|Who |Whom |Those |The same\b)|\bPure\."
 )
 #: how a function's docstring does not begin there: a verb says what it does or returns
 SAYS_WHAT_IT_DOES: Final = re.compile(r"(What|How|Who|Whom|Those|Whether|Why|When|As|Of|It|Its|That|None|Nothing)\b")
@@ -54,7 +62,7 @@ def test_comments_keep_to_plain_words() -> None:
     for file in (file for room in ROOMS_WITH_COMMENTS for file in sources(room)):
         for line, text in texts(file):
             read += bool(text)
-            words = [match[0] for banned in (BANNED, FIELD_WORDS) for match in banned.finditer(text)]
+            words = [match[0] for banned in (BANNED, FIELD_WORDS, DIALECT) for match in banned.finditer(text)]
             if words:
                 found.append(f"{file.relative_to(ROOT)}:{line}: {words}")
     assert found == []

@@ -457,7 +457,7 @@ async def test_the_noop_driver_times_out_fails_and_refuses_what_it_does_not_know
         assert (await w.leader.heard("w1", "exited", name_of("t"))).detail == "timeout"
         assert (await w.leader.heard("w1", "exited", name_of("f"))).code == 127
         refused = await w.leader.heard("w1", "refused", name_of("u"))
-        assert refused.detail == "cannot-run: the driver noop does not know these words"
+        assert refused.detail == "cannot-run: the driver noop does not know this argv"
         await w.leader.heard("w1", "freed", name_of("f"))
         assert "started" not in seat.kinds(name_of("f"))
 

@@ -433,7 +433,7 @@ async def test_put_waits_for_room() -> None:
 
 async def test_the_example_of_the_documentation_runs() -> None:
     text = arbiter_module.__doc__ or ""
-    code = textwrap.dedent(text.split("::\n", 1)[1].split("\nWhat each frame", 1)[0])
+    code = textwrap.dedent(text.split("::\n", 1)[1].split("\nEach piece has", 1)[0])
     made: list[tuple[int, str]] = []
     names: dict[str, Any] = {
         "asyncio": asyncio,

@@ -93,7 +93,7 @@ def test_a_place_that_other_users_cannot_reach_is_the_hosts_fault(tmp_path: Path
     ours.make(name, 1.0)
     with pytest.raises(FolderUnavailable) as refused:
         ours.give(name, OTHER_USER)
-    assert f"{closed} lets no other user pass" in refused.value.problem.message
+    assert f"{closed} lets no other user enter" in refused.value.problem.message
     assert closed.stat().st_mode & 0o777 == 0o700
 
 

@@ -108,10 +108,10 @@ NAMES_TWICE = b'{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[%s,%s]}
         ("x.json", spec({"0": node("/dev/x")}, "t.test/c"), "no good class: two characters or more"),
         ("x.json", spec({"0": node("/dev/x")}, "t/class"), "no good vendor"),
         ("x.json", spec({"0": node("/dev/x")}, "nvidia.com"), "no good class"),
-        ("x.json", spec({"0": node("/dev/x")}, version="9.9.0"), "cdiVersion '9.9.0' is none of"),
-        ("x.json", spec({"0": node("/dev/x")}, version="0.3.0"), "cdiVersion 0.3.0 is too low for what it says: 0.5.0"),
-        ("x.json", spec({"a": {"netDevices": [{"hostInterfaceName": "a", "name": "b"}]}}), "what it says: 1.1"),
-        ("x.json", spec({"a": {"additionalGids": [4]}}), "too low for what it says: 0.7.0"),
+        ("x.json", spec({"0": node("/dev/x")}, version="9.9.0"), "cdiVersion '9.9.0' must be one of"),
+        ("x.json", spec({"0": node("/dev/x")}, version="0.3.0"), "0.3.0 is too low for what it contains: 0.5.0"),
+        ("x.json", spec({"a": {"netDevices": [{"hostInterfaceName": "a", "name": "b"}]}}), "what it contains: 1.1"),
+        ("x.json", spec({"a": {"additionalGids": [4]}}), "too low for what it contains: 0.7.0"),
         ("x.json", spec({"0": {}}), "the device 0 has empty containerEdits"),
         ("x.json", spec({}), "it has no devices"),
         ("x.json", NAMES_TWICE, "the device 0 is there twice"),
@@ -166,7 +166,7 @@ def test_a_file_that_is_written_while_it_is_read_is_not_used(tmp_path: Path, mon
     monkeypatch.setattr(os, "fstat", fstat)
     names, faults = read(tmp_path)
     assert names == []
-    assert "written while it was read" in faults[0]
+    assert "changed while it was read" in faults[0]
 
 
 def test_devices_are_resolved_with_the_edits_of_their_spec_once(tmp_path: Path) -> None:

@@ -360,9 +360,9 @@ def test_each_driver_passes_all_checks_but_its_dashes_and_the_page_gives_their_r
 
 def test_a_dash_names_a_check_and_says_why() -> None:
     for dashes in ({"folders": "no such check"}, {"folder": " "}):
-        with pytest.raises(TypeError, match="dashes of Own name a check and say why"):
+        with pytest.raises(TypeError, match="dashes of Own must name checks, each with a reason"):
             type("Own", (DriverChecks,), {"dashes": dashes})
-    with pytest.raises(TypeError, match="Forgot has to define exits, or to name the checks that need it"):
+    with pytest.raises(TypeError, match="Forgot must define exits, or name the checks that need it"):
         type("Forgot", (DriverChecks,), {})().exits(0)
 
 

@@ -73,7 +73,7 @@ def test_containers_share_by_mps_only_where_the_operator_has_said_so() -> None:
     check_request(request, DockerSettings(mps_host_ipc=True))
     check_request(request_of("time-slice"), DockerSettings())
     for named in (GpuSpec(sharing="mps", mps_pipe_dir="/etc"), GpuSpec(sharing="mps", mps_log_dir="/etc")):
-        with pytest.raises(SharingUnavailable, match="no directory mounted that its request names"):
+        with pytest.raises(SharingUnavailable, match="cannot use a directory that its request names"):
             check_request(msgspec.structs.replace(request, gpu=named), DockerSettings(mps_host_ipc=True))
 
 

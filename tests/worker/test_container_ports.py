@@ -92,11 +92,11 @@ def test_an_operator_rules_by_tenant_over_ports() -> None:
     check_request(request(80), own)
     check_container_policy("acme", request(80), own, NO_RULES)
     check_network("acme", request(80), own)
-    with pytest.raises(Refused, match="containers of none may be reached on no port") as refused:
+    with pytest.raises(Refused, match="containers of none may not publish ports") as refused:
         check_container_policy("none", request(80), own, NO_RULES)
     assert refused.value.code == "not-permitted"
     check_container_policy("none", request(), own, NO_RULES)
-    with pytest.raises(Refused, match="reached on no port of its host") as refused:
+    with pytest.raises(Refused, match="publish no ports of its host") as refused:
         check_request(request(80), ContainerSettings())
     assert refused.value.code == "failed-precondition", "another worker may have ports"
     with pytest.raises(HostAtFault, match="their network is none"):

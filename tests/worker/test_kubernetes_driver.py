@@ -171,7 +171,7 @@ async def test_a_start_that_comes_again_finds_its_pod_and_another_ones_is_left_a
         again = await rigged.driver._put("pods", pod)
         assert again["metadata"]["uid"] == before["metadata"]["uid"]
         pod["metadata"]["annotations"] |= {"moorage/member": "[]"}
-        with pytest.raises(Exception, match="another one of pods has the name"):
+        with pytest.raises(Exception, match="another object of pods has the name"):
             await rigged.driver._put("pods", pod)
         rigged.driver.end(name, 1.0, "cancelled")
         assert (await rigged.heard(Ended, name))[1:] == (-15, "end")

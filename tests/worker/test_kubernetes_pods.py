@@ -170,7 +170,7 @@ def test_its_user_is_a_number() -> None:
         ({"run": {"checkpoint_signal": "SIGUSR1"}}, "gets no checkpoint signal", "invalid-argument"),
         ({"replicas": 2, "gpu": {"scheduling": "gang"}}, "runs no gang", "failed-precondition"),
         ({"gpu": {"distributed": {}}}, "runs no gang", "failed-precondition"),
-        ({"gpu": {"sharing": "time-slice"}}, "is the cluster's to say", "failed-precondition"),
+        ({"gpu": {"sharing": "time-slice"}}, "the cluster decides whether a unit is a share", "failed-precondition"),
     ],
 )
 def test_what_no_pod_gives_is_refused(fields: dict[str, Any], message: str, code: str) -> None:

@@ -206,7 +206,7 @@ async def test_what_this_host_will_never_have_is_refused_at_once() -> None:
                 async with borrow(w.path, gpu):
                     pass
             assert refused.value.code == code
-        with pytest.raises(ValueError, match="of one host"):
+        with pytest.raises(ValueError, match="on one host"):
             async with borrow(w.path, "2x1xH100"):
                 pass
         with pytest.raises(LeaseRefused, match="no agent lends"):

@@ -59,5 +59,5 @@ async def test_the_next_supervisor_ends_what_hides_below_a_marked_process(tmp_pa
 async def test_a_supervisor_that_would_not_see_them_is_not_asked(tmp_path: Path) -> None:
     async with rig_at(tmp_path / "s") as rig:
         rig.client.protocol = 3
-        with pytest.raises(SupervisorRefused, match="does not see what leaves its cgroup"):
+        with pytest.raises(SupervisorRefused, match="cannot track processes that leave its cgroup"):
             rig.client.begin_start([sh("k", "true", leaves_cgroup=True)])

@@ -164,7 +164,7 @@ def test_another_user_reaches_its_segment_and_the_library(tmp_path: Path) -> Non
     (tmp_path / "state").chmod(0o700)
     parents = [each for each in tmp_path.parents if not each.stat().st_mode & stat.S_IXOTH]
     if parents:
-        with pytest.raises(FolderUnavailable, match="lets no other user pass"):
+        with pytest.raises(FolderUnavailable, match="lets no other user enter"):
             one.of_process(NAME, *HALF, "nobody")
         one._segments[NAME].close()
         for each in parents:

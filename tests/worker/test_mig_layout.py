@@ -55,7 +55,7 @@ def test_a_layout_is_profiles_with_counts(text: str, layout: list[str]) -> None:
 
 @pytest.mark.parametrize("text", ["", "1g", "0x1g.10gb", "1g.10gb,", "99x1g.10gb", "on", "1g.10gb;rm"])
 def test_what_is_no_layout_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match="no MIG layout"):
+    with pytest.raises(Refused, match="not a MIG layout"):
         parse_layout(text)
 
 

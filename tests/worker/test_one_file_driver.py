@@ -71,7 +71,7 @@ def test_one_line_makes_it_a_driver_that_comes_with_moorage(monkeypatch: Any) ->
 def test_an_entry_point_has_the_name_of_its_driver(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     offer(tmp_path, WORD, "polly")
-    with pytest.raises(Refused, match="polly: the class has the name 'parrot'; call the entry point so"):
+    with pytest.raises(Refused, match="polly: the class has the name 'parrot'; give the entry point the same name"):
         find(["polly"], NO_FILE, {}, simulated=False)
 
 

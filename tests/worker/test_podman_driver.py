@@ -319,7 +319,7 @@ async def test_podman_is_asked_for_an_image_again_only_once_its_images_have_chan
         home.podman("rmi", "localhost/other:1")
         last = rig.start("j3", "true", image="localhost/other:1")
         told = await until(lambda: rig.told(NotStarted, last) or rig.told(StartFailed, last), deadline_s=WAIT_S)
-        assert "it is not pulled here" in str(told)
+        assert "this worker does not pull it" in str(told)
         await nothing_left(home, state)
 
 

@@ -150,7 +150,7 @@ def test_users_need_root_and_must_be_known(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(Refused, match="no such user: nobody-of-that-name"):
         policy(run_as_for={"acme": "nobody-of-that-name"}).check_host()
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(Refused, match="need an agent that is root"):
+    with pytest.raises(Refused, match="need an agent that runs as root"):
         policy(run_as="41001").check_host()
 
 

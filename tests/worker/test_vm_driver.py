@@ -66,7 +66,7 @@ async def end_supervisor(tmp_path: Path) -> None:
             Request(run=Run(driver="vm", argv=["a"], image="debian:12")),
             "a file that ends with .qcow2, .raw",
         ),
-        (Request(run=Run(driver="vm", argv=["a"], checkpoint_signal="SIGIO")), "a VM is told of these alone: SIGHUP"),
+        (Request(run=Run(driver="vm", argv=["a"], checkpoint_signal="SIGIO")), "a VM gets only these signals: SIGHUP"),
         (Request(run=Run(driver="vm", argv=["a"]), replicas=2, gpu=GpuSpec(scheduling="gang")), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(distributed=Distributed())), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(sharing="time-slice")), "ask for the mode exclusive"),
@@ -107,7 +107,7 @@ async def test_a_worker_that_is_to_use_kvm_alone_needs_it(tmp_path: Path, monkey
     (tmp_path / "file").touch()
     own = VmSettings(kernel=tmp_path / "file", initramfs=tmp_path / "file", qemu="/bin/sh", accelerator="kvm")
     monkeypatch.setattr(vm, "has_kvm", lambda: False)
-    with pytest.raises(Refused, match="is to use KVM alone, and this host has none"):
+    with pytest.raises(Refused, match="accelerator is kvm, and this host has no KVM"):
         await driver(tmp_path, own).open()
 
 

@@ -215,7 +215,7 @@ work.sendall(made.getvalue())
 def test_without_an_end_line_no_code_is_made_up(tmp_path: Path) -> None:
     code, out, said = finish(begin(plan(tmp_path, played(tmp_path, 'out.sendall(b"half"); sys.exit(0)'))))
     assert (code, out) == (-signal.SIGKILL, "half")
-    assert said.endswith("moorage: the VM ended before it told the end of its job\n")
+    assert said.endswith("moorage: the VM ended without reporting the end of its job\n")
 
 
 @pytest.mark.slow
@@ -285,7 +285,7 @@ except OSError as error:
 def test_a_gpu_is_locked_by_qemu_too_and_one_that_is_not_bound_is_refused(tmp_path: Path) -> None:
     host = Host(tmp_path / "root")
     wanted: dict[str, Any] = {"devices": [GPU, AUDIO], "lock": str(lock_path(tmp_path, GPU)), "root": str(host.root)}
-    refused = f"moorage: the VM did not come up: the GPU {GPU} is not this VM's\n"
+    refused = f"moorage: the VM did not come up: the GPU {GPU} does not belong to this VM\n"
     host.bind(GPU, "vfio-pci")
     qemu = played(tmp_path, "import time; out.sendall(b'ready\\n'); time.sleep(600)")
     assert finish(begin(plan(tmp_path, qemu, **wanted))) == (-signal.SIGKILL, "", refused)

@@ -1,11 +1,11 @@
-"""One worker's agent: a thin loop around the state machine `members.Members`, which makes all decisions.
+"""Run one worker's agent: a thin loop around the state machine `members.Members`, which makes all decisions.
 
-Its parts: `member_claims` holds devices in the pool, `leader_link` sends frames to the leader, `reporter` publishes
-hello and load, `output_reader` answers questions for output, and `restoring` takes over from an earlier agent.
+Its parts: `member_claims` claims devices in the pool, `leader_link` sends frames to the leader, `reporter` publishes
+hello and load, `output_reader` answers requests for output, and `restoring` takes over from an earlier agent.
 
 Message handlers and drivers only put events into a queue. A turn feeds these events to the state machine, executes its
-commands, writes the journal once, and hands the frames to the host, which sends those of all its agents in one write.
-A turn never awaits: whatever takes time, as reading devices does, is a task that enqueues an event when it is done.
+commands, writes the journal once, and hands the frames to the host, which sends the frames of all its agents in one
+write. A turn never awaits: work that takes time, such as reading devices, is a task that enqueues an event at its end.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ from moorage.worker.restoring import device_names, match, same_slots
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.throttled_log import ThrottledLog
 
-#: with more events than this in the queue, frames of the leader are dropped and counted (it sends them again)
+#: if the queue has more events than this, frames of the leader are dropped and counted; the leader sends them again
 QUEUE_MAX: Final = 65_536
 _TICK: Final = Tick()
 
@@ -107,7 +107,7 @@ _decode_answer: Final[dict[str, Callable[[bytes], Event | Problem]]] = {
 
 
 class _Answer(NamedTuple):
-    """The leader's answer to our frame `number`, not decoded yet."""
+    """The leader's answer to our frame `number`, not yet decoded."""
 
     verb: AnswerVerb
     number: int
@@ -115,7 +115,7 @@ class _Answer(NamedTuple):
 
 
 class Host(Protocol):
-    """What agents of one process share; see `fleet_host`."""
+    """The part of a process that its agents share; see `fleet_host`."""
 
     inbox: str
     ports: set[int]
@@ -127,11 +127,11 @@ class Host(Protocol):
         """Give the agent a turn soon."""
 
     def now(self) -> float:
-        """Seconds of CLOCK_BOOTTIME."""
+        """Return the time in seconds of CLOCK_BOOTTIME."""
 
 
 class Agent:
-    """The agent of one worker id. Call `open`; from then on the host gives it turns, until `close`."""
+    """The agent of one worker id. Call `open`; then the host gives it turns until `close`."""
 
     def __init__(
         self,
@@ -182,13 +182,13 @@ class Agent:
             self.claims,
         )  # fmt: skip
         self.dropped: Counter[str] = Counter()
-        self.scheduled_s = NEVER_S  # for the host: the time of its timer for this agent
+        self.scheduled_s = NEVER_S  # the time of the host's timer for this agent
         self.queue: deque[Event | Delivery | _Answer] = deque()
         self.left = asyncio.Event()
         self.where = ""  # the server's address without secrets, for the log
-        #: called when an operator begins to drain this worker, and when that is taken back
+        #: called with True when an operator begins to drain this worker, and with False when the drain is cancelled
         self.on_draining: Callable[[bool], None] = lambda draining: None
-        #: called when another worker has this one's id, and keeps it
+        #: called when another worker has this worker's id and keeps it
         self.on_given_up: Callable[[Problem], None] = lambda problem: None
         self._strays: dict[MemberName, Driver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -196,7 +196,7 @@ class Agent:
         self._handlers = self._command_handlers()
 
     def _command_handlers(self) -> dict[type, Callable[[Any], None]]:
-        """The method that executes each kind of command of the state machine."""
+        """Return the method that executes each kind of the state machine's commands."""
         return {
             TryClaim: self._try_claim,
             StartMembers: self._start_members,
@@ -224,7 +224,7 @@ class Agent:
     # ---------------------------------------------------------------------------------------------- life of an agent
 
     async def open(self) -> None:
-        """Open the drivers, take over what they still run, and ask to join. Raises a driver's MoorageError."""
+        """Open the drivers, take over the members that they still run, and join. Raises a driver's MoorageError."""
         living: dict[MemberName, tuple[Driver, Living]] = {}
         for driver in self.drivers.values():
             driver.attach(self.enqueue, self._publish)
@@ -238,28 +238,28 @@ class Agent:
         self.host.wake(self)
 
     async def close(self) -> None:
-        """Let go of everything. Jobs run on where their driver can outlive this process."""
+        """Release everything. Jobs run on if their driver can outlive this process."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        async with contextlib.AsyncExitStack() as closing:  # each is closed, also if another one's close raises
+        async with contextlib.AsyncExitStack() as closing:  # closes each part even if the close of another part raises
             closing.callback(self.journal.close)
             for driver in reversed(self.drivers.values()):
                 closing.push_async_callback(driver.close)
             closing.push_async_callback(self.clients.close)
 
     def leave(self) -> None:
-        """End all jobs, report that, and say goodbye; then `left` is set."""
+        """End all jobs, report their ends, and say goodbye; then set `left`."""
         self.enqueue(Leave())
 
     def leave_if_idle(self) -> None:
-        """Say goodbye at once if no job could run on after us; `left` is set if so.
+        """Say goodbye at once if there is no job or lease here, and then set `left`.
 
-        All in one step, so that a placement that arrives afterwards is refused and not started and ended.
+        It is one step, so a placement that arrives later is refused; it is never started only to be ended.
         """
         if self._is_open:
             self.run()
-            idle = not self.members.held and not self.pool.busy_slots()  # a process of this host may have a lease
+            idle = not self.members.held and not self.pool.busy_slots()  # a lease of a local process counts as well
             if idle and self.members.session.phase == "live":
                 self.queue.append(Leave())
                 self.run()
@@ -267,11 +267,11 @@ class Agent:
 
     @property
     def boot(self) -> str:
-        """The machine's boot id with the start of what its members depend on: the supervisor, else this agent."""
+        """The machine's boot id, and when the supervisor started; without a supervisor, when this agent started."""
         return self.reporter.boot
 
     def _restore(self, living: dict[MemberName, tuple[Driver, Living]]) -> None:
-        """Match the members in the journal with those that the drivers run, and claim their devices again."""
+        """Match the members in the journal with the members that the drivers run, and claim their devices again."""
         state = self.journal.state
         same = same_slots(state.devices, device_names(self.devices))
         found = match(state.places, living, self.drivers, self.host.now(), same)
@@ -286,7 +286,7 @@ class Agent:
                 held[at] = (member, "running", code, reason)
                 stuck.append(member.name)
         for name, (driver, stray) in found.strays.items():
-            # the ledger knows that it ended, or has never heard of it: either way it must not run on
+            # the ledger knows that this member ended, or has no record of it: in both cases it must not run on
             if stray.phase in ("exited", "refused"):
                 self.call_driver(driver, partial(driver.forget, [name]))
                 continue
@@ -295,11 +295,11 @@ class Agent:
             self.say(Log("error", "stray", f"{name} runs, and {why}: ending it before joining"))
             if self.call_driver(driver, partial(driver.end, name, 0.0, "stray")):
                 del self._strays[name]
-                closed += device_names(self.devices)  # its end may never come, and nothing says which devices it has
+                closed += device_names(self.devices)  # its end may never be reported, and its devices are unknown
         self.claims.close_until_free(closed, device_names(self.devices))
         if not self._strays:
             self.claims.look_for_free()
-        # at the front: what the drivers have reported since they were opened is about these members
+        # put first: what the drivers reported since they were opened is about these members
         self.queue.appendleft(Restored(held, state.unanswered + found.facts, found.withdrawn, bool(self._strays)))
         if stuck:
             self.queue.append(Stuck(stuck))
@@ -317,20 +317,20 @@ class Agent:
         self.enqueue(delivery)
 
     def on_answer(self, verb: str, join_n: str, number: str, delivery: Delivery) -> None:
-        """An answer to our frame `number` of the session that join `join_n` began (or asked for)."""
+        """Enqueue an answer to our frame `number`, if it belongs to the session of join `join_n`."""
         if delivery.headers is not None and STATUS_HEADER in delivery.headers:
-            self.dropped["nobody-leads"] += 1  # status 503: the frame is sent again by its timer
+            self.dropped["nobody-leads"] += 1  # status 503: a timer sends the frame again
         elif len(self.queue) >= QUEUE_MAX:
             self.dropped["queue-full"] += 1
         elif join_n != str(self.members.session.join_n):
             self.dropped["answer-of-another-session"] += 1
         elif verb not in _decode_answer or not _NUMBER.fullmatch(number):
-            self.dropped["answer-to-nothing"] += 1  # nobody who hears our inbox's name may end the agent with it
+            self.dropped["answer-to-nothing"] += 1  # a client that knows our inbox must not be able to crash the agent
         else:
             self.enqueue(_Answer(cast(AnswerVerb, verb), int(number), delivery.data))
 
     def _event_of(self, item: Event | Delivery | _Answer) -> Event | None:
-        """Decode an item of the queue; None for what is no valid frame."""
+        """Decode an item of the queue. Return None if it is no valid frame."""
         try:
             if isinstance(item, Delivery):
                 return _decode_wanted(item.data)
@@ -362,7 +362,7 @@ class Agent:
             self._execute(handle(event, now))
 
     def finish(self) -> None:
-        """End the turn: cut one frame of facts, write the journal, publish the load if it is due."""
+        """End the turn: make one frame of facts, write the journal, publish the load if it is due."""
         if not self._is_open:
             return
         now = self.host.now()
@@ -377,11 +377,11 @@ class Agent:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing happens here but renewals and load frames."""
+        """Whether nothing happens here except renewals and load frames."""
         return not self.queue and self.members.is_idle
 
     def slept(self, seconds: float) -> None:
-        """Time was skipped, see `FleetHost.slept`."""
+        """Move all deadlines by the time that was skipped, see `FleetHost.slept`."""
         session = self.members.session
         session.slept(seconds)
         self.reporter.slept(seconds)
@@ -447,7 +447,7 @@ class Agent:
         self._execute(self.members.handle(Claims(granted, refused), self.host.now()))
 
     def _room_of_drivers(self, asked: Sequence[Member]) -> dict[str, int]:
-        """How many members more each driver with a bound may hold; those that are `asked` for are held already."""
+        """Return how many more members each driver with a limit may take, before it takes the `asked` ones."""
         room = {name: driver.members_max for name, driver in self.drivers.items() if driver.members_max is not None}
         if room:
             held = Counter(member.driver for member in self.members.held.values())
@@ -456,7 +456,7 @@ class Agent:
         return room
 
     def _check_driver(self, member: Member) -> None:
-        """Have the driver check the request. Raises `Refused`; the message says whether another worker may run it."""
+        """Have the driver check the request. Raises `Refused`, saying whether another worker may run the request."""
         driver = self.drivers[member.driver]
         try:
             if driver.capabilities.needs_argv and not member.request.workload.argv:
@@ -474,7 +474,7 @@ class Agent:
                 raise
             mark = CANNOT_RUN if no.problem.code == "invalid-argument" else NOT_HERE
             raise refuse(no.problem.code, mark + no.problem.message) from None
-        except Exception as error:  # any driver may fail on what anybody may send
+        except Exception as error:  # any request may make any driver fail
             raise refuse("internal", NOT_HERE + self._log_broken(driver, error)) from None
 
     def _send_renew(self, command: SendRenew) -> None:
@@ -492,7 +492,7 @@ class Agent:
         if not slots:
             return
         self.claims.open(slots)
-        self.say(Log("warning", "said-well", f"slots {slots} are in use again by an operator's word"))
+        self.say(Log("warning", "said-well", f"slots {slots} are in use again because an operator said so"))
         self._execute(self.members.handle(SaidWell(slots), self.host.now()))
 
     # -------------------------------------------------------------------------------------- commands: the drivers
@@ -500,13 +500,13 @@ class Agent:
     def _start_members(self, command: StartMembers) -> None:
         driver = self.drivers[command.driver]
         if driver.capabilities.outlives_agent:
-            self.journal.flush()  # a driver that outlives us must not know of members that the journal lacks
+            self.journal.flush()  # after a restart the journal must know every member of a driver that outlives us
         devices, now = self.devices, self.host.now()
         assignments: list[Assignment] = []
         for member in command.members:
             try:
                 config = driver.read_config(member.request)
-            except Exception as error:  # an earlier agent took the member: its driver may have been another release
+            except Exception as error:  # an earlier agent accepted it, perhaps with another release of the driver
                 self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
                 continue
             assignment = Assignment(
@@ -521,7 +521,7 @@ class Agent:
                 member.place.folder,
             )
             assignments.append(assignment)
-        # a foreign driver gets them one by one: if it raises, it is clear whose start failed
+        # a foreign driver starts them one by one: if it raises, it is clear which start failed
         for part in [[each] for each in assignments] if driver.is_foreign else [assignments]:
             if broke := self.call_driver(driver, partial(driver.start, part)):
                 failed = [(each.name, CODE_CANNOT_START, broke) for each in part]
@@ -534,14 +534,14 @@ class Agent:
         if command.notice_s > 0:
             end = partial(driver.end_with_notice, name, grace_s, command.why, command.notice_s)
         if self.call_driver(driver, end):
-            self.enqueue(Stuck([name]))  # nobody knows whether it will end
+            self.enqueue(Stuck([name]))  # it is unknown whether the member will end
 
     def _resize_members(self, command: ResizeMembers) -> None:
         for member in command.members:
             driver, gpu = self.drivers[member.driver], member.request.effective_gpu
             if driver.capabilities.outlives_agent:
                 self.journal.placed([member.place])
-            if gpu is not None and gpu.share is not None and member.phase != "claimed":  # else it starts with that
+            if gpu is not None and gpu.share is not None and member.phase != "claimed":  # a claimed one starts with it
                 self.call_driver(driver, partial(driver.resize, member.name, gpu.share))
 
     def _freeze_member(self, command: FreezeMember) -> None:
@@ -571,10 +571,10 @@ class Agent:
             self.call_driver(driver, partial(driver.set_fence, command.deadline_s, command.grace_s))
 
     def call_driver(self, driver: Driver, step: Callable[[], object]) -> str:
-        """Call a driver. If a foreign driver raises, returns what in one line; else "".
+        """Call a driver. If a foreign driver raises, return the error in one line, else "".
 
-        A job that such a driver cannot deal with must not end the worker, and with it all other jobs. In a driver of
-        ours an exception is a defect, and is raised.
+        A job that a foreign driver fails on must not end the worker and with it all other jobs. In a driver of moorage
+        an exception is a defect, so it is raised.
         """
         try:
             step()
@@ -585,7 +585,7 @@ class Agent:
         return ""
 
     def _log_broken(self, driver: Driver, error: Exception) -> str:
-        """Log what a driver raised; returns it in one line, for the job's owner."""
+        """Log an exception of a driver; return it in one line, for the job's owner."""
         at = traceback.extract_tb(error.__traceback__)[-1]
         broke = carried(
             f"the driver {driver.name} broke: {type(error).__name__}: {error} ({at.name}, line {at.lineno})"

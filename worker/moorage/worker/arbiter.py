@@ -1,9 +1,9 @@
-"""`LeaseArbiter`: lend a job the GPUs of a pool that nobody needs just now.
+"""Lend a job the GPUs of a pool that are free at the moment.
 
-A job is one or more works, each a queue of pieces. Every work gets a worker of its own first, the smallest work first;
-then, whenever a GPU is free and nobody waits for one, a helper joins a work that has pieces waiting. Helpers are
-guests: they are started only while no claim waits in the pool, they take what `try_claim` gives and never
-queue, and they never decide how the job ends.
+A job is one or more works, each a queue of pieces. First every work gets a worker of its own, the smallest work first.
+Then, whenever a GPU is free and no claim waits, a helper joins a work that has waiting pieces. Helpers have the lowest
+priority: they start only while no claim waits in the pool, they take what `try_claim` gives and never queue, and they
+never decide how the job ends.
 
 Render the frames of a film on one GPU, or on all that happen to be free::
 
@@ -18,8 +18,8 @@ Render the frames of a film on one GPU, or on all that happen to be free::
             pieces.close()
         # every frame is rendered and every GPU given back, or the first worker's error is raised
 
-What each frame needs is in its own piece, so it does not matter which GPU renders it, nor that a helper fails: its
-piece goes back to the head of the queue, and the work's own worker does not end before every piece is done.
+Each piece has everything that its frame needs, so any GPU can render it. If a helper fails, its piece goes back to the
+head of the queue, and the work's own worker does not end before every piece is done.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from moorage.schemas.errors import refuse
 from moorage.worker.pool import GpuPool
 from moorage.worker.pool_lease import GpuLease
 
-ROUND_S: Final = 0.2  # how long a free GPU may go unnoticed
+ROUND_S: Final = 0.2  # the longest that a free GPU goes unnoticed
 WORKS_MAX: Final = 1024
-#: helpers of one work that may fail before it gets no more: then its own worker does the rest
+#: failures of helpers after which a work gets no more helpers; its own worker does the rest
 HELPER_FAILURES_MAX: Final = 3
-#: pieces that wait in a queue; a piece handed back by a helper that failed may exceed it
+#: most pieces waiting in a queue; a piece that a failed helper handed back may exceed it
 PIECES_WAITING_MAX: Final = 2
 
 log = logging.getLogger("moorage.worker.arbiter")
@@ -51,27 +51,27 @@ Wait = Callable[[asyncio.Event, float], Awaitable[None]]
 
 
 class Work(Protocol):
-    """A part of a job that one worker can do alone and others can help with. `Pieces` is one."""
+    """A part of a job that one worker can do alone and helpers can speed up. `Pieces` is one."""
 
     @property
     def size(self) -> int:
-        """How much there is to do, in any unit that the job's works share: the smallest gets the first GPU."""
+        """How much there is to do, in any unit that the job's works share: the smallest work gets the first GPU."""
         ...
 
     def waiting(self) -> int:
-        """Pieces that nobody works on now: a helper would find something to do where this is above 0."""
+        """Return how many pieces wait to be begun: if it is above 0, a helper would find work."""
         ...
 
     async def run(self, lease: GpuLease) -> None:
-        """The work's own worker: returns when all of the work is done. What it raises is the job's error."""
+        """Do the work as its own worker; return when all of it is done. An exception is the job's error."""
         ...
 
     async def help(self, lease: GpuLease) -> None:
-        """A helper: returns when nothing waits. What it raises ends this helper alone, so it must hand back first."""
+        """Help until no piece waits. An exception ends only this helper, so it must hand its piece back first."""
         ...
 
     def on_waiting(self, wake: Callable[[], None]) -> None:
-        """Ask for a call of `wake` whenever a piece begins to wait; the last one asked for counts."""
+        """Have `wake` called whenever a piece begins to wait; a later call replaces it."""
         ...
 
 
@@ -83,19 +83,19 @@ class _Entry:
 
 
 class LeaseArbiter:
-    """``async with LeaseArbiter(pool, works): ...`` runs the job; leaving the block waits for it.
+    """Runs a job: ``async with LeaseArbiter(pool, works): ...``; leaving the block waits for the job.
 
-    `works` in the order in which helpers are given to them, 1..`WORKS_MAX`. `helpers_max` bounds the helpers that run
-    at once, None for as many as the pool has slots. A round is every `round_s` seconds, and at once when a piece begins
-    to wait, when a worker or helper is done, and at `wake()`; a round starts at most one helper. `wait` waits for the
-    event or so many seconds, whichever is first: for tests, and for clocks other than the loop's.
+    `works` are 1..`WORKS_MAX`, in the order in which they get helpers. `helpers_max` bounds the helpers that run at
+    once, None for as many as the pool has slots. A round happens every `round_s` seconds, and at once when a piece
+    begins to wait, when a worker or helper is done, and at `wake()`; a round starts at most one helper. `wait` waits
+    for the event or that many seconds, whichever is first: for tests, and for clocks other than the loop's.
 
-    The errors of works' own workers end the job: the others are cancelled, and so is the block itself; the block then
-    raises them as an ExceptionGroup, as asyncio.TaskGroup does. Cancelling the task that runs the block ends the job
-    too. However it ends, every lease is released. One job a LeaseArbiter; several may share a pool.
+    An error of a work's own worker ends the job: the other works are cancelled, and so is the block itself; the block
+    then raises the errors as an ExceptionGroup, as asyncio.TaskGroup does. Cancelling the task that runs the block ends
+    the job too. However it ends, every lease is released. A LeaseArbiter runs one job; several may share a pool.
 
-    Raises ValueError for works or numbers that cannot be, and Refused (failed-precondition) on entering where the pool
-    has no slots at all.
+    Raises ValueError for invalid works or numbers, and Refused (failed-precondition) on entering if the pool has no
+    slots.
     """
 
     def __init__(
@@ -126,20 +126,20 @@ class LeaseArbiter:
 
     @property
     def helpers(self) -> int:
-        """The helpers that run now."""
+        """How many helpers run now."""
         return self._helpers
 
     def wake(self) -> None:
-        """Begin the next round now. A service may call it from its pool's `on_change`, to see a freed GPU at once."""
+        """Begin the next round now. A service may call it from its pool's `on_change`, to use a freed GPU at once."""
         self._woken.set()
 
     async def __aenter__(self) -> LeaseArbiter:
         if not self._pool.capacity():
-            raise refuse("failed-precondition", "the pool has no GPU, so nobody can do this work", found="0 slots")
+            raise refuse("failed-precondition", "the pool has no GPU to do this work on", found="0 slots")
         await self._tasks.__aenter__()
         for entry in self._entries:
             entry.work.on_waiting(self.wake)
-        # Claims are served in the order in which they are made, and tasks begin in the order of their creation.
+        # claims are served in the order in which they are made, and tasks start in the order of their creation
         for entry in sorted(self._entries, key=lambda entry: entry.work.size):
             self._tasks.create_task(self._own_worker(entry))
         self._tasks.create_task(self._dispatch())
@@ -161,7 +161,7 @@ class LeaseArbiter:
             self.wake()
 
     async def _dispatch(self) -> None:
-        """Rounds until every work is done; the group's end cancels it with the rest."""
+        """Hold rounds until every work is done; the end of the task group cancels it, too."""
         while not all(entry.done for entry in self._entries):
             self._woken.clear()
             self._start_helper()
@@ -179,7 +179,7 @@ class LeaseArbiter:
         self._helpers += 1
         self.helpers_started += 1
         task = self._tasks.create_task(self._help(entry, lease))
-        # A task that is cancelled before it began runs none of its code, also no `finally`.
+        # a task that is cancelled before its start runs none of its code, not even `finally`
         task.add_done_callback(lambda _: self._helper_ended(entry, lease))
 
     async def _help(self, entry: _Entry, lease: GpuLease) -> None:
@@ -188,14 +188,14 @@ class LeaseArbiter:
         except Exception as error:
             entry.failures += 1
             self.helpers_failed += 1
-            log.warning("a helper on %s failed and its GPU is given back: %r", lease, error)
+            log.warning("a helper on %s failed, and its GPU is given back: %r", lease, error)
         else:
             entry.failures = 0
 
     def _helper_ended(self, entry: _Entry, lease: GpuLease) -> None:
         self._helpers -= 1
         lease.release()
-        # One that left something waiting failed, or had a reason: without the clock's pause it might go round for ever.
+        # a helper that left pieces waiting has failed or had a reason: without a pause it could repeat that for ever
         if not entry.work.waiting():
             self.wake()
 
@@ -211,12 +211,12 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 class Pieces(Generic[T]):
-    """A work of pieces that are alike: `handle(piece, lease)` does one, on whichever GPU it is given.
+    """A work of similar pieces: `handle(piece, lease)` does one, on any GPU.
 
-    `put` them in, at most `waiting_max` wait, then `close`. The own worker ends when every piece is done, also one that
-    a helper handed back: a piece is done once by whoever finishes it, and begun again where a helper failed or was
-    cancelled in it, so `handle` must bear that. Order of completion is not order of arrival. `size` is what the arbiter
-    goes by to choose who gets the first GPU.
+    `put` pieces in (at most `waiting_max` wait), then `close`. The own worker ends when every piece is done, including
+    pieces that a helper handed back. A piece is done once, but it is begun again if a helper failed or was cancelled in
+    it, so `handle` must allow that. Pieces may finish in another order than they came. `size` decides which work gets
+    the first GPU.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Pieces(Generic[T]):
         self._queue: deque[T] = deque()
         self._in_work = 0
         self._closed = False
-        self._changed = asyncio.Event()  # of the next change alone: whoever waits looks again
+        self._changed = asyncio.Event()  # set at the next change only: waiters check their condition again
         self._wake: Callable[[], None] | None = None
         self.done = 0
 
@@ -247,8 +247,8 @@ class Pieces(Generic[T]):
     async def put(self, piece: T) -> None:
         """Add a piece, waiting for room. Raises ValueError after `close`.
 
-        Where a job has more works than the pool has GPUs, feed each work from a task of its own: one that waits for
-        room in a work without a GPU would keep the one with it waiting for pieces, for ever.
+        If a job has more works than the pool has GPUs, feed each work from a task of its own. A single task that waits
+        for room in a work without a GPU would starve the work with a GPU, for ever.
         """
         await self._until(lambda: self._closed or len(self._queue) < self._waiting_max)
         if self._closed:
@@ -259,7 +259,10 @@ class Pieces(Generic[T]):
             self._wake()
 
     def close(self) -> None:
-        """No piece comes any more; the worker ends when those there are done. Again: nothing."""
+        """Declare that no more pieces come; the worker ends when the present ones are done.
+
+        A second call does nothing.
+        """
         self._closed = True
         self._tell()
 

@@ -1,6 +1,7 @@
-"""The files that an attempt brings into its folder before its start, and those that are kept of it after its end.
+"""Bring an attempt's files into its folder before its start, and store files of the folder after its end.
 
-For every driver whose members have folders: it says when an attempt starts and when nothing of it runs any more.
+It serves every driver whose members have folders. The driver reports when an attempt starts and when nothing of it runs
+any more.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from moorage.worker.handler_results import result_object
 from moorage.worker.job_files import FilesUnavailable, JobFiles
 from moorage.worker.member_messages import MemberName
 
-#: how the `why` of an attempt begins that ended well and whose files could not be stored, and its code
+#: prefix of the `why`, and the code, of an attempt that ended well but whose files could not be stored
 NOT_STORED: Final = "not-stored"
 CODE_NOT_KEPT: Final = 1
-#: how long storing what a member leaves may hold up the report of its end
+#: how long storing a member's files may delay the report of its end
 STORE_S_MAX: Final = 300.0
 
 log = logging.getLogger("moorage.worker")
@@ -35,30 +36,30 @@ class AttemptFiles:
         self._storing: dict[MemberName, asyncio.Task[None]] = {}
 
     async def bring(self, name: MemberName, address: str, ids: tuple[int, int] | None) -> None:
-        """Unpack the files of this address into the attempt's folder, for the owner `ids`.
+        """Unpack the files at this address into the attempt's folder, for the owner `ids`.
 
-        Raises FilesUnavailable where this worker cannot have them now, else FilesRefused.
+        Raises FilesUnavailable if this worker cannot have them now, else FilesRefused.
         """
         if self._files is None:
             raise FilesUnavailable("this worker has no folders for jobs")
         await self._files.bring(name[0], address, self._folders.path(name), ids)
 
     def wants_store(self, name: MemberName) -> bool:
-        """Return whether something of this attempt's folder is to be stored."""
+        """Return whether something of this attempt's folder must be stored."""
         return bool(self._folders.keep(name))
 
     def hurry(self, name: MemberName, grace_s: float) -> bool:
-        """Have the storing of an attempt's files end within this time; False where it is not under way."""
+        """Limit the storing of an attempt's files to `grace_s`; return False if no storing is under way."""
         storing = self._storing.get(name)
         if storing is not None:
             asyncio.get_running_loop().call_later(grace_s, storing.cancel)
         return storing is not None
 
     def store(self, name: MemberName, code: int, why: str, is_asked: bool) -> Coroutine[Any, Any, tuple[int, str]]:
-        """Begin to store what is to be kept of an attempt that is over, and return what waits for it.
+        """Begin to store the files of an ended attempt, and return a coroutine that waits for it.
 
-        That gives the attempt's code and reason, which say if it failed; cancelled, it gives up and nothing is told.
-        `is_asked`: the attempt was ended, so that its grace bounds the time for this.
+        Its result is the attempt's code and reason, also if storing failed. If it is cancelled, storing stops and
+        nothing is reported. `is_asked` is set if the attempt was asked to end: then its grace also limits the storing.
         """
         seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if is_asked else STORE_S_MAX
         self._storing[name] = asyncio.get_running_loop().create_task(self._keep(name))
@@ -66,7 +67,7 @@ class AttemptFiles:
 
     async def _keep(self, name: MemberName) -> None:
         if self._files is None:
-            raise FilesUnavailable("this worker keeps none")
+            raise FilesUnavailable("this worker stores no files")
         tenant, job, replica, _, fence = name
         folder, keep = self._folders.path(name), self._folders.keep(name)
         await self._files.keep(tenant, result_object(job, replica, fence), folder, keep)
@@ -90,11 +91,11 @@ class AttemptFiles:
         if trouble and (code, why) == (0, "exit"):
             return CODE_NOT_KEPT, carried(f"{NOT_STORED}: {trouble}")
         if trouble:
-            log.warning("what %s left is not kept: %s", name[1], trouble)
+            log.warning("files of %s are not kept: %s", name[1], trouble)
         return code, why
 
     async def close(self) -> None:
-        """Give up what is being stored: the next agent does it."""
+        """Stop all storing: the next agent does it."""
         for storing in list(self._storing.values()):
             storing.cancel()
             await asyncio.wait((storing,))

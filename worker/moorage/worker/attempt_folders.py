@@ -1,12 +1,12 @@
-"""A folder of its own for each attempt: where it starts, its HOME, bounded in use, removed some time after its end.
+"""Give each attempt a folder of its own: its start folder and HOME, limited in size, removed some time after its end.
 
-It is `<root>/<tenant>.<job>.<replica>.<attempt>.<fence>`, mode 0700, and belongs to the job's user. A driver of
-containers has a root of its own, which no other user of the host passes: its engine mounts the folder. An empty folder
-goes as soon as its attempt is over. The others stay for `keep_s`, so that a person can look at what a job left; the
-oldest go earlier where there are too many of them, or where they would take the last room on the disk.
+The path is `<root>/<tenant>.<job>.<replica>.<attempt>.<fence>`, mode 0700, owned by the job's user. A driver of
+containers has a root of its own that other users cannot enter, because its engine mounts the folder. An empty folder is
+removed as soon as its attempt is over. The others stay for `keep_s`, so that a person can read what a job left; the
+oldest are removed earlier if there are too many, or if they would fill the disk.
 
-Use is measured by du(1) and folders are removed by rm(1): a job may leave a million files, or a tree that is deeper
-than Python can walk, and neither may hold up the agent's loop or its interpreter lock.
+Size is measured by du(1) and folders are removed by rm(1): a job may leave a million files, or a tree that is deeper
+than Python can walk, and neither may block the agent's loop or its interpreter lock.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from moorage.worker.supervisor.child import StartRefused, resolve_user
 
 #: below the state folder
 FOLDERS: Final = "folders"
-#: seconds between two measurements, and the part of all time that they may take
+#: seconds between two measurements, and the largest part of all time that they may take
 MEASURE_S: Final = 10.0
 MEASURE_PART: Final = 0.1
-#: folders of finished attempts that stay
+#: most folders of finished attempts that stay
 KEPT_MAX: Final = 1000
 #: folders in one call of du(1) or rm(1)
 AT_ONCE: Final = 500
-#: how the `why` of an attempt begins that was ended for the use of its folder
+#: prefix of the `why` of an attempt that was ended because of its folder's size
 DISK: Final = "disk"
 _GRACE_S: Final = 10.0
-#: behind the name of a folder: a file with the patterns of what is to be kept of it
+#: suffix of a file next to a folder, with the patterns of the files to store
 _KEEP: Final = ".keep"
 _KIB: Final = 1024
 _MODE: Final = 0o700
-#: of what lies above: other users pass through and see nothing
+#: mode of the parent folders: other users can pass through and cannot list them
 _PASSAGE: Final = 0o711
 
 log = logging.getLogger("moorage.worker")
 
 
 class FolderBounds(NamedTuple):
-    """`bytes_max` of one attempt's folder, `keep_s` seconds from the attempt's end to the folder's removal."""
+    """`bytes_max` limits one attempt's folder; `keep_s` is how long it stays after the attempt's end."""
 
     bytes_max: int = FOLDER_BYTES_DEFAULT
     keep_s: float = FOLDER_KEEP_DEFAULT
@@ -69,44 +69,47 @@ class FolderUnavailable(HostAtFault):
 
 
 class AttemptFolders:
-    """The folders of the attempts of one driver, `owner`. Call `begin` with what lives, then `run`.
+    """The folders of one driver's attempts, `owner`. Call `begin` with the living members, then `run`.
 
-    `is_mounted`: a container gets the folder, so that no user of the host has to reach it.
+    `is_mounted`: containers get the folders by a mount, so users of the host need not reach them.
     """
 
     def __init__(self, settings: WorkerSettings, owner: str, *, is_mounted: bool = False) -> None:
         self.bounds = FolderBounds(settings.folder_bytes, settings.folder_keep)
         self._state = settings.state_dir
-        self._own = settings.folder_dir is None  # below the state folder, which is ours to open for other users
+        self._own = settings.folder_dir is None  # then it is below the state folder, whose mode we may change
         self.root = (settings.folder_dir or settings.state_dir / FOLDERS) / owner
         self._root_mode = _MODE if is_mounted else _PASSAGE
-        self._living: dict[MemberName, float] = {}  # with the grace that each gets if it has to end
-        self._over: list[str] = []  # of those that are empty, nothing stays
+        self._living: dict[MemberName, float] = {}  # with the grace of each, should it have to end
+        self._over: list[str] = []  # folders of ended attempts that are removed if they are empty
         self._emptying: asyncio.Task[None] | None = None
         self._ended: OrderedDict[str, float] = OrderedDict()  # CLOCK_BOOTTIME of the end, oldest first
         self._is_passable = False
         self._keep: dict[MemberName, list[str]] = {}
 
     def path(self, name: MemberName) -> str:
-        """Return the folder of an attempt, whether it is there or not."""
+        """Return the path of an attempt's folder, whether it exists or not."""
         return f"{self.root}/{_folder_of(name)}"
 
     def keep(self, name: MemberName) -> list[str]:
-        """Return the patterns of what is to be stored of a folder before its attempt is over; [] for nothing."""
+        """Return the patterns of the files to store before the attempt is over; [] for none."""
         return self._keep.get(name, [])
 
     def grace_s(self, name: MemberName) -> float:
-        """Return the grace that an attempt gets if it has to end."""
+        """Return the grace that an attempt gets if it must end."""
         return self._living.get(name, _GRACE_S)
 
     def make(self, name: MemberName, grace_s: float, keep: Sequence[str] = ()) -> str:
-        """Make the folder of an attempt, the agent's until `give`, and return its path. Raises FolderUnavailable."""
+        """Make the folder of an attempt and return its path; the agent owns it until `give`.
+
+        Raises FolderUnavailable.
+        """
         path = self.path(name)
-        for left in (_folder_of(name), _folder_of(name) + _KEEP):  # of an agent that died: it would be swept
+        for left in (_folder_of(name), _folder_of(name) + _KEEP):  # of an agent that died: they would be removed
             self._ended.pop(left, None)
         try:
             self._mkdir(path)
-            if keep:  # for the agent that may take over
+            if keep:  # written for the next agent
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(keep))
                 self._keep[name] = list(keep)
         except OSError as error:
@@ -120,12 +123,12 @@ class AttemptFolders:
         except FileNotFoundError:
             os.makedirs(self.root, self._root_mode, exist_ok=True)
             os.mkdir(path, _MODE)
-        except FileExistsError:  # an agent died between this and the start
+        except FileExistsError:  # an agent died between this call and the start
             _remove([path])
             os.mkdir(path, _MODE)
 
     def give(self, name: MemberName, user: str | None) -> None:
-        """Have the folder belong to the user that runs the attempt. Raises FolderUnavailable."""
+        """Give the folder to the user that runs the attempt. Raises FolderUnavailable."""
         ids = owner_ids(user)
         if ids is None:
             return
@@ -138,9 +141,9 @@ class AttemptFolders:
             raise FolderUnavailable(f"{self.path(name)}: {error.strerror or error}", "see folder_dir") from None
 
     def give_to_container(self, name: MemberName, ids: tuple[int, int]) -> None:
-        """Have the folder belong to this user of a container. Raises FolderUnavailable.
+        """Give the folder to this user of a container. Raises FolderUnavailable.
 
-        An agent that is not root has a rootless engine, which numbers users anew: there every one of them may write.
+        If the agent is not root, its engine is rootless and maps users to other numbers: then every user may write.
         """
         path = self.path(name)
         try:
@@ -152,7 +155,7 @@ class AttemptFolders:
             raise FolderUnavailable(f"{path}: {error.strerror or error}", "see folder_dir") from None
 
     def over(self, name: MemberName) -> None:
-        """Nothing of this attempt runs any more."""
+        """Take that nothing of this attempt runs any more."""
         if self._living.pop(name, None) is None:
             return
         if self._keep.pop(name, None) is not None:
@@ -162,19 +165,21 @@ class AttemptFolders:
             self._emptying = asyncio.get_running_loop().create_task(self._remove_empty())
 
     async def _remove_empty(self) -> None:
-        """In a thread: rmdir(2) takes milliseconds on ext4, and ends wait to be reported meanwhile."""
+        """Remove empty folders in a thread: rmdir(2) is slow on ext4, and ends are waiting to be reported."""
         while self._over:
             over, self._over = self._over, []
             try:
                 left = await asyncio.to_thread(_left_of, self.root, over)
-            except RuntimeError:  # no thread to be had
+            except RuntimeError:  # no thread can be started
                 left = over
             self._ended.update(dict.fromkeys(left, boottime_s()))
         self._emptying = None
 
     def begin(self, living: Iterable[MemberName]) -> None:
-        """Take over what an earlier agent left: folders of attempts that do not live count as ended when they were
-        last written to."""
+        """Take over the folders that an earlier agent left.
+
+        A folder whose attempt does not live counts as ended at its last change.
+        """
         self._living = dict.fromkeys(living, _GRACE_S)
         own = set(map(_folder_of, self._living))
         now, wall = boottime_s(), time.time()
@@ -190,19 +195,19 @@ class AttemptFolders:
                 self._keep[name] = msgspec.json.decode(Path(self.path(name) + _KEEP).read_bytes(), type=list[str])
 
     async def run(self, on_full: Callable[[MemberName, float, str], None]) -> None:
-        """Remove and measure until cancelled. `on_full` gets an attempt to end, its grace, and why."""
+        """Remove and measure folders until cancelled. `on_full` gets an attempt that must end, its grace, and why."""
         while True:
             began_s = boottime_s()
             try:
                 await self.sweep()
                 for name, grace_s, why in await self.measure():
                     on_full(name, grace_s, why)
-            except (OSError, subprocess.SubprocessError) as error:  # no process or descriptor to be had: look again
-                log.warning("folders of jobs cannot be looked after now: %s", error)
+            except (OSError, subprocess.SubprocessError) as error:  # no process or descriptor left: try again later
+                log.warning("folders of jobs cannot be checked now: %s", error)
             await asyncio.sleep(max(MEASURE_S, (boottime_s() - began_s) / MEASURE_PART))
 
     async def sweep(self) -> int:
-        """Remove the folders that have stayed long enough; returns how many. Empty ones do not count."""
+        """Remove the folders that have stayed long enough; return how many, without empty ones."""
         if self._emptying is not None:
             await asyncio.shield(self._emptying)
         now, doomed = boottime_s(), []
@@ -221,7 +226,7 @@ class AttemptFolders:
         return len(doomed)
 
     async def measure(self) -> list[tuple[MemberName, float, str]]:
-        """Return the attempts whose folders take more than they may, each with its grace and why it has to end."""
+        """Return the attempts whose folders are too large, each with its grace and the reason for its end."""
         paths = {self.path(name): name for name in self._living}
         found: list[tuple[MemberName, float, str]] = []
         for path, used in (await asyncio.to_thread(_used, list(paths))).items():
@@ -234,21 +239,24 @@ class AttemptFolders:
 
 
 def let_pass(folder: Path, ours: Path) -> None:
-    """Let other users reach a folder; what is at or below `ours` may be changed. Raises FolderUnavailable, OSError."""
+    """Let other users reach a folder. Only folders at or below `ours` may be changed.
+
+    Raises FolderUnavailable, OSError.
+    """
     for each in (folder, *folder.parents):
         about = each.stat()
         if about.st_mode & stat.S_IXOTH:
             continue
         if not each.is_relative_to(ours) or about.st_uid != os.geteuid():
             raise FolderUnavailable(
-                f"{each} lets no other user pass",
-                "name another folder_dir, or let users pass: chmod o+x",
+                f"{each} lets no other user enter",
+                "name another folder_dir, or let users enter: chmod o+x",
             )
         os.chmod(each, stat.S_IMODE(about.st_mode) | (_PASSAGE & ~_MODE))
 
 
 def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:
-    """Remove the folders of workers that are not here any more."""
+    """Remove the folders of workers that are not configured any more."""
     try:
         unknown = [entry.path for entry in os.scandir(root) if not is_known(entry.name)]
     except FileNotFoundError:
@@ -257,11 +265,11 @@ def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:
 
 
 def owner_ids(user: str | None) -> tuple[int, int] | None:
-    """Return uid and gid of the user that runs a job; None for the agent's own, and for one that does not exist."""
+    """Return uid and gid of the user that runs a job; None for the agent's own user and for an unknown one."""
     try:
         ids = None if user is None else resolve_user(user)
     except StartRefused:
-        return None  # the supervisor says which user is not there
+        return None  # the supervisor reports the unknown user
     return None if ids is None or ids[0] == os.geteuid() else ids[:2]
 
 
@@ -270,7 +278,7 @@ def _folder_of(name: MemberName) -> str:
 
 
 def _left_of(root: Path, over: Sequence[str]) -> list[str]:
-    """Remove those of these folders that are empty, and return the others."""
+    """Remove the empty ones of these folders, and return the others."""
     left: list[str] = []
     for folder in over:
         try:
@@ -283,7 +291,10 @@ def _left_of(root: Path, over: Sequence[str]) -> list[str]:
 
 
 def _used(paths: Sequence[str]) -> dict[str, int]:
-    """Bytes on disk below each folder, hard links counted once. One that goes meanwhile is left out."""
+    """Return the bytes on disk below each folder, with hard links counted once.
+
+    A folder that disappears is left out.
+    """
     used: dict[str, int] = {}
     for at in range(0, len(paths), AT_ONCE):
         command = ["du", "-skx", "--", *paths[at : at + AT_ONCE]]
@@ -295,7 +306,7 @@ def _used(paths: Sequence[str]) -> dict[str, int]:
 
 
 def _remove(paths: Sequence[str]) -> None:
-    """Remove these folders, also one that takes rights from its owner."""
+    """Remove these folders, including those without permissions for their owner."""
     if not paths:
         return
     command = ["rm", "-rf", "--one-file-system", "--", *paths]

@@ -1,4 +1,4 @@
-"""Notice that a machine has other NVIDIA devices than its worker lists, as after its MIG slices were made anew."""
+"""Notice that a machine has other NVIDIA devices than its worker lists, for example after its MIG slices changed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from moorage.schemas.frames import Device
 from moorage.worker.agent import Agent
 from moorage.worker.inventory.nvml import NvmlUnavailable, open_nvml
 
-#: between two looks of a worker that is drained and holds nothing
+#: seconds between two checks of a drained worker without members
 LOOK_S: Final = 2.0
 
 log = logging.getLogger("moorage.worker")
 
 
 async def devices_changed(agent: Agent) -> None:
-    """Return once the worker is drained and holds nothing, and two looks in a row show the same other devices.
+    """Return once the worker is drained and idle, and two checks in a row show the same other devices.
 
-    The list of devices of a worker never changes while it runs, so it has to begin anew; a worker that is not drained
-    keeps its list.
+    A worker's list of devices never changes while it runs, so the worker must restart; one that is not drained keeps
+    its list.
     """
     listed = _named([device for device in agent.devices if device.vendor == "nvidia"])
     before = listed
@@ -29,13 +29,13 @@ async def devices_changed(agent: Agent) -> None:
         held = agent.members.held or any(state.sharers for state in agent.pool.slot_states())
         now = listed if held or not agent.members.draining else await _there(listed)
         if now == before != listed:
-            log.info("%s: this machine's GPUs are other ones now: the worker begins anew", agent.worker)
+            log.info("%s: this machine has other GPUs now: the worker restarts", agent.worker)
             return
         before = now
 
 
 async def _there(otherwise: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The devices that NVML lists now; `otherwise` where it does not say."""
+    """Return the devices that NVML lists now; `otherwise` if NVML does not answer."""
     try:
         found = await open_nvml()
     except NvmlUnavailable:

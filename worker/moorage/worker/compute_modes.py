@@ -1,13 +1,12 @@
-"""The compute modes that a worker gives to its GPUs, and the length of their time slices.
+"""Set the compute modes of a worker's GPUs, and the length of their time slices.
 
-Processes share a GPU by time-slice only in the mode DEFAULT, so a worker that offers it takes its GPUs there, and has
-the driver's scheduler use the length of a slice that an operator names. While an MPS daemon has a GPU it is in the mode
-EXCLUSIVE_PROCESS: a client that misses the daemon runs without it and without limits, silently, and in this mode it
-fails.
+Processes can share a GPU by time-slice only in the mode DEFAULT, so a worker that offers time-slice sets that mode, and
+the slice length that an operator names. While an MPS daemon uses a GPU, the GPU is in the mode EXCLUSIVE_PROCESS: in
+the mode DEFAULT a client that does not find the daemon would silently run without it and without limits; here it fails.
 
-The worker leaves all as it was. What it changed is in a file before it is changed, so that the next agent takes it back
-if this one is killed. A driver that cannot say or set something is left as it is: NVML has no call for the length of a
-slice, nvidia-smi has, on some boards.
+The worker restores everything at its end. Each change is written to a file first, so that the next agent restores it if
+this one is killed. A value that a driver cannot read or set stays as it is. NVML has no call for the slice length;
+nvidia-smi has one, on some boards.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ FILE_NAME: Final = "compute-modes.json"
 DEFAULT: Final = 0
 EXCLUSIVE_PROCESS: Final = 3
 Length = Literal["default", "short", "medium", "long"]
-#: as `nvidia-smi compute-policy --set-timeslice` numbers them
+#: the numbers of `nvidia-smi compute-policy --set-timeslice`
 _LENGTHS: Final[dict[str, int]] = {"default": 0, "short": 1, "medium": 2, "long": 3}
 NVIDIA_SMI: Final = "nvidia-smi"
-#: for one GPU, and for all of them: NVML and nvidia-smi may hang in the kernel
+#: time limits for one GPU, and for all of them: NVML and nvidia-smi may hang in the kernel
 ASK_S: Final = 10.0
 CHANGE_S: Final = 60.0
 
@@ -46,13 +45,13 @@ T = TypeVar("T")
 
 
 class ModeFault(Exception):
-    """A compute mode cannot be told, set or written down; `str` of it is one line."""
+    """A compute mode cannot be read, set or recorded; its text is one line."""
 
 
 class _Changed(msgspec.Struct):
-    """What was changed since this boot: the mode that each GPU had, and the GPUs whose slices have a length.
+    """The changes since this boot: the former mode of each GPU, and the GPUs with a slice length.
 
-    Those of `of_mps` are in EXCLUSIVE_PROCESS for an MPS daemon, and the others in DEFAULT.
+    GPUs in `of_mps` are in EXCLUSIVE_PROCESS for an MPS daemon, the others in DEFAULT.
     """
 
     boot: str
@@ -62,7 +61,7 @@ class _Changed(msgspec.Struct):
 
 
 class ComputeModes:
-    """Those of one worker, by the GPUs' uuids; `shares`: it offers time-slice. `file` outlives the agent."""
+    """The compute modes of one worker's GPUs, by uuid. `shares`: it offers time-slice. `file` outlives the agent."""
 
     def __init__(self, file: Path, boot: str, *, shares: bool, length: Length | None = None) -> None:
         self._file = file
@@ -73,7 +72,7 @@ class ComputeModes:
         self._changed = past if past is not None and past.boot == boot else _Changed(boot)
 
     async def open(self, uuids: Sequence[str], *, has_mps: bool) -> None:
-        """Take these GPUs to the mode in which they can be shared, or undo what an earlier agent has left.
+        """Set the mode for sharing on these GPUs, and undo what an earlier agent left.
 
         Without `has_mps` the worker runs no MPS daemons any more.
         """
@@ -81,16 +80,16 @@ class ComputeModes:
         await self._in_time(self._open(uuids, has_mps))
 
     async def close(self) -> None:
-        """Leave everything as it was, but for GPUs of MPS daemons. Do not call it while jobs share by time-slice."""
+        """Restore everything, except GPUs of MPS daemons. Do not call it while jobs share by time-slice."""
         await self._in_time(self._restore())
 
     @property
     def of_mps(self) -> list[str]:
-        """The uuids of the GPUs that an MPS daemon has."""
+        """The uuids of the GPUs that an MPS daemon uses."""
         return list(self._changed.of_mps)
 
     async def take(self, uuid: str) -> None:
-        """Have an MPS daemon's server alone use a GPU. Raises ModeFault."""
+        """Reserve a GPU for an MPS daemon's server. Raises ModeFault."""
         if uuid not in self._changed.of_mps:
             if uuid not in self._changed.modes:
                 self._changed.modes[uuid] = await _of_gpu(uuid, _mode)
@@ -99,7 +98,7 @@ class ComputeModes:
         await _of_gpu(uuid, partial(_set, mode=EXCLUSIVE_PROCESS))
 
     async def give_back(self, uuid: str) -> None:
-        """Put a GPU back once its daemon has ended; nothing where no daemon has it. Raises ModeFault."""
+        """Restore a GPU once its daemon has ended; do nothing if no daemon uses it. Raises ModeFault."""
         if uuid not in self._changed.of_mps:
             return
         await self._put_back(uuid, EXCLUSIVE_PROCESS)
@@ -115,11 +114,11 @@ class ComputeModes:
         except TimeoutError:
             log.error("compute modes: the driver did not answer within %g s", CHANGE_S)
         except ModeFault as fault:
-            log.error("compute modes stay as they are: %s", fault)
+            log.error("compute modes stay unchanged: %s", fault)
 
     async def _open(self, uuids: Sequence[str], has_mps: bool) -> None:
         for uuid in () if has_mps else self.of_mps:
-            with _logged(f"GPU {uuid} is not back in its compute mode"):
+            with _logged(f"the compute mode of GPU {uuid} is not restored"):
                 await self.give_back(uuid)
         if not self._shares:
             await self._restore()
@@ -135,11 +134,11 @@ class ComputeModes:
 
     async def _share(self, uuid: str) -> None:
         mode = DEFAULT
-        with contextlib.suppress(ModeFault):  # a driver that cannot tell
+        with contextlib.suppress(ModeFault):  # a driver that cannot report its mode
             mode = await _of_gpu(uuid, _mode)
         if mode == DEFAULT:
             return
-        with _logged(f"the compute mode of {uuid} stays as it is, and its jobs may not share it"):
+        with _logged(f"the compute mode of {uuid} stays unchanged, and its jobs may be unable to share it"):
             self._changed.modes[uuid] = mode
             self._write()
             await _of_gpu(uuid, partial(_set, mode=DEFAULT))
@@ -154,7 +153,7 @@ class ComputeModes:
 
     async def _restore(self) -> None:
         for uuid in self._changed.modes.keys() - self._changed.of_mps:
-            with _logged(f"GPU {uuid} is not back in its compute mode"):
+            with _logged(f"the compute mode of GPU {uuid} is not restored"):
                 await self._put_back(uuid, DEFAULT)
         await self._restore_lengths()
 
@@ -165,14 +164,17 @@ class ComputeModes:
                 self._write()
 
     async def _put_back(self, uuid: str, ours: int) -> None:
-        """Give a GPU the mode of before; one that somebody chose since, in place of `ours`, stays. Raises ModeFault."""
+        """Restore a GPU's former mode, unless an operator has replaced `ours` by another one since.
+
+        Raises ModeFault.
+        """
         if await _of_gpu(uuid, _mode) == ours:
             await _of_gpu(uuid, partial(_set, mode=self._changed.modes.get(uuid, DEFAULT)))
         self._changed.modes.pop(uuid, None)
         self._write()
 
     def _write(self) -> None:
-        """Raises ModeFault: what cannot be written down is not changed."""
+        """Write the changes to the file. Raises ModeFault: then the change must not be made."""
         try:
             if self._changed.modes or self._changed.lengths or self._changed.of_mps:
                 replace_private(self._file, msgspec.json.encode(self._changed).decode())
@@ -184,7 +186,7 @@ class ComputeModes:
 
 @contextlib.contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Log a fault, and go on behind it."""
+    """Log a fault of the block, and go on."""
     try:
         yield
     except ModeFault as fault:
@@ -192,7 +194,7 @@ def _logged(what: str) -> Iterator[None]:
 
 
 async def _of_gpu(uuid: str, ask: Callable[[Any, Any], T]) -> T:
-    """Ask NVML in a thread of its own, as it can hang. Raises ModeFault."""
+    """Ask NVML in a thread of its own, because it can hang. Raises ModeFault."""
     api = import_pynvml()
 
     def asked() -> T:
@@ -217,10 +219,10 @@ def _mode(api: Any, gpu: Any) -> int:
 
 def _set(api: Any, gpu: Any, mode: int) -> None:
     if _mode(api, gpu) == mode:
-        return  # there is nothing that a right is needed for
+        return  # already set, so no permission is needed
     api.nvmlDeviceSetComputeMode(gpu, mode)
     if (found := _mode(api, gpu)) != mode:
-        raise ModeFault(f"the mode is {found} where {mode} was set")
+        raise ModeFault(f"the mode is {found} after {mode} was set")
 
 
 def _set_length(uuid: str, length: Length) -> bool:
@@ -228,11 +230,11 @@ def _set_length(uuid: str, length: Length) -> bool:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        log.warning("the time slices of %s stay as they are: %s", uuid, error)
+        log.warning("the time slices of %s stay unchanged: %s", uuid, error)
         return False
     if done.returncode:
         said = " ".join((done.stdout + done.stderr).split())[:200]
-        log.warning("the time slices of %s stay as they are: %s", uuid, said or f"exit code {done.returncode}")
+        log.warning("the time slices of %s stay unchanged: %s", uuid, said or f"exit code {done.returncode}")
     return not done.returncode
 
 
@@ -242,5 +244,5 @@ def _read(file: Path) -> _Changed | None:
     except FileNotFoundError:
         return None
     except (OSError, *UNREADABLE) as error:
-        log.error("%s tells nothing of compute modes: %s", file, error)
+        log.error("%s cannot be read as a record of compute modes: %s", file, error)
         return None

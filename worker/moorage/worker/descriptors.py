@@ -1,4 +1,4 @@
-"""How many open files this process and its supervisor may have, and how many the jobs of a host need."""
+"""Limit the open files of this process and its supervisor, and compute how many the jobs of a host need."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 
 from moorage.schemas.gpu import SHARERS_MAX
 
-#: what a supervisor may have at most: room for the pipes of some 16,000 jobs
+#: the limit for a supervisor: room for the pipes of some 16,000 jobs
 DESCRIPTORS_WANTED: Final = 65536
-#: what a supervisor needs without a job: its sockets, its journal, its launcher, and one start
+#: descriptors of a supervisor without a job: its sockets, its journal, its launcher, and one start
 DESCRIPTORS_BASE: Final = 128
-#: what one job needs there: the read ends of two pipes, that of a third until its exec, and files for its output
+#: descriptors of a supervisor for one job: the read ends of two pipes, a third until its exec, and its output files
 DESCRIPTORS_PER_JOB: Final = 4
 
 
 def raise_descriptor_limit() -> tuple[int, int]:
-    """Raise the soft limit of this process towards the hard one; returns both as they were, for its children."""
+    """Raise the soft limit of this process towards the hard one; return the former limits, for its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -28,8 +28,10 @@ def raise_descriptor_limit() -> tuple[int, int]:
 
 
 def trouble_with_descriptors(slots: int, modes: tuple[str, ...], sharers_max: Mapping[str, int]) -> str:
-    """Why the jobs of so many slots may find no descriptor in the supervisor, which may raise its limit to the hard
-    one; "" where all of them can run at once."""
+    """Return why the supervisor may run out of descriptors for the jobs of these slots; "" if all can run at once.
+
+    The supervisor can raise its limit up to the hard one.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     sharers = max((sharers_max.get(mode, SHARERS_MAX.get(mode, 1)) for mode in modes), default=1)
     jobs = max(1, slots * max(1, sharers))
@@ -38,5 +40,5 @@ def trouble_with_descriptors(slots: int, modes: tuple[str, ...], sharers_max: Ma
         return ""
     return (
         f"the limit of open files is {hard}; the {jobs} jobs that {slots} GPUs may get need {needed}. Jobs that find"
-        " none left are refused here and go elsewhere. Raise it: LimitNOFILE, or ulimit -Hn"
+        " none left are refused here and placed on other hosts. Raise it: LimitNOFILE, or ulimit -Hn"
     )

@@ -1,13 +1,13 @@
-"""The health of one worker's devices: what is closed, what has failed, and when it may be used again. Pure.
+"""Judge the health of one worker's devices: which are closed, which have failed, and when they may be used again.
 
-A device goes from well to *closed* (nothing new, what runs goes on) or *failed* (what runs leaves it) by what its
-readings and events say; from failed through *probation* back to well, once nothing was wrong with it for a while. That
-while is `probation_s` and doubles with every failure within a day, up to a day, so that a device that flaps stays away
-ever longer. A failure that only a reset cures waits for one: the next boot of the machine starts the probation, and so
-does nothing else but an operator's word, which ends it at once.
+By its readings and events, a well device becomes *closed* (nothing new is placed on it, running jobs go on) or *failed*
+(its jobs leave it). A failed device goes through *probation* back to well, if it is without a fault for a while. That
+time is `probation_s`; it doubles with every failure within a day, up to a day, so a device that fails again and again
+stays away longer each time. A failure that only a reset cures waits for the next boot of the machine, which starts the
+probation, or for an operator's order, which ends it at once.
 
-What must survive a restart of the agent is in `DeviceRecord`s, which the shell keeps; times are seconds of
-CLOCK_BOOTTIME.
+This module has no I/O. State that must survive a restart of the agent is in `DeviceRecord`s, which `device_watch`
+stores; times are seconds of CLOCK_BOOTTIME.
 """
 
 from __future__ import annotations
@@ -23,48 +23,51 @@ from moorage.worker.inventory.faults import DETAIL_CHARS_MAX, Fault, Gravity, gr
 
 PROBATION_S: Final = 600.0
 PROBATION_S_MAX: Final = 86400.0
-#: a failure is forgotten after so long without another
+#: failures are forgotten after this long without another one
 FORGET_S: Final = 86400.0
-#: a device that does not answer for so long has failed
+#: a device that does not answer for this long has failed
 UNRESPONSIVE_S: Final = 30.0
 
 
 class DeviceRecord(msgspec.Struct, omit_defaults=True):
-    """One device's past. `failed_s` -1: it has not failed, or was told to be well."""
+    """One device's past. `failed_s` is -1 if it has not failed, or an operator declared it well."""
 
     kind: str = ""
     detail: str = ""
     needs_reset: bool = False
     failed_s: float = -1.0
-    clean_s: float = -1.0  # since when nothing is wrong with it; -1: something is
+    clean_s: float = -1.0  # since when it has no fault; -1: it has one
     failures: int = 0
-    errors: int = 0  # uncorrected memory errors that are known already
+    errors: int = 0  # uncorrected memory errors that are already counted
 
 
 class Verdict(NamedTuple):
-    """What is to be thought of a device now: `kind` ok means that it may be given out."""
+    """The state of a device now; it may be given out only if `kind` is ok."""
 
     kind: str
     detail: str
     ends: bool = False
-    #: whether it is told with the renewals and so recorded; what is only hot, or silent for a moment, is not
+    #: whether renewals report it, so that the ledger has it; a hot or briefly silent device is not reported
     recorded: bool = False
 
 
 OK: Final = Verdict("ok", "")
-#: a job that is given the whole device finds no memory on it: CUDA opens slices alone
+#: a job that gets the whole device finds no memory on it, because CUDA opens slices only
 DIVIDED: Final = Verdict(
     "mig", "the GPU is in MIG mode, and its slices are not offered: nvidia-smi -mig 0", recorded=True
 )
 
 
 def is_divided(device: Device) -> bool:
-    """Whether it is a whole GPU in MIG mode, and not one of its slices, whose identity begins with MIG-."""
+    """Return whether it is a whole GPU in MIG mode, not one of its slices, whose uuid begins with MIG-."""
     return device.mig and not device.uuid.startswith("MIG-")
 
 
 class DeviceHealth:
-    """All devices of a worker, by slot. `boot` is the machine's boot id; `past` what `records` gave before."""
+    """The health of a worker's devices, by slot.
+
+    `boot` is the machine's boot id; `past` is an earlier result of `records`.
+    """
 
     def __init__(
         self,
@@ -83,14 +86,14 @@ class DeviceHealth:
         self._silent_s = [-1.0] * len(devices)
         self._probation_s = probation_s
         self.boot = boot
-        self.changed = False  # since `records` was taken
-        self.well_n = 0  # the newest word of an operator that was taken
+        self.changed = False  # whether a record changed since the last `records`
+        self.well_n = 0  # number of the operator's latest order that was applied
         if past and past_boot != boot:
             for record in self._records:
                 self._booted(record, now)
 
     def _booted(self, record: DeviceRecord, now: float) -> None:
-        """The machine was reset: its clock began anew, and error counters with it."""
+        """Take that the machine was rebooted: its clock and the error counters began again."""
         record.errors = 0
         if record.failed_s >= 0:
             record.needs_reset = False
@@ -100,13 +103,13 @@ class DeviceHealth:
     # ------------------------------------------------------------------------------------------------ what is seen
 
     def read(self, slot: int, reading: SlotReading, now: float) -> None:
-        """One reading of a device: what lasts, and uncorrected memory errors that are new."""
+        """Take one reading of a device: lasting faults, and new uncorrected memory errors."""
         record, faults = self._records[slot], reading.faults
         if reading.uncorrected_errors > record.errors:
             record.errors = reading.uncorrected_errors
             self.changed = True
             faults += (Fault("ecc", Gravity.FAILED, "an uncorrectable memory error"),)
-        elif reading.uncorrected_errors < record.errors:  # the driver was loaded anew
+        elif reading.uncorrected_errors < record.errors:  # the driver was loaded again
             record.errors = reading.uncorrected_errors
             self.changed = True
         if reading.health != "unresponsive":
@@ -128,11 +131,11 @@ class DeviceHealth:
         self._forget(slot, now)
 
     def happened(self, slot: int, fault: Fault, now: float) -> None:
-        """A fault that is an event; one that lasts comes again with every reading and counts once."""
+        """Take a fault that is an event; lasting faults come with every reading and count once."""
         if fault.gravity < Gravity.FAILED:
             return
         record = self._records[slot]
-        if record.failed_s < 0 or record.clean_s >= 0:  # a new failure, not the same that goes on
+        if record.failed_s < 0 or record.clean_s >= 0:  # a new failure, not one that still lasts
             record.failures += 1
             record.failed_s = now
             self.changed = True
@@ -151,10 +154,11 @@ class DeviceHealth:
             self._records[slot] = DeviceRecord(errors=record.errors)
             self.changed = True
 
-    # ------------------------------------------------------------------------------------------- what is made of it
+    # ------------------------------------------------------------------------------------------------------- the
+    # verdict
 
     def probation_of(self, slot: int) -> float:
-        """How long it must be clean before it is used again, in seconds."""
+        """Return how many seconds it must be without a fault before it is used again."""
         flaps = max(0, self._records[slot].failures - 1)
         return min(PROBATION_S_MAX, self._probation_s * float(1 << min(flaps, 16)))
 
@@ -172,12 +176,12 @@ class DeviceHealth:
         return Verdict(fault.kind, fault.detail, recorded=fault.kind == "reset-needed")
 
     def unwell(self, now: float) -> list[Unwell]:
-        """For the renewal: what must not be given out, and survives a takeover."""
+        """Return, for the renewal, the devices that must not be given out and whose state survives a takeover."""
         told = ((slot, self.verdict(slot, now)) for slot in range(len(self._records)))
         return [Unwell(slot, v.kind, v.detail, v.ends) for slot, v in told if v.recorded]
 
     def well(self, slots: Sequence[int], n: int) -> list[int]:
-        """An operator's word, numbered `n`, that these devices are well; those that it was news for, once a word."""
+        """Apply an operator's order, numbered `n`, that these devices are well. Return the slots that it is new for."""
         if n <= self.well_n:
             return []
         self.well_n = n
@@ -190,7 +194,7 @@ class DeviceHealth:
         return known
 
     def records(self) -> dict[str, DeviceRecord]:
-        """What to keep, by device; only those with a past."""
+        """Return the records to store, by device, without devices that have no past."""
         self.changed = False
         empty = DeviceRecord()
         return {name: record for name, record in zip(self._ids, self._records, strict=True) if record != empty}

@@ -1,7 +1,7 @@
-"""The devices' health as the agent keeps it: in the pool, in a file for the next agent, and in what it tells.
+"""Apply the devices' health: in the pool, in a file for the next agent, and in the worker's frames.
 
-`device_health` judges; here its judgement is carried out. A device that is unwell is out of the pool's use alone, and
-so is one that somebody outside holds: placements there are refused, the others of the host go on.
+`device_health` judges the devices; this module carries that out. Only the unwell device is closed in the pool, and so
+is a device that a foreign process uses: placements there are refused, the host's other devices stay in use.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from moorage.worker.pool import GpuPool, SlotState
 
 log = logging.getLogger("moorage.worker")
 
-#: who keeps a slot of the pool closed
+#: the party that closes a slot, as the pool records it
 CLOSED_BY: Final = "health"
-#: what a load frame says of a device that a VM has
+#: detail of a load frame for a device that a VM has
 HANDED_ON: Final = "handed on to a VM"
 
 
@@ -39,7 +39,10 @@ _decode: Final = msgspec.json.Decoder(_File).decode
 
 
 class DeviceWatch:
-    """`told` are the devices that are unwell, as the renewals say them. Without a `file` nothing outlives the agent."""
+    """Watches a worker's devices. `told` are the unwell devices as renewals report them.
+
+    Without a `file` nothing is stored.
+    """
 
     def __init__(
         self, devices: Sequence[Device], boot: str, pool: GpuPool, probation_s: float, now: float, file: Path | None
@@ -56,15 +59,15 @@ class DeviceWatch:
         self.told: list[Unwell] = []
         self._pool = pool
         self._file = file
-        self._ours: frozenset[int] = frozenset()  # slots that are out of use by our doing
+        self._ours: frozenset[int] = frozenset()  # slots that this object has closed in the pool
         self._foreign: dict[int, str] = {}
-        #: the pids among these that the leases of a slot explain; without it, all of a slot that is leased
+        #: returns those of these pids that the slot's leases explain; by default all pids of a leased slot
         self.explained: Callable[[int, Collection[int]], Container[int]] = lambda slot, pids: pids
 
     # ---------------------------------------------------------------------------------------- what is seen and heard
 
     def seen(self, readings: Sequence[SlotReading], now: float) -> bool:
-        """Take in a reading of every device; whether what is told has changed."""
+        """Take a reading of every device; return whether `told` has changed."""
         for slot, reading in enumerate(readings):
             self.health.read(slot, reading, now)
         self._foreign = {}
@@ -75,12 +78,12 @@ class DeviceWatch:
         return self._settle(now)
 
     def happened(self, slot: int, fault: Fault, now: float) -> bool:
-        """As `seen`, for an event."""
+        """Take an event of a device; return whether `told` has changed."""
         self.health.happened(slot, fault, now)
         return self._settle(now)
 
     def well(self, slots: Sequence[int], n: int, now: float) -> list[int]:
-        """An operator's word; those slots for which it is news."""
+        """Apply an operator's order that devices are well; return the slots that it is new for."""
         news = self.health.well(slots, n)
         self._settle(now)
         return news
@@ -97,16 +100,16 @@ class DeviceWatch:
             self._write()
         return self.told != before
 
-    # ------------------------------------------------------------------------------------------- what is made of it
+    # ------------------------------------------------------------------------------------------------- what follows
 
     def check_foreign(self, slots: Sequence[int]) -> None:
-        """Raise `Refused` for a slot on which somebody outside was seen at the last look."""
+        """Raise `Refused` for a slot on which the last reading showed a foreign process."""
         for slot in slots if self._foreign else ():
             if slot in self._foreign:
                 raise refuse("failed-precondition", f"foreign: GPU {slot} is used by {self._foreign[slot]}")
 
     def shown(self, state: SlotState, reading: SlotReading, now: float) -> tuple[str, str, str]:
-        """Health, who is there from outside, and detail, for the load frame."""
+        """Return health, foreign process and detail, for the load frame."""
         foreign = self._foreign.get(state.slot, "") if state.sharers else self._foreign_of(state, reading)
         verdict = self.health.verdict(state.slot, now)
         if verdict.kind != "ok":
@@ -115,11 +118,11 @@ class DeviceWatch:
             return "quarantined", foreign, ""
         if reading.handed_on:
             return "ok", "", HANDED_ON
-        # memory errors are judged when they are new: what is known, and has been clean since, is well
+        # memory errors count when they are new: a device that has been clean since its known errors is well
         return "ok" if reading.health == "ecc" else reading.health, foreign, ""
 
     def _foreign_of(self, state: SlotState, reading: SlotReading) -> str:
-        """The first process there that no lease explains; of a lease to a process of this host nothing is known."""
+        """Return the first process that no lease explains; the processes of a lease to a local process are unknown."""
         if not reading.processes or state.local:
             return ""
         ours: Container[int] = (os.getpid(),)
@@ -148,5 +151,5 @@ def _read(file: Path | None) -> _File | None:
     except FileNotFoundError:
         return None
     except (OSError, *UNREADABLE) as error:
-        log.error("%s tells nothing of devices: %s", file, error)
+        log.error("%s cannot be read as a record of devices: %s", file, error)
         return None

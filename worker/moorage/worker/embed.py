@@ -1,4 +1,4 @@
-"""A worker inside a service's own process: the fleet calls the service's functions on the GPUs of its pool.
+"""Run a worker inside a service's own process: the scheduler calls the service's functions on the GPUs of its pool.
 
     worker = EmbeddedWorker("nats://127.0.0.1:4222", WorkerSettings(Path("state"), "transcoder-1"))
 
@@ -6,11 +6,11 @@
     async def transcode(context: HandlerContext) -> bytes: ...
 
     async with worker:
-        lease = await worker.pool.claim()  # for the service's own work, in line; None where the host has no GPU
+        lease = await worker.pool.claim()  # for the service's own work; None if the host has no GPU
         await worker.serve(stop)
 
-Jobs reach the function by `"run": {"driver": "handler", "argv": ["transcode", ...]}` together with
-`"requires": {"handler.transcode": ["1"]}`, the label under which this worker offers it.
+Jobs reach the function by `"run": {"driver": "handler", "argv": ["transcode", ...]}` together with `"requires":
+{"handler.transcode": ["1"]}`, the label under which this worker offers it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from moorage.worker.run import HEALTH_FILE, facts_of_simulated, simulated_of, us
 from moorage.worker.settings import WorkerSettings
 
 HANDLERS_MAX: Final = 32
-#: beyond the longest grace of what runs, for the facts and the goodbye
+#: seconds for the last reports and the goodbye, after the longest grace of the running jobs
 LEAVE_S_MAX: Final = 5.0
 GRACE_S_MAX: Final = 60.0
 _Function = TypeVar("_Function", bound=Handler)
@@ -54,16 +54,19 @@ log = logging.getLogger("moorage.worker")
 
 
 class EmbeddedWorker:
-    """One worker that calls functions. Register them, then enter it; used once, in one event loop.
+    """One worker that calls functions. Register them, then enter it. It is used once, in one event loop.
 
-    `target` is a URL or a nats context's name; with None it is `settings.nats`, else found as `AsyncClient` finds it,
-    so that both are of one fleet. `settings.worker` is required: an id that differs from that of the machine's plain
-    worker. `settings.drivers` and the socket for leases are not used, nor what is about processes alone: their user,
-    programs and output. The devices are this machine's, or those of `settings.simulate` (one host), or those of
-    `inventory`; those that are not among `settings.lent_slots` are for the service alone. A device belongs to one
-    worker: if this machine's plain worker offered the same ones, both would lend them. `on_overdue` is called in the
-    event loop for a function that does not stop when asked. Nothing outlives the process: the jobs of a killed service
-    are lost, and are placed again as often as their `retries_on_lost` allows.
+    `target` is a URL or a nats context's name; with None it is `settings.nats`, else the server that `AsyncClient`
+    finds, so that both use the same fleet. `settings.worker` is required: an id that differs from that of the machine's
+    plain worker. `settings.drivers` and the socket for leases are not used, nor settings for processes only: their
+    user, programs and output.
+
+    The devices are this machine's, or those of `settings.simulate` (one host), or those of `inventory`; devices outside
+    `settings.lent_slots` are for the service alone. A device must belong to one worker: if this machine's plain worker
+    offered the same devices, both would lend them.
+
+    `on_overdue` is called in the event loop for a function that does not stop when asked. Nothing outlives the process:
+    the jobs of a killed service are lost, and are placed again as often as their `retries_on_lost` allows.
     """
 
     def __init__(
@@ -88,13 +91,13 @@ class EmbeddedWorker:
     def handler(self, name: str) -> Callable[[_Function], _Function]:
         """Offer the decorated function under `name` (`[a-z0-9_.-]{1,48}`).
 
-        A coroutine function runs in the event loop, any other in a thread of its own. It gets a `HandlerContext`; what
-        it returns is the job's result: bytes, text, anything that JSON can hold, or None for no result. An exception
-        fails the job with code 1. Raises Refused for a bad name, for a name that is used already, and once the worker
-        is open, since the fleet learns the names when the worker joins.
+        A coroutine function runs in the event loop, any other in a thread of its own. It gets a `HandlerContext`; its
+        return value is the job's result: bytes, text, any JSON value, or None for no result. An exception fails the job
+        with code 1. Raises Refused for a bad name, for a name that is in use, and once the worker is open, because the
+        scheduler learns the names when the worker joins.
         """
         if self._opened:
-            raise refuse("failed-precondition", "handlers are registered before the worker is opened", found=name)
+            raise refuse("failed-precondition", "handlers must be registered before the worker is opened", found=name)
         if not HANDLER_NAME.fullmatch(name):
             raise refuse("invalid-argument", "no name of a handler", found=name, allowed="[a-z0-9_.-]{1,48}")
         if name in self._handlers or len(self._handlers) >= HANDLERS_MAX:
@@ -112,7 +115,7 @@ class EmbeddedWorker:
 
     @property
     def pool(self) -> GpuPool:
-        """The GPUs, for the service's own claims; a claim that waits comes before any placement of the fleet."""
+        """The GPUs, for the service's own claims; a waiting claim has priority over every placement."""
         return self._opened_agent.pool
 
     @property
@@ -122,11 +125,11 @@ class EmbeddedWorker:
 
     @property
     def running(self) -> list[HandlerContext]:
-        """What runs for the fleet now."""
+        """The functions that run for jobs now."""
         return [] if self._driver is None else self._driver.running()
 
     async def open(self) -> None:
-        """Connect and ask to join. Raises MoorageError of the connection, Refused for settings that cannot be."""
+        """Connect and ask to join. Raises MoorageError of the connection, Refused for invalid settings."""
         if self._opened:
             raise refuse("failed-precondition", "an embedded worker is opened once; make another one")
         settings, worker = self._settings, self._settings.worker
@@ -175,27 +178,27 @@ class EmbeddedWorker:
             raise
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set. Raises what broke the worker, if anything did."""
+        """Serve until `stop` is set. Raises the error that broke the worker, if one did."""
         host = self._host
         if host is None:
             raise refuse("failed-precondition", "the worker is not open")
         await host.serve(stop)
 
     async def close(self) -> None:
-        """Ask what runs to stop, each job within its grace (at most a minute), then leave the fleet and disconnect."""
+        """Ask running functions to stop, each within its grace (at most a minute), then leave and disconnect."""
         agent = self._agent
         if agent is None:
             return
         graces = [min(context.request.workload.grace_s, GRACE_S_MAX) for context in self.running]
         try:
-            if self._host is not None and agent.worker in self._host.agents:  # one that broke says nothing any more
+            if self._host is not None and agent.worker in self._host.agents:  # a broken agent cannot say goodbye
                 agent.leave()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(graces, default=0.0) + LEAVE_S_MAX):
                         await agent.left.wait()
             for context in self.running:
-                log.error("%r runs on: whoever ends this process ends it", context)
-        finally:  # whoever waits for us may have lost patience
+                log.error("%r still runs: it ends only with this process", context)
+        finally:  # this task may be cancelled while it waits
             await self._close(agent.inventory)
 
     async def __aenter__(self) -> EmbeddedWorker:
@@ -212,7 +215,7 @@ class EmbeddedWorker:
         return self._agent
 
     async def _machine(self, worker: str) -> tuple[HostFacts, Inventory]:
-        """What this worker is and has. Raises Refused, NvmlUnavailable."""
+        """Return this worker's host facts and devices. Raises Refused, NvmlUnavailable."""
         settings = self._settings
         facts = host_facts(settings.state_dir)
         hosts = simulated_of(settings)

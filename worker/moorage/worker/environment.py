@@ -1,7 +1,7 @@
-"""The variables a job gets: for its GPUs, its gang and itself; and how the request's own are laid under them.
+"""Make the variables of a job: those for its GPUs, its gang and itself, laid over the request's own.
 
-Nothing of the agent's environment is inherited. What decides which devices a job can see is ours alone: a request's
-own value for such a name is dropped, also where we set none.
+A job inherits nothing of the agent's environment. Moorage alone decides which devices a job can see: a request's own
+value for such a variable is dropped, even if moorage sets none.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
 
-#: where the daemon of an MPS host keeps its sockets and logs unless the request says otherwise
+#: where an operator's MPS daemon keeps its sockets and logs, unless the request names other directories
 MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
-#: the variables that lead a client to a daemon's directories
+#: the variables that tell an MPS client the daemon's directories
 MPS_DIRECTORIES: Final = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
-#: how a start that did not happen begins in an attempt's `why`
+#: the prefix of an attempt's `why` if it did not start
 START_FAILED: Final = "start-failed"
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-#: Names that decide what a job can see or whom it shares with: never the request's own.
+#: Names that decide which devices a job sees or shares: a request cannot set them.
 RESERVED: Final = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
@@ -45,12 +45,12 @@ RESERVED: Final = frozenset(
 )
 RESERVED_PREFIX: Final = "MOORAGE_"
 
-#: the interface's variable by backend of the gang; any other backend has none
+#: the variable that names the network interface, by backend of the gang; other backends have none
 _INTERFACE_NAMES: Final = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
-#: a uuid as ROCm's runtime takes it; a device without one shows GPU-XX
+#: a uuid that ROCm's runtime accepts; a device without a uuid shows GPU-XX
 _ROCM_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{16}")
-_TF_PATHS: Final = ("PATH", "LD_PRELOAD", "LD_LIBRARY_PATH")  # these three and no others
-#: what extends which, and whether before it
+_TF_PATHS: Final = ("PATH", "LD_PRELOAD", "LD_LIBRARY_PATH")  # only these three
+#: each source variable: which variable it extends, and whether at the front
 _TF_SOURCES: Final = {
     **{f"TF_{target}": (target, False) for target in _TF_PATHS},
     **{f"TF_PREPEND_{target}": (target, True) for target in _TF_PATHS},
@@ -58,17 +58,17 @@ _TF_SOURCES: Final = {
 
 
 def start_failed(why: str) -> str:
-    """Return why an attempt did not start, with the word that such reasons begin with."""
+    """Return why an attempt did not start, with the prefix of such reasons."""
     return why if why.startswith(START_FAILED) else f"{START_FAILED}: {why}"
 
 
 def without_prefix(error: MoorageError) -> str:
-    """Return why something did not start, without the word that such reasons begin with."""
+    """Return why an attempt did not start, without the prefix of such reasons."""
     return error.problem.message.removeprefix(f"{START_FAILED}: ")
 
 
 class HostAtFault(Refused):
-    """This host cannot start an attempt. The job is not at fault, so it is tried again elsewhere."""
+    """This host cannot start an attempt. The job is not at fault, so it is tried again on another host."""
 
     def __init__(self, why: str, *, found: object = None, next_step: str = "") -> None:
         told = problem("failed-precondition", f"{START_FAILED}: {why}", found=found, next=next_step)
@@ -76,7 +76,10 @@ class HostAtFault(Refused):
 
 
 class SharingUnavailable(HostAtFault):
-    """This host cannot offer the sharing `mode` asked for: `path` is missing or of the wrong kind, or not this GPU."""
+    """This host cannot offer the sharing `mode`:
+
+    `path` is missing or of the wrong kind, or the lease is of another GPU.
+    """
 
     def __init__(self, mode: Sharing, message: str, path: str = "") -> None:
         self.mode: Final[Sharing] = mode
@@ -87,7 +90,7 @@ class SharingUnavailable(HostAtFault):
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """How the ranks of a gang meet, as START said it; `interface` only where hello names one."""
+    """How the ranks of a gang meet, from START. `interface` is set only if hello names one."""
 
     world_size: int
     master_addr: str
@@ -96,7 +99,7 @@ class Gang:
 
 
 class JobEnvironment(dict[str, str]):
-    """Names to values, some of them secret: its repr shows the names alone."""
+    """Environment variables, some of them secret: its repr shows the names only."""
 
     __slots__ = ()
 
@@ -124,7 +127,7 @@ def gpu_environment(
     simulated: bool = False,
     has_own_mps: bool = False,
 ) -> JobEnvironment:
-    """The variables of one member: those of `device_environment`, its own name, and how it meets its gang.
+    """Return the variables of one member: those of `device_environment`, its name, and how it meets its gang.
 
     Raises SharingUnavailable.
     """
@@ -147,13 +150,13 @@ def gpu_environment(
 def device_environment(
     devices: Sequence[Device], mode: Sharing, spec: GpuSpec, *, simulated: bool = False, has_own_mps: bool = False
 ) -> JobEnvironment:
-    """The variables that show a process exactly the `devices` of its lease, in the lease's order.
+    """Return the variables that show a process exactly the `devices` of its lease, in the lease's order.
 
-    A lease without devices says that there are none: libraries that find no variable would use every GPU of the
-    host. Shared modes are checked against this host: raises SharingUnavailable where an MPS directory is missing, the
-    time-slicing file is not a regular file, or the lease is not the device that `time_slice_index` names. Simulated
-    workers offer every mode and have no daemon, so nothing is checked for them. With `has_own_mps` the worker runs the
-    MPS daemons, whose variables `ManagedMps.join` gives.
+    A lease without devices says so in variables: libraries that find no variable would use every GPU of the host.
+    Shared modes are checked against this host. Raises SharingUnavailable if an MPS directory is missing, if the
+    time-slicing file is not a regular file, or if the lease is not of the device that `time_slice_index` names.
+    Simulated workers offer every mode and have no daemon, so nothing is checked for them. With `has_own_mps` the worker
+    runs the MPS daemons, and `ManagedMps.join` gives their variables.
     """
     environment = JobEnvironment(
         MOORAGE_GPU_UUIDS=",".join(device.uuid for device in devices),
@@ -172,11 +175,12 @@ def _indices(devices: Sequence[Device]) -> str:
 
 
 def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
-    """Each vendor's own variables. Sources: CUDA's environment variables, ROCm's GPU isolation, Level Zero.
+    """Return each vendor's own variables. Sources: CUDA's environment variables, ROCm's GPU isolation, Level Zero.
 
-    NVIDIA by uuid, since indices depend on the driver's order; HIP counts after ROCR has filtered, so 0..n-1.
-    Level Zero knows devices by index alone, so what it counts is fixed beside the mask: cards and not their tiles (by
-    default index 1 of two cards with two tiles is a half of the first), in the order of their PCI addresses.
+    NVIDIA devices are named by uuid, because indices depend on the driver's order. HIP counts after ROCR has filtered,
+    so it gets 0..n-1. Level Zero knows devices by index only, so two more variables fix what it counts: cards, not
+    their tiles (by default index 1 of two cards with two tiles is a half of the first card), in the order of their PCI
+    addresses.
     """
     if not devices:
         return {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": ""}
@@ -197,7 +201,10 @@ def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def check_sharing(spec: GpuSpec, *, has_own_mps: bool = False) -> None:
-    """Raise SharingUnavailable where this host has not what a sharing mode needs: MPS's directories, or the file."""
+    """Raise SharingUnavailable if this host lacks what a sharing mode needs:
+
+    MPS's directories, or time-slice's file.
+    """
     if spec.effective_sharing == "mps":
         if not has_own_mps:
             _mps_directories(spec, must_exist=True)
@@ -209,7 +216,7 @@ def _mps_directories(spec: GpuSpec, *, must_exist: bool) -> dict[str, str]:
     pipes = spec.mps_pipe_dir or MPS_PIPE_DIRECTORY
     logs = spec.mps_log_dir or MPS_LOG_DIRECTORY
     for path in (pipes, logs):
-        # A client that finds no daemon runs without MPS and without limits, silently: so look first.
+        # A client that finds no daemon silently runs without MPS and without limits, so check first.
         if must_exist and not os.path.isdir(path):
             raise SharingUnavailable("mps", f"the directory {path} of a running daemon is missing", path)
     return dict(zip(MPS_DIRECTORIES, (pipes, logs), strict=True))
@@ -230,7 +237,7 @@ def _check_config(spec: GpuSpec) -> None:
 
 
 def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
-    """One rank a replica: a member sees only its own devices, so its local world is 1."""
+    """Return the variables for one rank per replica: a member sees only its devices, so its local world size is 1."""
     variables = {
         "WORLD_SIZE": str(gang.world_size),
         "RANK": str(rank),
@@ -249,7 +256,7 @@ def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
 
 
 def lay_over(requested: Mapping[str, str], ours: Mapping[str, str]) -> JobEnvironment:
-    """The request's variables with ours over them; reserved names are ours alone, also where we set none."""
+    """Return the request's variables with ours over them, without the request's reserved names, even if we set none."""
     kept = {
         name: value
         for name, value in requested.items()
@@ -266,10 +273,11 @@ def process_environment(
     cwd: str | None = None,
     folder: str = "",
 ) -> JobEnvironment:
-    """The whole environment of a plain process: a small base, the request's over it, ours over both, paths applied.
+    """Return the whole environment of a plain process: a small base, the request's over it, ours over both, paths
+    applied.
 
-    `HOME` is the attempt's own `folder`; without one the job user's, or `cwd`, or `/`. `requested` holds resolved
-    secrets already.
+    `HOME` is the attempt's own `folder`; without one the job user's home, or `cwd`, or `/`. Secrets in `requested` are
+    resolved already.
     """
     base = {"PATH": PATH_DEFAULT, "HOME": folder or _home(user) or cwd or "/", "LANG": "C.UTF-8"}
     return JobEnvironment(apply_tf_paths({**base, **lay_over(requested, ours)}))
@@ -280,24 +288,24 @@ def _home(user: str | None) -> str:
         return ""
     try:
         entry = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
-    except (KeyError, ValueError, OverflowError):  # unknown, or no name at all: it may hold a NUL
-        return ""  # whoever starts the process refuses such a user; a home is not worth an error of its own
+    except (KeyError, ValueError, OverflowError):  # an unknown user, or an invalid name: it may contain a NUL
+        return ""  # the start of the process refuses such a user with a better error
     return entry.pw_dir
 
 
 def child_environment(own: Mapping[str, str], ours: Mapping[str, str]) -> JobEnvironment:
-    """Return the environment for a process that this one starts for some devices: ours over its own, paths applied.
+    """Return the environment for a child process that uses some devices: ours over its own, paths applied.
 
-    Names that decide which devices are seen are ours alone, also where we set none.
+    Its own values for reserved names are dropped, even if we set none.
     """
     kept = {name: value for name, value in own.items() if name not in RESERVED}
     return JobEnvironment(apply_tf_paths({**kept, **ours}))
 
 
 def apply_tf_paths(environment: Mapping[str, str]) -> dict[str, str]:
-    """Extend PATH, LD_PRELOAD and LD_LIBRARY_PATH by `TF_<name>` (behind) and `TF_PREPEND_<name>` (before).
+    """Extend PATH, LD_PRELOAD and LD_LIBRARY_PATH by `TF_<name>` (at the end) and `TF_PREPEND_<name>` (at the front).
 
-    Component by component: what is there already stays where it is, empty components are skipped, so applying it twice
+    Existing components keep their place and are not added again, and empty components are skipped, so applying it twice
     changes nothing. LD_PRELOAD is split at spaces too, as ld.so(8) does. Facts 52 and 53.
     """
     result = dict(environment)

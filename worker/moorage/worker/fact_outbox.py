@@ -1,4 +1,7 @@
-"""Sends facts to the ledger in numbered frames: one in flight, repeated under the same number (H18). Pure."""
+"""Send reports (facts) to the ledger in numbered frames: one in flight, repeated under the same number (H18).
+
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,31 @@ from msgspec.structs import replace
 from moorage.schemas.frames import Fact, FactFrame
 from moorage.worker.lease_session import NEVER_S
 
-#: facts in one frame. Most have some 70 bytes, but a detail may have 800: so bytes are bounded as well, well below the
-#: server's 1 MiB. A frame beyond that would never arrive, and would be sent again for ever.
+#: limits of one frame. Most facts have some 70 bytes, but a detail may have 800, so bytes are limited too, far below
+#: the server's 1 MiB. A larger frame would never arrive, and would be sent again for ever
 FACTS_PER_FRAME_MAX: Final = 4096
 FACTS_BYTES_MAX: Final = 512 * 1024
-#: of a fact beside its names and its detail, and of a character that is not ASCII
+#: bytes of a fact without its names and detail, and of a character that is not ASCII
 FACT_BYTES: Final = 48
 CHAR_BYTES_MAX: Final = 4
-#: of a detail in a join whose facts do not fit: its beginning has the words that the scheduler decides by
+#: length of details in a join whose facts do not fit; the scheduler decides by the words at their beginning
 JOIN_DETAIL_CHARS_MAX: Final = 32
-#: with more facts than this waiting, new placements are ignored; the leader sends them again
+#: if more facts than this wait, new placements are ignored; the leader sends them again
 FACTS_WAITING_MAX: Final = 8192
 RESEND_S_FIRST: Final = 1.0
 RESEND_S_MAX: Final = 4.0
-#: facts that members are claimed wait so long for the facts that they have started, and those for the facts that they
-#: have ended, should they be that short: one frame and record in place of two or three
+#: how long the facts that members are claimed wait for those that they have started, and these for those that they have
+#: ended, in case that happens so soon: then one frame and record replaces two or three
 START_WAIT_S: Final = 0.005
 END_WAIT_S: Final = 0.002
 
 
 class FactOutbox:
-    """Gathers facts while a frame is in flight, so that frames grow under load.
+    """Collects facts while a frame is in flight, so that frames grow under load.
 
-    When idle, facts leave at once. Only claims wait for a moment: the process will have started half a millisecond
-    later, and until then the machine has better things to do than to append that it is about to. And starts do: what
-    ends within END_WAIT_S would have to tell of its end in a second frame, once the first one is in the ledger.
+    When idle, facts leave at once, with two exceptions. Claims wait for a moment, because the process starts very soon
+    after, and an extra append would delay that start. Starts wait for a moment, because a member that ends within
+    END_WAIT_S would otherwise need a second frame.
     """
 
     __slots__ = (
@@ -57,7 +60,7 @@ class FactOutbox:
         self.resend_s = RESEND_S_FIRST
         self.resend_at_s = 0.0
         self._joining: list[Fact] = []
-        self._patient = 0  # how many of the gathered facts may wait for what comes next of their members
+        self._patient = 0  # how many of the collected facts may wait for the next facts of their members
         self._patient_until_s = 0.0
 
     def claimed(self, fact: Fact, now: float) -> None:
@@ -75,7 +78,7 @@ class FactOutbox:
 
     @property
     def due_s(self) -> float:
-        """When the facts that wait must leave; infinity if none do."""
+        """When the waiting facts must leave; infinity if none wait."""
         return self._patient_until_s if self._waits else NEVER_S
 
     @property
@@ -84,7 +87,7 @@ class FactOutbox:
 
     @property
     def next_no(self) -> int:
-        """The number of the frame that a fact added now will be in, unless too many are gathered already."""
+        """The number of the frame that a fact added now will be in, unless too many facts wait."""
         return self.last_no + 1
 
     @property
@@ -96,7 +99,7 @@ class FactOutbox:
         return not self.gathered and self.in_flight is None and not self._joining
 
     def cut(self, session: str, now: float) -> FactFrame | None:
-        """The next frame, if none is in flight and there are facts that need not wait."""
+        """Return the next frame, if none is in flight and there are facts that need not wait."""
         if self.in_flight is not None or not self.gathered:
             return None
         if self._waits and now < self._patient_until_s:
@@ -112,13 +115,13 @@ class FactOutbox:
         return self.in_flight
 
     def hurry(self, now: float) -> None:
-        """There is a new leader: send the unanswered frame again now, and start over with short waits."""
+        """Send the unanswered frame again now, with short waits, because there is a new leader."""
         if self.in_flight is not None:
             self.resend_s = RESEND_S_FIRST / 2
             self.resend_at_s = now
 
     def resend(self, now: float) -> FactFrame | None:
-        """The frame in flight, if its answer is overdue; the wait doubles up to RESEND_S_MAX."""
+        """Return the frame in flight if its answer is overdue; the wait doubles up to RESEND_S_MAX."""
         if self.in_flight is None or now < self.resend_at_s:
             return None
         self.resend_s = min(self.resend_s * 2, RESEND_S_MAX)
@@ -126,11 +129,11 @@ class FactOutbox:
         return self.in_flight
 
     def awaits(self, no: int) -> bool:
-        """Whether an answer `no` answers the frame in flight; false for a duplicate."""
+        """Return whether an answer `no` answers the frame in flight; False for a duplicate."""
         return self.in_flight is not None and no >= self.in_flight.no
 
     def answered(self) -> None:
-        """The frame in flight is in the ledger."""
+        """Take that the frame in flight is in the ledger."""
         assert self.in_flight is not None
         self.answered_no = self.in_flight.no
         self.in_flight = None
@@ -152,7 +155,7 @@ class FactOutbox:
         return list(self._joining)
 
     def joined(self) -> None:
-        """The join is in the ledger with its facts."""
+        """Take that the join is in the ledger with its facts."""
         self._joining = []
 
     def unanswered(self) -> list[Fact]:
@@ -161,7 +164,7 @@ class FactOutbox:
 
 
 def _fitting(facts: Sequence[Fact], count_max: int = FACTS_PER_FRAME_MAX) -> int:
-    """How many of these facts, from the first on, fit into one frame; at least one."""
+    """Return how many of these facts, from the first on, fit into one frame; at least one."""
     size_bytes = 0
     for count, fact in enumerate(facts[:count_max]):
         detail_bytes = len(fact.detail) * (1 if fact.detail.isascii() else CHAR_BYTES_MAX)
@@ -172,9 +175,9 @@ def _fitting(facts: Sequence[Fact], count_max: int = FACTS_PER_FRAME_MAX) -> int
 
 
 def _shortened(facts: Sequence[Fact]) -> list[Fact]:
-    """The same news in fewer bytes, for a join, which cannot be cut into several frames.
+    """Return the facts in fewer bytes, for a join, which cannot be split into several frames.
 
-    An end implies the claim and the start before it. Details are cut.
+    A claim and a start are left out if there is the end that implies them. Details are cut.
     """
     ended = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in facts if fact.kind == "exited"}
     return [

@@ -1,6 +1,7 @@
-"""Many agents in one process over one connection: one write a turn of the loop, one timer, one inbox for all.
+"""Run many agents in one process over one connection: one write per turn of the loop, one timer, one inbox for all.
 
-A real worker is a host with one agent. A simulated fleet is one with hundreds: no task a job, and none a worker.
+A real worker is a host with one agent. A simulated fleet is a host with hundreds, so neither jobs nor workers have a
+task of their own.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from moorage.worker.agent import Agent
 from moorage.worker.lease_session import NEVER_S
 
 AGENTS_MAX: Final = 10_000
-#: messages that wait for the socket; beyond it new ones are dropped and counted: all of them are said again
+#: most messages waiting for the socket; further ones are dropped and counted, because each is sent again later
 OUTGOING_MAX: Final = 262_144
 OUTGOING_BYTES_MAX: Final = 64 * 1024 * 1024
 _TIMER_S_MIN: Final = 0.001
-#: a timer of the loop stands still while the machine is suspended (CLOCK_MONOTONIC), so look at least this often
+#: the loop's timers stop while the machine is suspended (CLOCK_MONOTONIC), so check at least this often
 _TIMER_S_MAX: Final = 5.0
 
 log = logging.getLogger("moorage.worker")
@@ -35,7 +36,10 @@ _decode_for_all: Final = Decoder[RollCall | Look](RollCall | Look)
 
 
 class FleetHost:
-    """The shared half of agents. `open`, then `add` agents; `failed` gets the exception of an agent that broke."""
+    """The shared part of a process's agents.
+
+    `open`, then `add` agents; `failed` gets the exception of a broken agent.
+    """
 
     def __init__(self, transport: Transport, prefix: str = PREFIX_DEFAULT) -> None:
         self.transport = transport
@@ -44,7 +48,7 @@ class FleetHost:
         self.ports: set[int] = set()
         self.agents: dict[str, Agent] = {}
         self.dropped = 0
-        self._broken: list[Agent] = []  # they get no turn any more, and are closed with us
+        self._broken: list[Agent] = []  # they get no more turns, and are closed with the host
         self._inbox_dots = self.inbox.count(".") + 1
         self._subscriptions: list[Subscribed] = []
         self._wanted: dict[str, Subscribed] = {}
@@ -68,7 +72,10 @@ class FleetHost:
             self._subscriptions.append(await self.transport.subscribe(subject, self._on_word_to_all))
 
     async def add(self, agent: Agent) -> None:
-        """Subscribe for the agent and open it. Raises ValueError beyond `AGENTS_MAX` or for an id used here already."""
+        """Subscribe for the agent and open it.
+
+        Raises ValueError beyond `AGENTS_MAX` or for an id that is in use here.
+        """
         if agent.worker in self.agents or len(self.agents) >= AGENTS_MAX:
             raise ValueError(f"a host has at most {AGENTS_MAX} agents with an id each, found {agent.worker} again")
         self.agents[agent.worker] = agent
@@ -79,19 +86,19 @@ class FleetHost:
         self._logs[agent.worker] = await self.transport.subscribe(subject, agent.output.on_asked)
 
     async def remove(self, agent: Agent) -> None:
-        """Close the agent; its jobs go on where they can outlive it."""
+        """Close the agent; jobs that can outlive it run on."""
         if self.agents.pop(agent.worker, None) is not None:
             await self._let_go(agent)
 
     async def _let_go(self, agent: Agent) -> None:
         for heard in (self._wanted, self._logs):
-            if agent.worker in heard:  # not for one that did not open, or that the server let hear nothing
+            if agent.worker in heard:  # missing if it did not open, or if the server refused the subscription
                 await heard.pop(agent.worker).unsubscribe()
         self._dirty.pop(agent, None)
         await agent.close()
 
     async def serve(self, stop: asyncio.Event, *others: asyncio.Task[None]) -> None:
-        """Serve until `stop` is set, or one of the `others` is done. Raises what an agent that broke raised."""
+        """Serve until `stop` is set, or one of the `others` is done. Raises the exception of a broken agent."""
         stopped = self._loop.create_task(stop.wait())
         ends: list[asyncio.Future[Any]] = [stopped, self.failed, *others]
         try:
@@ -102,18 +109,18 @@ class FleetHost:
             stopped.cancel()
 
     def give_up(self, problem: Problem) -> None:
-        """Have `serve` raise this."""
+        """Make `serve` raise this."""
         if not self.failed.done():
             self.failed.set_exception(Refused(problem))
 
     async def close(self) -> None:
-        """Remove all agents, send what is queued."""
+        """Remove all agents and send the queued messages."""
         for agent in list(self.agents.values()):
             await self.remove(agent)
         for agent in self._broken:
             try:
                 await self._let_go(agent)
-            except Exception as error:  # what broke it is told already
+            except Exception as error:  # the error that broke it is reported already
                 log.error("%s: %s", agent.worker, error)
         self._closing = True
         if self._timer is not None:
@@ -128,7 +135,7 @@ class FleetHost:
             self.failed.cancel()
 
     def reconnected(self) -> None:
-        """The connection was lost and is back: everybody says hello, and renews or joins when it is due."""
+        """Have every agent say hello after a lost connection is back; each renews or joins when that is due."""
         for agent in self.agents.values():
             agent.reporter.say_hello()
 
@@ -159,7 +166,7 @@ class FleetHost:
         for agent in list(self._dirty):
             if agent.worker in self.agents:
                 self._guard(agent, agent.run)
-        # behind what the turn began: a device that answers at once is still in this turn's frame
+        # after what the turn began, so that a device that answers at once is still in this turn's frame
         self._loop.call_soon(self._finish)
 
     def _finish(self) -> None:
@@ -178,7 +185,7 @@ class FleetHost:
     def _guard(self, agent: Agent, step: Callable[[], None]) -> None:
         try:
             step()
-        except Exception as error:  # a defect: whoever runs the host must hear of it, and its other agents must not
+        except Exception as error:  # a defect: report it through `serve`, without harm to the other agents
             if self.agents.pop(agent.worker, None) is not None:
                 self._broken.append(agent)
             self.broke(error)
@@ -193,7 +200,7 @@ class FleetHost:
             while self._outgoing:
                 batch, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
                 await self.transport.send(batch)
-        except MoorageError:  # the connection was closed before us: nobody is left to hear it
+        except MoorageError:  # the connection was closed first, so there is no receiver
             self._closing = True
         finally:
             self._sending = None
@@ -201,7 +208,7 @@ class FleetHost:
     # ------------------------------------------------------------------------------------------------------ timers
 
     def slept(self, seconds: float) -> None:
-        """A simulation skipped this time, in which the agents, all idle, would have gone on as before."""
+        """Move the timers by time that a simulation skipped; all agents were idle and would have gone on as before."""
         self._timers = [(deadline_s + seconds, count, agent) for deadline_s, count, agent in self._timers]
         self._timer_s += seconds
         for agent in self.agents.values():
@@ -231,14 +238,14 @@ class FleetHost:
         while timers and timers[0][0] <= now:
             deadline_s, _, agent = heapq.heappop(timers)
             if deadline_s != agent.scheduled_s:
-                continue  # an earlier one took its place
+                continue  # replaced by an earlier timer
             agent.scheduled_s = NEVER_S
             if agent.worker not in self.agents:
                 continue
             deadline_s = agent.next_deadline_s()
             if deadline_s <= now:
                 agent.on_timer()
-            elif deadline_s != NEVER_S:  # what it was set for has come meanwhile, as a short job's end does: no turn
+            elif deadline_s != NEVER_S:  # its reason has gone, for example a short job has ended: no turn is needed
                 self._schedule(agent, deadline_s)
         self._set_timer(timers[0][0] if timers else NEVER_S)
 

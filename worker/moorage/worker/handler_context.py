@@ -1,4 +1,4 @@
-"""`HandlerContext`: what a handler is given, and how it is asked to stop."""
+"""Give a handler its input, and ask it to stop: `HandlerContext`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moorage.worker.member_messages import MemberName
 
 HANDLER_NAME: Final = re.compile(r"[a-z0-9_.-]{1,48}")
 PROGRESS_TEXT_CHARS_MAX: Final = 200
-#: the name of the driver, and the one key that its part of a request's `driver_config` may have
+#: the name of the driver, and the one key of its part of a request's `driver_config`
 DRIVER: Final = "handler"
 INPUT_KEY: Final = "input"
 
@@ -32,16 +32,16 @@ class HandlerCancelled(Exception):
 
 
 class HandlerContext:
-    """One run of a handler: whose job it is, what it was given, and whether it should go on.
+    """One run of a handler: its job, its input, and whether it should go on.
 
     `input` is the request's `driver_config.handler.input`, any JSON value, or None if it has none; `arguments` are the
-    words of `argv` after the handler's name. `devices` are those of the lease, in its order; nobody else has them until
-    the function has returned (in a shared `mode`, nobody but the other sharers). `environment` is what a process of
-    this job would find in its environment: the request's variables with secrets resolved, and moorage's own. The
-    service's `os.environ` is never touched: the function has to start processes with `child_environment()`, or pass
-    `uuids` to the library that it uses.
+    words of `argv` after the handler's name. `devices` are those of the lease, in its order; no other job gets them
+    until the function has returned (in a shared `mode`, none but the other sharers). `environment` is what a process of
+    this job would have as its environment: the request's variables with secrets resolved, and moorage's own. The
+    service's `os.environ` is never changed: start processes with `child_environment()`, or pass `uuids` to the library
+    that you use.
 
-    `progress`, `cancelled` and the members that depend on `cancelled` may be used from any thread.
+    `progress`, `cancelled` and the methods that depend on `cancelled` may be used from any thread.
     """
 
     def __init__(
@@ -73,22 +73,22 @@ class HandlerContext:
     def child_environment(self) -> dict[str, str]:
         """Return the whole environment for a process that the function starts, to be passed to it as `env`.
 
-        It is the service's own with `environment` over it: the process sees the devices of the lease and no others.
-        PATH, LD_PRELOAD and LD_LIBRARY_PATH are extended as in jobs of the driver process (`TF_PATH` and its kin).
+        It is the service's own with `environment` over it: the process sees only the devices of the lease. PATH,
+        LD_PRELOAD and LD_LIBRARY_PATH are extended as in jobs of the driver process (`TF_PATH` and the like).
         """
         return child_environment(os.environ, self.environment)
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """The lease's devices by uuid, as CUDA takes them in `CUDA_VISIBLE_DEVICES`."""
+        """The uuids of the lease's devices, in the form of `CUDA_VISIBLE_DEVICES`."""
         return tuple(device.uuid for device in self.devices)
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Report how far the function has come, 0..1, with one line of at most 200 characters (more are cut).
+        """Report the progress of the function, 0..1, with one line of at most 200 characters (longer text is cut).
 
-        Published on the job's log subject as a line of JSON, some five times a second at most: of more reports, the
-        newest. Any kind of number is accepted, since libraries have their own. Raises ValueError for a fraction outside
-        0..1.
+        It is published on the job's log subject as a line of JSON, some five times a second at most: of several
+        reports, the newest. Any kind of number is accepted, because libraries have their own. Raises ValueError for a
+        fraction outside 0..1.
         """
         number = float(fraction)
         if not 0 <= number <= 1:
@@ -97,9 +97,9 @@ class HandlerContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether to stop: the job was cancelled or timed out, the worker leaves, or its lease session is over.
+        """Whether to stop: the job was cancelled or timed out, the worker stops, or its lease session is over.
 
-        The end of the session is read from the clock (CLOCK_BOOTTIME), so it is seen even while the event loop is
+        The end of the session is read from the clock (CLOCK_BOOTTIME), so it is noticed even while the event loop is
         blocked.
         """
         return self._cancelled.is_set() or (self.request.on_partition != "keep" and boottime_s() >= self._fence_s())
@@ -110,7 +110,10 @@ class HandlerContext:
         return self._reason or ("fence" if self.cancelled else "")
 
     def wait_cancelled(self, timeout_s: float) -> bool:
-        """Block this thread until asked to stop, at most `timeout_s`; whether it was. Not for async functions."""
+        """Block this thread until asked to stop, at most `timeout_s`. Return whether it was.
+
+        Not for async functions.
+        """
         return self._cancelled.wait(timeout_s) or self.cancelled
 
     def raise_if_cancelled(self) -> None:
@@ -122,12 +125,15 @@ class HandlerContext:
     def checkpoint_asked(self) -> bool:
         """Whether to save the work: set once, `run.checkpoint_before_s` before the timeout or the job's deadline.
 
-        Only if the request names a `checkpoint_signal`; which one makes no difference to a function.
+        Only if the request names a `checkpoint_signal`; to a function all signals are the same.
         """
         return self._checkpoint.is_set()
 
     def wait_checkpoint(self, timeout_s: float) -> bool:
-        """Block this thread until `checkpoint_asked`, at most `timeout_s`; whether it is. Not for async functions."""
+        """Block this thread until `checkpoint_asked`, at most `timeout_s`. Return whether it is.
+
+        Not for async functions.
+        """
         return self._checkpoint.wait(timeout_s)
 
     async def until_checkpoint(self) -> None:
@@ -135,12 +141,12 @@ class HandlerContext:
         await self._checkpoint_in_loop.wait()
 
     def ask_checkpoint(self) -> None:
-        """Set `checkpoint_asked`; the driver's to call, in the event loop."""
+        """Set `checkpoint_asked`; called by the driver, in the event loop."""
         self._checkpoint.set()
         self._checkpoint_in_loop.set()
 
     def cancel(self, reason: str) -> None:
-        """Ask the function to stop; the driver's to call."""
+        """Ask the function to stop; called by the driver."""
         self._reason = self._reason or reason
         self._cancelled.set()
 

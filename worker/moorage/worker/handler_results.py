@@ -1,11 +1,11 @@
-"""Where a handler's result goes: the stream of the tenant's bucket, acknowledged before the job is over.
+"""Store a handler's result in the stream of the tenant's bucket, acknowledged before the job is over.
 
-A large result is an object of NATS' object store (ADR-20), so `nats object get` and any client's object store read it:
-bucket `<PREFIX>_RESULT_<tenant>`, object `<job>.<replica>.<fence>`. The fence is in the name, so that an attempt that
-outlived its lease can never replace the result of the one after it. Small results go together: those that a worker
-finished in one turn are one message of the bucket's stream, which object stores take for a piece without a description.
-Both are found by the sequence of a message (an object's: its description), which the worker reports. Small results are
-sent to those that wait as well.
+A large result is an object of NATS' object store (ADR-20), so `nats object get` and every client's object store can
+read it: bucket `<PREFIX>_RESULT_<tenant>`, object `<job>.<replica>.<fence>`. The fence is in the name, so that an
+attempt that outlived its lease can never replace a later attempt's result. Small results that a worker finished in one
+turn are stored together, in one message of the bucket's stream; object stores see it as a piece without a description.
+Both are found by the sequence of a message (for an object, of its description), which the worker reports. Small results
+are also sent to the waiting clients.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from moorage.schemas.frames import VERSION, ResultLine
 from moorage.schemas.subjects import Subjects
 from moorage.worker.settings import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
 
-#: of one result; larger ones belong in a store of the service's own, with the result naming the place
+#: largest result; a larger one belongs in a store of the service's own, and the result should name the place
 RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
-#: a result up to this size is sent on the log subject as well
+#: a result up to this size is also sent on the log subject
 INLINE_BYTES_MAX: Final = 32 * 1024
-#: and one up to this size goes together with others
+#: a result up to this size is stored together with others
 TOGETHER_BYTES_MAX: Final = 16 * 1024
-#: arrays and objects in one another, of a result that goes together with others
+#: deepest nesting of arrays and objects in a result that is stored together with others
 NESTED_MAX: Final = 200
-#: of one message: a piece of an object, or small results
+#: most bytes of one message: a piece of an object, or small results
 CHUNK_BYTES: Final = 128 * 1024
-#: the last token of the subject of messages with small results, where pieces of objects have their object's id
+#: last token of the subject of messages with small results; for a piece of an object it is the object's id
 TOGETHER: Final = "together"
 STORE_TRIES_MAX: Final = 5
 STORE_RETRY_S: Final = 0.5
@@ -47,7 +47,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    """What ADR-20 keeps of an object, as far as a reader needs it."""
+    """The part of an object's description (ADR-20) that a reader needs."""
 
     nuid: str
     size: int = 0
@@ -61,14 +61,17 @@ _decode_meta: Final = msgspec.json.Decoder(_Meta).decode
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a function returned, as bytes: `content_type` says which Python type it was."""
+    """A function's return value as bytes; `content_type` says which Python type it had."""
 
     content_type: str
     data: bytes
 
 
 def encode_result(value: object) -> Result:
-    """`bytes` as they are, `str` as UTF-8, anything else as JSON. Raises Refused for what is neither, or too large."""
+    """Return a result from a value: `bytes` as they are, `str` as UTF-8, other values as JSON.
+
+    Raises Refused for a value that is none of these, or too large.
+    """
     if isinstance(value, bytes | bytearray | memoryview):
         result = Result("application/octet-stream", bytes(value))
     elif isinstance(value, str):
@@ -77,7 +80,7 @@ def encode_result(value: object) -> Result:
         try:
             result = Result("application/json", _encode(value))
             if len(result.data) <= INLINE_BYTES_MAX:
-                _decode_raw(result.data)  # it may hold a `msgspec.Raw` that is no JSON, and others' lines are beside it
+                _decode_raw(result.data)  # an invalid `msgspec.Raw` in it would spoil the lines of other results
         except (TypeError, msgspec.MsgspecError) as error:
             raise refuse("invalid-argument", f"the result is neither bytes nor text nor JSON: {error}") from None
     if len(result.data) > RESULT_BYTES_MAX:
@@ -86,14 +89,20 @@ def encode_result(value: object) -> Result:
 
 
 def decode_result(result: Result) -> Any:
-    """What the function returned: bytes, text, or what its JSON says. Raises ValueError for what is none of them."""
+    """Return the function's value from a result: bytes, text, or decoded JSON.
+
+    Raises ValueError for invalid content.
+    """
     if result.content_type == "application/json":
         return msgspec.json.decode(result.data)
     return result.data.decode() if result.content_type.startswith("text/") else result.data
 
 
 def inline(result: Result) -> object:
-    """A small result as it stands in the line on the log subject: JSON, text, or bytes in base64; else None."""
+    """Return a small result's value for the line on the log subject:
+
+    JSON, text, or bytes in base64; None if it is large.
+    """
     if len(result.data) > INLINE_BYTES_MAX or _is_deep(result):
         return None
     if result.content_type == "application/json":
@@ -102,12 +111,12 @@ def inline(result: Result) -> object:
 
 
 def decode_inline(content_type: str, value: Any) -> Any:
-    """What the function returned, from the line that `inline` is in."""
+    """Return the function's value from the value that `inline` gave."""
     return base64.b64decode(value) if content_type == "application/octet-stream" else value
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """`ResultLine` as it is looked for in a message: the values of the others stay as they are."""
+    """A `ResultLine`, decoded for a search: its value stays undecoded."""
 
     result: str
     content_type: str = ""
@@ -115,7 +124,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class _Lines(msgspec.Struct, frozen=True):
-    """`Results`, as far as they are looked at."""
+    """`Results`, with only the fields that a search needs."""
 
     results: list[_Line]
 
@@ -141,28 +150,28 @@ def _is_deep(result: Result) -> bool:
 
 
 def line_of(name: str, result: Result) -> bytes:
-    """A `ResultLine` as JSON, with the value of a result of at most `INLINE_BYTES_MAX`."""
+    """Return a `ResultLine` as JSON, with the value if it has at most `INLINE_BYTES_MAX`."""
     small = inline(result)
     return _encode(ResultLine(name, len(result.data), result.content_type, msgspec.UNSET if small is None else small))
 
 
 def together(lines: Sequence[bytes]) -> bytes:
-    """`Results` as JSON, of these lines."""
+    """Return `Results` as JSON, with these lines."""
     return b'{"kind":"results","v":%d,"results":[%b]}' % (VERSION, b",".join(lines))
 
 
 def result_bucket(prefix: str, tenant: str) -> str:
-    """The tenant's bucket; its stream is `OBJ_<bucket>`."""
+    """Return the name of the tenant's bucket; its stream is `OBJ_<bucket>`."""
     return Subjects(prefix).result_bucket(tenant)
 
 
 def result_object(job: str, replica: int, fence: int) -> str:
-    """The object's name; `fence` is in the change that made the replica RUNNING and SUCCEEDED."""
+    """Return the object's name; `fence` is in the event that made the replica RUNNING and SUCCEEDED."""
     return f"{job}.{replica}.{fence}"
 
 
 class ResultStore:
-    """Results in the buckets of tenants. Makes a bucket that is missing; an operator's own is used as it is."""
+    """Results in the buckets of tenants. It makes a missing bucket, and uses an operator's own bucket unchanged."""
 
     def __init__(
         self,
@@ -171,17 +180,17 @@ class ResultStore:
         keep_s: float = RESULT_KEEP_DEFAULT,
         bytes_max: int = RESULT_BYTES_DEFAULT,
     ) -> None:
-        """`keep_s` and `bytes_max` are of buckets that are made here."""
+        """Set it up; `keep_s` and `bytes_max` apply to buckets that it makes."""
         self._jetstream = jetstream
         self._prefix = prefix
         self._keep_s = keep_s
         self._bytes_max = bytes_max
 
     async def put(self, tenant: str, name: str, result: Result) -> int:
-        """Store an object and return its sequence once JetStream has acknowledged the whole.
+        """Store an object and return its sequence once JetStream has acknowledged all of it.
 
-        A second time with the same name replaces it. Tries `STORE_TRIES_MAX` times, a full bucket once; each may take
-        the append's own time-out. Raises the last BusError.
+        A second object with the same name replaces the first. It tries `STORE_TRIES_MAX` times, a full bucket once;
+        each try may take the append's own time-out. Raises the last BusError.
         """
         bucket = result_bucket(self._prefix, tenant)
         return await self._again(lambda: self._put(bucket, name, result))
@@ -204,10 +213,10 @@ class ResultStore:
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def get(self, tenant: str, name: str, seq: int | None = None) -> Result | None:
-        """Return a result: of the message that its worker reported, else (None) the object of that name.
+        """Return a result: from the message that its worker reported, else (`seq` None) the object of that name.
 
-        None where there is none of that name any more. An object is whole and checked against its digest. Raises
-        BusError: what the connection raises, and StreamGap where pieces are missing.
+        Return None if there is none of that name any more. An object is complete and checked against its digest. Raises
+        BusError: the connection's errors, and StreamGap if pieces are missing.
         """
         bucket = result_bucket(self._prefix, tenant)
         stream = f"OBJ_{bucket}"
@@ -223,7 +232,7 @@ class ResultStore:
         if kept is not None and kept.subject == _together_subject(bucket):
             return _found_in(kept.data, name)
         if kept is not None and kept.subject != _meta_subject(bucket, name):
-            return None  # of a bucket that was made anew since
+            return None  # the bucket was made again since
         meta = None if kept is None else _decode_meta(kept.data)
         if kept is None or meta is None or meta.deleted:
             return None
@@ -232,7 +241,7 @@ class ResultStore:
             pieces = self._jetstream.read_range(stream, f"$O.{bucket}.C.{meta.nuid}", to_seq=kept.seq)
             data = b"".join([piece.data async for piece in pieces])
         if len(data) != meta.size or (meta.digest and meta.digest != _digest(data)):
-            raise StreamGap(stream, kept.seq, 0)  # a replica that lags behind answered: ask again
+            raise StreamGap(stream, kept.seq, 0)  # a replica that lags behind has answered: ask again
         return Result(meta.headers.get("Content-Type", ["application/octet-stream"])[0], data)
 
     async def _put(self, bucket: str, name: str, result: Result) -> int:
@@ -282,10 +291,10 @@ class ResultStore:
         try:
             await self._jetstream.ensure_stream(config)
         except StreamMismatch:
-            pass  # somebody made it in the meantime, with limits of their own: theirs hold
+            pass  # another client made it meanwhile, with its own limits, and these apply
 
     async def _forget(self, bucket: str, subject: str) -> None:
-        """Pieces without a description would fill the bucket until they are too old."""
+        """Remove pieces without a description, which would fill the bucket until they are too old."""
         try:
             await self._jetstream.purge(f"OBJ_{bucket}", subject=subject)
         except BusError:
@@ -301,7 +310,7 @@ def _together_subject(bucket: str) -> str:
 
 
 def _found_in(message: bytes, name: str) -> Result | None:
-    """Return the result of this name from a message of small ones."""
+    """Return the result of this name from a message of small results."""
     found = next((line for line in _decode_lines(message).results if line.result == name), None)
     if found is None or found.value is msgspec.UNSET:
         return None

@@ -1,4 +1,4 @@
-"""What holds GPUs and shows no use of them, from the readings that load frames are made of."""
+"""Find jobs and leases that have GPUs and do not use them, from the readings for load frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moorage.schemas.frames import OTHERS
 from moorage.worker.inventory.base import FREE_TOLERANCE_MIB, SlotReading
 from moorage.worker.member_messages import IdleSeen, Member, MemberName
 
-#: after a longer pause between two readings nothing is known of the time between them
+#: if two readings are further apart, the use between them is unknown
 PAUSE_S_MAX: Final = 120.0
 
 K = TypeVar("K", bound=Hashable)
@@ -86,7 +86,7 @@ class IdleWatch(Generic[K]):
 
 
 def _moved(before: Sequence[int], now: Sequence[int]) -> bool:
-    """Whether the memory of a device is another than it was, beyond what a driver's own bookkeeping moves by."""
+    """Return whether a device's memory changed by more than a driver's own bookkeeping."""
     return any(abs(was - is_) > FREE_TOLERANCE_MIB for was, is_ in zip(before, now, strict=True))
 
 

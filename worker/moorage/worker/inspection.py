@@ -1,6 +1,6 @@
-"""What a worker's devices say against its leases: processes and memory where nothing of ours should be.
+"""Compare a worker's devices with its leases: find processes and memory where moorage has no job.
 
-Pure: readings and the pool's slots before and after they were taken; a slot that changed meanwhile is not judged.
+Without I/O: it gets readings, and the pool's slots before and after them; a slot that changed meanwhile is not judged.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def inspect(
     readings: Sequence[SlotReading],
     baselines_mib: Sequence[int],
 ) -> tuple[list[Finding], int]:
-    """The findings in slot order, at most `FINDINGS_MAX`, and how many more there were.
+    """Return the findings in slot order, at most `FINDINGS_MAX`, and how many more there were.
 
-    Slots that are not lent or in quarantine are left out: what is on them is known, or the service's own affair.
-    This process itself is none of the foreign ones: it may keep its context on every device.
+    Slots that are not lent or quarantined are left out: their use is known, or is the service's own. This process
+    itself is not foreign: it may keep its context on every device.
     """
     found: list[Finding] = []
     for slot, device in enumerate(devices):

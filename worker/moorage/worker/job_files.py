@@ -1,7 +1,7 @@
-"""Files that jobs bring along: fetched from the tenant's bucket once a worker, and unpacked for each attempt.
+"""Bring files to jobs: fetch them from the tenant's bucket once per worker, and unpack them for each attempt.
 
-What is fetched is checked against its name, the SHA-256 of the tar file, and is kept as that tar file in a folder that
-only the agent reads, up to a bound: replicas of one job, and the next job with the same files, read it from there.
+Fetched files are checked against their name, the SHA-256 of the tar file. The tar file is kept in a folder that only
+the agent reads, up to a limit: replicas of one job, and the next job with the same files, read it from there.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from moorage.worker.environment import HostAtFault
 CACHE: Final = "files"
 #: how long the files of one job may take to arrive
 FETCH_S_MAX: Final = 600.0
-#: files and folders of an attempt's folder that are looked at for what is to be kept
+#: most files and folders of an attempt's folder that are searched for files to store
 ENTRIES_MAX: Final = 1_000_000
-#: what is being fetched or was given up is called so
+#: suffix of files that are being fetched, or whose fetch was given up
 _PART: Final = ".part"
 
 
 class FilesRefused(Refused):
-    """No worker could give the job its files: they are not in the bucket, or are none."""
+    """No worker can give the job its files: they are not in the bucket, or are invalid."""
 
     def __init__(self, why: str) -> None:
         super().__init__(problem("failed-precondition", f"files: {why}"))
@@ -53,14 +53,17 @@ class FilesUnavailable(HostAtFault):
 
 
 class NotKept(Refused):
-    """What a job left could not be stored."""
+    """The files that a job left could not be stored."""
 
     def __init__(self, why: str) -> None:
         super().__init__(problem("not-kept", f"files: {why}"))
 
 
 class JobFiles:
-    """One worker's. `bytes_max` bounds the files of one job, `cache_bytes` what is kept for the next ones."""
+    """The files of one worker's jobs.
+
+    `bytes_max` limits the files of one job, `cache_bytes` the tar files that are kept.
+    """
 
     def __init__(self, jetstream: JetStream, prefix: str, state: Path, bytes_max: int, cache_bytes: int) -> None:
         self._jetstream = jetstream
@@ -71,17 +74,17 @@ class JobFiles:
         self._fetching: dict[Path, asyncio.Task[None]] = {}
 
     def open(self) -> None:
-        """Remove what an earlier agent had not fetched to its end. Raises OSError."""
+        """Remove incomplete files of an earlier agent. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in self._folder.glob(f"*{_PART}"):
             left.unlink()
 
     async def bring(self, tenant: str, address: str, into: str, ids: tuple[int, int] | None) -> None:
-        """Unpack the files of this address into a folder that no other process writes to; they get the owner `ids`.
+        """Unpack the files at this address into a folder that no other process writes to; they get the owner `ids`.
 
         Raises FilesRefused, FilesUnavailable.
         """
-        kept = self._folder / f"{tenant}.{address}"  # by tenant: to know an address is not to have a right to the files
+        kept = self._folder / f"{tenant}.{address}"  # by tenant: knowing an address must not give access to the files
         try:
             is_old = kept.exists()
             try:
@@ -113,11 +116,12 @@ class JobFiles:
         if fetching is None:
             fetching = self._fetching[kept] = asyncio.create_task(self._fetch(kept, tenant, address))
             fetching.add_done_callback(lambda task: self._fetched(kept, task))
-        await asyncio.shield(fetching)  # the attempt that began it may end, and others wait for it too
+        await asyncio.shield(fetching)  # shielded: if this attempt ends, other attempts still wait for the files
         return kept.open("rb")
 
     async def keep(self, tenant: str, name: str, folder: str, patterns: Sequence[str]) -> None:
-        """Store the files of a folder that match the patterns as an object of the tenant's bucket; none if none does.
+        """Store the files of a folder that match the patterns as an object of the tenant's bucket; nothing if none
+        matches.
 
         Raises NotKept. No process may write to the folder any more.
         """
@@ -139,15 +143,15 @@ class JobFiles:
             raise NotKept(error.problem.message) from None
 
     def _pack(self, into: BinaryIO, folder: str, patterns: Sequence[str], stopped: threading.Event) -> int:
-        """Write a tar file of what matches, until `stopped`; returns how many files. Raises NotKept, OSError.
+        """Write a tar file of the matching files, until `stopped`; return how many files. Raises NotKept, OSError.
 
-        The agent may read more than the job: so no link is followed, and only what belongs to the folder's owner is
-        read.
+        The agent can read files that the job cannot. So links are not followed, and only files of the folder's owner
+        are read.
         """
         import pathspec
 
         slow = next((pattern for pattern in patterns if not is_quick(pattern)), None)
-        if slow is not None:  # a match holds the interpreter's lock, and with it the whole agent
+        if slow is not None:  # a match holds the interpreter lock, and so blocks the whole agent
             raise NotKept(
                 f"{slow[:80]!r} of keep has too many stars: two in a part of the path, and in two parts, may be"
             )
@@ -197,7 +201,7 @@ class JobFiles:
     def _fetched(self, kept: Path, task: asyncio.Task[None]) -> None:
         del self._fetching[kept]
         if not task.cancelled():
-            task.exception()  # looked at: the attempts that waited for it may be over
+            task.exception()  # retrieved, in case the attempts that waited for it are over
 
     async def _fetch(self, kept: Path, tenant: str, address: str) -> None:
         store = files_store(self._jetstream, self._subjects, tenant)
@@ -212,9 +216,9 @@ class JobFiles:
                     async for piece in store.get(info):
                         await asyncio.to_thread(inflating.feed, piece)
                 into.flush()
-                await asyncio.to_thread(os.fsync, into.fileno())  # a file of that name is not checked again
+                await asyncio.to_thread(os.fsync, into.fileno())  # a kept file is not checked again
             if inflating.address() != address:
-                raise BadArchive("they are not what their address says")
+                raise BadArchive("their content does not match their address")
             await asyncio.to_thread(self._make_room, part.stat().st_size)
             part.rename(kept)
         except BaseException:
@@ -222,7 +226,7 @@ class JobFiles:
             raise
 
     def _make_room(self, size: int) -> None:
-        """Remove what was used longest ago, until `size` more fits; what is being read goes once it is read."""
+        """Remove the least recently used files until `size` more fits; an open file stays readable."""
         found: list[tuple[os.stat_result, Path]] = []
         for path in self._folder.iterdir():
             if not path.name.endswith(_PART):
@@ -236,7 +240,7 @@ class JobFiles:
             left -= about.st_size
 
     async def close(self) -> None:
-        """Give up what is being fetched."""
+        """Stop all fetches."""
         for fetching in list(self._fetching.values()):
             fetching.cancel()
             await asyncio.wait((fetching,))

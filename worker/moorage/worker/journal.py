@@ -1,11 +1,12 @@
-"""What an agent must not forget when it dies: its join number, facts not yet answered, and what it was asked to run.
+"""Record what an agent must not forget when it dies: its join number, facts not yet answered, and its placements.
 
-One append-only file, folded into a small state by the same function when written and when read, and written anew
-from that state once it has grown. A record is a 4-byte length, the CRC-32 of its body and the body, big endian; the
-body is a msgpack array that starts with the record's kind. What a crash tore off the end is cut and counted.
+It is one append-only file. The same function folds its records into a small state when they are written and when they
+are read, and the file is rewritten from that state once it has grown. A record is a 4-byte length, the CRC-32 of its
+body and the body, big endian; the body is a msgpack array that starts with the record's kind. A torn end after a crash
+is cut off and counted.
 
-Only the join number is fsynced: the page cache outlives a killed agent, and what outlives a machine's crash is the
-new boot id, under which nothing of before is held. The join number alone must grow over that too.
+Only the join number is fsynced. The page cache outlives a killed agent, and after a crash of the machine the boot id is
+new, so no earlier member counts. Only the join number must keep growing in that case, too.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from moorage.worker.member_messages import MemberName
 
 JOURNAL_NAME: Final = "agent.journal"
 MAGIC: Final = b"moorage-agent-journal-1\n"
-#: the file is written anew beyond this, or beyond twice the live state where that is more
+#: the file is rewritten beyond this size, or beyond twice the live state if that is more
 JOURNAL_BYTES_MAX: Final = 8 * 1024 * 1024
 RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
-#: a look at the lock lasts microseconds
+#: `is_in_use` has the lock only for a moment, so an agent that finds it locked tries again
 LOCK_TRIES_MAX: Final = 100
 LOCK_RETRY_S: Final = 0.001
 
 _HEADER: Final = struct.Struct(">II")
-#: facts after which a member needs no place here any more
+#: facts after which the journal needs no placement of a member any more
 _LAST_FACTS: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
 
 
 class JournalInUse(MoorageError):
-    """Another agent holds this state folder."""
+    """Another agent uses this state folder."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
@@ -55,7 +56,7 @@ class JournalInUse(MoorageError):
 
 
 class JournalUnwritable(MoorageError):
-    """The disk refuses: an agent that cannot journal must not go on."""
+    """The disk refuses writes: an agent without a journal must not go on."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
@@ -63,13 +64,13 @@ class JournalUnwritable(MoorageError):
                 "failed-precondition",
                 f"the journal {path} cannot be written: {error.strerror or error}",
                 found=str(path),
-                next="make room and start the agent again: until its lease is over what runs goes on",
+                next="make room and start the agent again: running jobs go on until its lease is over",
             )
         )
 
 
 class JournalUnreadable(MoorageError):
-    """The file is no journal of ours, or of a newer release."""
+    """The file is not a journal, or a newer release wrote it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
@@ -83,13 +84,13 @@ class JournalUnreadable(MoorageError):
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether another agent, or this one, has the journal of this path open."""
+    """Return whether an agent, this one included, has the journal at this path open."""
     try:
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: an agent that starts now can tell it from an agent's
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: a starting agent can tell it from an agent's lock
     except BlockingIOError:
         return True
     finally:
@@ -98,7 +99,7 @@ def is_in_use(path: Path) -> bool:
 
 
 def _lock_alone(lock: int) -> bool:
-    """Lock an agent's lock file; False if another agent holds it, and not `is_in_use` for a moment."""
+    """Lock an agent's lock file; return False if another agent has it (`is_in_use` has it only for a moment)."""
     for _ in range(LOCK_TRIES_MAX):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +145,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Record).decode
 
 
 class JournalState:
-    """What the records so far come to."""
+    """The state after all records so far."""
 
     __slots__ = ("devices", "frames", "join_facts", "join_n", "ledger", "left", "places")
 
@@ -154,8 +155,8 @@ class JournalState:
         self.join_facts: list[Fact] = []
         self.frames: dict[int, list[Fact]] = {}
         self.places: dict[MemberName, Place] = {}
-        self.devices: list[str] = []  # whose positions those places name; empty where an older release has written it
-        self.left: list[str] = []  # devices that may still have the memory of a job of before
+        self.devices: list[str] = []  # the devices in the order of the places' slots; empty from an older release
+        self.left: list[str] = []  # devices that may still have the memory of an earlier job
 
     @property
     def unanswered(self) -> list[Fact]:
@@ -180,7 +181,7 @@ class JournalState:
             self.ledger, self.join_facts = record.ledger, []
 
     def records(self) -> list[_Record]:
-        """The shortest journal that comes to this state."""
+        """Return the fewest records that lead to this state."""
         return [
             *([_Live(self.ledger)] if self.ledger else []),
             _Join(self.join_n, self.join_facts, self.devices, self.left),
@@ -195,7 +196,7 @@ class JournalState:
 
 
 class MemoryJournal:
-    """The journal of a worker that leaves nothing behind when it dies, such as a simulated one: it only folds."""
+    """The journal of a worker that leaves nothing when it dies, such as a simulated one: it is only in memory."""
 
     def __init__(self, join_n: int = 0) -> None:
         self.state = JournalState()
@@ -204,25 +205,28 @@ class MemoryJournal:
 
     @classmethod
     def of_this_start(cls) -> MemoryJournal:
-        """For a worker with nothing to take up again: wall seconds grow over every restart, faster than joins do."""
+        """Return a journal for a worker without a past.
+
+        Its join number is the wall clock's seconds, which outgrow the joins.
+        """
         return cls(join_n=int(time.time()))
 
     def placed(self, places: list[Place]) -> None:
-        """Written before the driver is told, so that a restarted agent knows what its supervisor runs."""
+        """Record placements before the driver gets them, so that a restarted agent knows what its supervisor runs."""
         self._append(_Placed(places))
 
     def facts(self, frame: FactFrame) -> None:
-        """Written before the frame leaves."""
+        """Record a frame of facts before it is sent."""
         self._append(_Facts(frame.no, frame.facts))
 
     def answered(self, no: int) -> None:
         self._append(_Answered(no))
 
     def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
-        """Written and on the disk before the join leaves; the facts replace all unanswered ones.
+        """Record a join on the disk before it is sent; its facts replace all unanswered ones.
 
-        `devices` are this host's, by a name each, in the order that placements of the session count in; `left` are
-        those, here or not, that may still have the memory of a job which is no member any more.
+        `devices` names this host's devices, in the order of the session's slots. `left` names the devices, present or
+        not, that may still have the memory of a job that is no member any more.
         """
         self._append(_Join(n, facts, list(devices), list(left)))
 
@@ -230,11 +234,11 @@ class MemoryJournal:
         self._append(_Live(ledger))
 
     def is_in_place(self) -> bool:
-        """Whether what is written now can be found by the next agent."""
+        """Return whether the next agent can find what is written now."""
         return True
 
     def flush(self) -> None:
-        """Hand what was gathered to the kernel, in one write."""
+        """Write the collected records with one call."""
 
     def close(self) -> None:
         pass
@@ -244,16 +248,16 @@ class MemoryJournal:
 
 
 class Journal(MemoryJournal):
-    """The journal as a file. Whatever writes it raises JournalUnwritable where the disk refuses."""
+    """The journal as a file. Methods that write raise JournalUnwritable if the disk refuses."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create. Raises JournalInUse, JournalUnreadable, OSError."""
+        """Open or create the file. Raises JournalInUse, JournalUnreadable, OSError."""
         super().__init__()
         self.path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._pending: list[bytes] = []
         self._bytes_max = JOURNAL_BYTES_MAX
-        # the lock is on a file of its own: the journal's is replaced at every compaction
+        # the lock is a file of its own, because the journal's file is replaced at every compaction
         self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _lock_alone(self._lock):
             os.close(self._lock)
@@ -323,7 +327,10 @@ class Journal(MemoryJournal):
         return file
 
     def _read(self, data: bytes) -> int:
-        """Fold the whole records; the bytes they take. Whole but unknown is a newer release's: refused."""
+        """Fold the complete records and return their size in bytes.
+
+        Raises JournalUnreadable for a newer release's record.
+        """
         at = len(MAGIC)
         while at + _HEADER.size <= len(data):
             length, crc = _HEADER.unpack_from(data, at)
@@ -338,13 +345,13 @@ class Journal(MemoryJournal):
         return at
 
     def _compact(self) -> None:
-        """Write the live state into a new file and put it in place: whoever reads sees the old one or the new."""
+        """Write the live state into a new file and put it in place, so that readers see the old file or the new one."""
         data = MAGIC + b"".join(_framed(record) for record in self.state.records())
         new = self.path.with_suffix(".new")
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             _write_all(file, data)
-            os.fsync(file)  # a rename may reach the disk before the bytes do (rename(2), ext4's delayed allocation)
+            os.fsync(file)  # else the rename may reach the disk before the bytes (rename(2), ext4's delayed allocation)
             os.replace(new, self.path)
         except BaseException:
             os.close(file)

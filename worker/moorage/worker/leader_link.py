@@ -1,4 +1,4 @@
-"""A worker's frames to the leader: facts, renewals, joins and the goodbye, each journalled first where it must be."""
+"""Send a worker's frames to the leader: facts, renewals, joins and the goodbye, journalled first where needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moorage.worker.pool import GpuPool
 from moorage.worker.reporter import Reporter
 from moorage.worker.restoring import device_names
 
-#: why nothing new is started, as the leader and the log are told
+#: why nothing new is started, for the leader and the log
 STATE_GONE: Final = "the worker's state folder was removed or replaced under it: start the worker again"
 
 
@@ -27,7 +27,10 @@ class Post(Protocol):
 
 
 class LeaderLink:
-    """One worker's. Answers come to `<inbox>.<worker>.<verb>.<join>.<number>`: whose they are stands in the subject."""
+    """One worker's link.
+
+    Answers come to `<inbox>.<worker>.<verb>.<join>.<number>`, so the subject says what they answer.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class LeaderLink:
         self._ask("renew", command.n, encode(renew, json=False))
 
     def _unwell(self) -> list[Unwell]:
-        """The devices that must not be given out: all of them once the state folder is gone."""
+        """Return the devices that must not be given out: all of them once the state folder is gone."""
         if self._journal.is_in_place():
             return self._watch.told
         return [Unwell(slot, "state-gone", STATE_GONE) for slot in range(len(self._reporter.devices))]

@@ -1,4 +1,4 @@
-"""What the members hold of this host: their devices in the pool, and how those are seen free again."""
+"""Claim the members' devices in the pool, and check when these are free again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from moorage.worker.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.rendezvous import LOCAL_ADDRESS, Rendezvous
 from moorage.worker.shell import Shell
 
-#: who keeps a slot of the pool closed
+#: the party that closes a slot, as the pool records it
 MEMORY_KEPT: Final = "memory"
-#: the same, for a member of an earlier agent that is over: the device is in another slot now
+#: the party for the device of an earlier agent's ended member, if the device is in another slot now
 LEFT_BEHIND: Final = "left behind"
 
 
@@ -55,7 +55,7 @@ class MemberClaims:
         self._absent: list[str] = []
 
     def take(self, member: Member) -> None:
-        """All of its slots, at once. Raises SlotsRefused, and Refused where it cannot share a device by mps."""
+        """Claim all of its slots at once. Raises SlotsRefused, and Refused if it cannot share a device by mps."""
         mode = cast(Sharing, member.place.mode)
         lease = self._pool.try_claim_slots(member.slots, mode, member.job)
         try:
@@ -66,7 +66,7 @@ class MemberClaims:
         self._leases[member.name] = lease
 
     def take_again(self, member: Member) -> None:
-        """As `take` for a member that runs already: its devices are its own, whatever may be lent by now."""
+        """Claim the slots of a member that runs already, whatever may be lent now."""
         try:
             mode = cast(Sharing, member.place.mode)
             self._leases[member.name] = self._pool.take_again(member.slots, mode, member.job)
@@ -75,7 +75,7 @@ class MemberClaims:
         self._clients.admit_again(member)
 
     def address(self, member: Member) -> str:
-        """Where the ranks of its gang meet, if this is rank 0 of one."""
+        """Return where the ranks of its gang meet, if it is rank 0 of one; else ""."""
         return self._rendezvous.reserve(member.name, member.master_port_wanted)
 
     def start_alone(self, member: Member) -> Start | None:
@@ -90,7 +90,7 @@ class MemberClaims:
         return Start(*member.name, LOCAL_ADDRESS, port, 1)
 
     def release(self, members: Sequence[Member]) -> None:
-        """They are over, and their devices seen free."""
+        """Free the devices of members that are over and whose devices are seen free."""
         for member in members:
             name = member.name
             self._clients.forget(name)
@@ -106,7 +106,7 @@ class MemberClaims:
                     self._pool.unquarantine(slot, MEMORY_KEPT)
 
     def quarantine(self, member: Member, slots: Sequence[int]) -> None:
-        """Keep these slots out of use; the others of a member whose processes are over go back."""
+        """Keep these slots out of use; free the member's other slots if its processes are over."""
         for slot in slots:
             self._quarantined.setdefault(slot, set()).add(member.name)
             why = f"memory kept after {member.job}" if not member.stuck else "cannot be ended"
@@ -117,7 +117,7 @@ class MemberClaims:
         self._shell.say(Log("error", "quarantined", f"slots {list(slots)} of {member.name} are in quarantine"))
 
     def probe(self, members: Sequence[Member]) -> None:
-        """Look whether their devices are free; `SeenFree` and `NotFree` follow."""
+        """Check whether their devices are free; `SeenFree` and `NotFree` follow."""
         for member in members:
             lease = self._leases.get(member.name)
             if lease is not None and lease.phase == "held":
@@ -126,11 +126,11 @@ class MemberClaims:
 
     @property
     def left(self) -> list[str]:
-        """The devices that are not yet seen free of the memory of what is no member here, by name."""
+        """Return the devices, by name, that may still have the memory of a job that is no member any more."""
         return [*self._left_behind.values(), *self._absent]
 
     def close_until_free(self, names: Sequence[str], devices: Sequence[str]) -> None:
-        """Keep these out of use until `look_for_free` has seen their memory free: who held it is no member here.
+        """Keep these devices out of use until `look_for_free` sees their memory free: a former job may still use it.
 
         `devices` are the names of this host's; the others are remembered, as they may come back.
         """
@@ -141,12 +141,12 @@ class MemberClaims:
                 self._pool.quarantine(slot, "memory kept after a job of before", LEFT_BEHIND)
 
     def look_for_free(self) -> None:
-        """From now on; whoever held them has ended."""
+        """Begin to check the devices that `close_until_free` closed: the jobs that used them have ended."""
         if self._left_behind:
             self._shell.spawn(self._look_for_free())
 
     def open(self, slots: Sequence[int]) -> None:
-        """Give these back, whatever their memory shows."""
+        """Open these slots, whatever their memory shows."""
         for slot in self._left_behind.keys() & set(slots):
             del self._left_behind[slot]
             self._pool.unquarantine(slot, LEFT_BEHIND)
@@ -157,18 +157,18 @@ class MemberClaims:
                 try:
                     is_free = await self._inventory.memory_is_free(slot)
                 except Exception as error:
-                    self._shell.say(Log("error", "no-look", f"the devices cannot be looked at: {error!r}"))
+                    self._shell.say(Log("error", "no-look", f"the devices cannot be read: {error!r}"))
                     break
                 if is_free:
                     self.open([slot])
             await asyncio.sleep(PROBE_S)
 
     async def _look(self, members: Sequence[Member]) -> None:
-        """No look, or a broken one, says that nothing is free: it is looked again, and told as quarantined in time."""
+        """Check the devices. A failed check reports them as not free, so they are checked again or quarantined."""
         try:
             await self._probe(members)
         except Exception as error:
-            self._shell.say(Log("error", "no-look", f"the devices cannot be looked at: {error!r}"))
+            self._shell.say(Log("error", "no-look", f"the devices cannot be read: {error!r}"))
             items = [(member.name, tuple(member.quarantined or member.slots)) for member in members]
             self._shell.enqueue(NotFree(items))
 
@@ -197,7 +197,7 @@ class MemberClaims:
 
 
 def _pids_are_alive(reading: SlotReading) -> bool:
-    """Whether no process of the device is a dead one that the driver has not yet cleared away.
+    """Return whether the device lists no dead process, which the driver would still have to remove.
 
     The member's tree is proven gone, so its pids are dead: as long as the device lists a dead pid, it may be ours.
     """

@@ -1,8 +1,8 @@
-"""What goes into the worker's state machine (events) and what comes out of it (commands).
+"""Define the messages into the worker's state machine (events) and out of it (commands).
 
-Frames of the leader are events as they are: `Wanted`, `RollCall`, `Joined`, `Renewed`, `FactAck`. All times are
-seconds of CLOCK_BOOTTIME, which goes on in a suspended machine (clock_gettime(2)); slots are positions in hello's
-`gpu_pool`. Events and commands hold lists, so that a turn with a thousand members costs a handful of objects.
+The leader's frames are events unchanged: `Wanted`, `RollCall`, `Joined`, `Renewed`, `FactAck`. All times are seconds of
+CLOCK_BOOTTIME, which goes on in a suspended machine (clock_gettime(2)); slots are positions in hello's `gpu_pool`.
+Events and commands have lists, so that a turn with a thousand members needs only a few objects.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from moorage.schemas.frames import (
 )
 from moorage.schemas.job import Request
 
-#: (tenant, job, replica, attempt, fence): the name of a member everywhere
+#: (tenant, job, replica, attempt, fence): the name of a member in all of the worker
 MemberName = tuple[str, str, int, int, int]
 #: the frames of a worker that the leader answers
 AnswerVerb = Literal["join", "renew", "fact"]
 
-#: the phases of a member here; "over" is none of them but the tombstone that is left
+#: the phases of a member; an "over" one is not held any more, only its tombstone is
 MemberPhase = Literal["claimed", "starting", "running", "ending", "exited", "over"]
-#: where each may go
+#: the legal next phases
 PHASES: Final[dict[MemberPhase, frozenset[MemberPhase]]] = {
     "claimed": frozenset({"starting", "over"}),
     "starting": frozenset({"running", "ending", "exited", "over"}),
@@ -43,7 +43,7 @@ PHASES: Final[dict[MemberPhase, frozenset[MemberPhase]]] = {
     "exited": frozenset({"over"}),
     "over": frozenset(),
 }
-#: how a phase is told in a renewal; a member that is starting does not run before its driver says so
+#: the phase that a renewal reports; a starting member counts as not running until its driver reports the start
 HELD_PHASE: Final[dict[MemberPhase, str]] = {
     "claimed": "claimed",
     "starting": "claimed",
@@ -54,7 +54,10 @@ HELD_PHASE: Final[dict[MemberPhase, str]] = {
 
 
 class Member:
-    """One member that is held here. Mutable: only the state machine changes it. `job` names it, not `request.job`."""
+    """One held member (an attempt of a replica). Only the state machine changes it.
+
+    `job` names it, not `request.job`.
+    """
 
     __slots__ = (
         "attempt",
@@ -101,17 +104,17 @@ class Member:
         self.why = ""
         self.probe_at_s = 0.0
         self.free_by_s = 0.0
-        self.ends_at_s = None if place.ends_in_s is None else now + place.ends_in_s  # the job's deadline, as we know
+        self.ends_at_s = None if place.ends_in_s is None else now + place.ends_in_s  # the job's deadline, by our clock
         self.notice_s = 0.0
         self.quarantined: tuple[int, ...] = ()
         self.stuck = False
-        self.frozen = False  # its processes are, while it is running or ending
+        self.frozen = False  # whether its processes are frozen, while it is running or ending
         self.freezing = False  # its driver was asked to freeze or to resume it, and has not answered
-        self.used: tuple[int, int] | None = None  # of its devices, as `Metered` has it; since this agent's start
+        self.used: tuple[int, int] | None = None  # its use of devices, as in `Metered`, since this agent's start
 
     @property
     def master_port_wanted(self) -> int:
-        """The rendezvous port of a gang's rank 0, 0 for anything else."""
+        """The rendezvous port for rank 0 of a gang, 0 for other members."""
         if not self.place.hold or self.replica != 0:
             return 0
         gpu = self.request.gpu
@@ -136,33 +139,35 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The process tree of each is proven gone. (name, code, reason); code is minus the signal where one ended it."""
+    """The process tree of each is proven gone. (name, code, reason); code is minus the signal if one ended it."""
 
     items: list[tuple[MemberName, int, str]]
 
 
 class StartFailed(msgspec.Struct, frozen=True):
-    """Nothing runs. (name, code as a shell gives it: 126 or 127, one line why)."""
+    """Nothing runs. (name, code as a shell gives it: 126 or 127, the reason in one line)."""
 
     items: list[tuple[MemberName, int, str]]
 
 
 class NotStarted(msgspec.Struct, frozen=True):
-    """Nothing runs, and it is this host that could not start it: (name, one line why). It is refused, not failed."""
+    """Nothing runs, because of this host: (name, the reason in one line). The member is refused, not failed."""
 
     items: list[tuple[MemberName, str]]
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """Asked to end, killed, and still there (state D), or its end cannot be proven: the device stays quarantined."""
+    """Members that were killed and still exist (state D), or whose end cannot be proven: their devices stay
+    quarantined.
+    """
 
     names: list[MemberName]
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """What runs a driver's members (a supervisor, an engine) died and another one took its place.
+    """The process that runs a driver's members (a supervisor, an engine) died and was replaced.
 
-    What ran of this driver is over, or is reported as stuck. The driver's `boot` is new.
+    The driver's former members are over, or are reported as stuck. The driver's `boot` is new.
     """
 
     driver: str
@@ -175,7 +180,7 @@ class SeenFree(msgspec.Struct, frozen=True):
 
 
 class NotFree(msgspec.Struct, frozen=True):
-    """(name, the slots whose memory is still taken)."""
+    """Members whose memory is still in use: (name, the slots)."""
 
     items: list[tuple[MemberName, tuple[int, ...]]]
 
@@ -189,68 +194,69 @@ class AnswerRefused(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """A moment that `next_deadline_s` named has come."""
+    """The time that `next_deadline_s` returned has come."""
 
 
 class TurnOver(msgspec.Struct, frozen=True):
-    """Nothing else is waiting in this turn of the loop: gathered facts leave now, in one frame."""
+    """No event is left in this turn of the loop: send the collected facts in one frame."""
 
 
 class HealthChanged(msgspec.Struct, frozen=True):
-    """A device became unwell, or well: the next renewal tells it, and leaves now."""
+    """A device became unwell, or well: send a renewal now that reports it."""
 
 
 class HelloChanged(msgspec.Struct, frozen=True):
-    """What the worker says of itself is otherwise from now on: a new session tells the ledger."""
+    """The worker's hello has changed: a new session must put it into the ledger."""
 
 
 class OverGrant(msgspec.Struct, frozen=True):
-    """(name, one line why) of members that are to end: over their grant of a shared device, or `LOST`."""
+    """Members that must end: (name, the reason in one line), for exceeding their part of a shared device, or `LOST`."""
 
     items: list[tuple[MemberName, str]]
 
 
 class FreezeAnswered(msgspec.Struct, frozen=True):
-    """(name, "frozen", "running" or "broken", one line why) of members that were to be frozen or resumed.
+    """Members that were asked to freeze or resume: (name, "frozen", "running" or "broken", the reason in one line).
 
-    Of a broken one some process can neither run on nor be frozen, so the attempt is lost.
+    A broken one has a process that can neither run on nor be frozen, so the attempt is lost.
     """
 
     items: list[tuple[MemberName, str, str]]
 
 
 class IdleSeen(msgspec.Struct, frozen=True):
-    """Members whose devices show no use: (name, for how many seconds, after how many it ends, 0: never, ends now)."""
+    """Members whose devices show no use: (name, seconds without use, seconds that are allowed (0: any), ends now)."""
 
     items: list[tuple[MemberName, int, int, bool]]
 
 
 class Metered(msgspec.Struct, frozen=True):
-    """(name, milliseconds of a GPU at work, MiB milliseconds) that members have used since the reading before.
+    """What members used since the last reading: (name, milliseconds of a GPU at work, MiB milliseconds).
 
-    The first is UNKNOWN_MS where no device tells it.
+    The first number is UNKNOWN_MS if no device reports it.
     """
 
     items: list[tuple[MemberName, int, int]]
 
 
 class SaidWell(msgspec.Struct, frozen=True):
-    """An operator says that these slots are well: what is kept from use on them for a member's sake is free."""
+    """An operator says that these slots are well: slots quarantined because of a member are free."""
 
     slots: list[int]
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Leave the fleet for good: end what runs, tell it, say goodbye."""
+    """Leave the fleet for good: end all jobs, report their ends, say goodbye."""
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """A restarted agent's first event.
+    """The first event of a restarted agent.
 
-    `held`: (member, phase, code, detail) of all that the journal and the supervisor know. Code is for "exited", detail
-    its reason, and for a member that holds for its gang the `address:port`. `facts`: the unanswered ones of the
-    journal. `withdrawn`: journalled but never started. `strays`: something unknown runs still and was told to end; the
-    join waits for `StraysOver`, since nothing of what it does not list may live.
+    `held` has (member, phase, code, detail) for every member that the journal and the supervisor know. For "exited",
+    code and detail are its exit code and reason; for a member that waits for its gang, detail is the `address:port`.
+    `facts` are the journal's unanswered ones. `withdrawn` were journalled but never started. `strays` is set if an
+    unknown member still runs and was asked to end: the join waits for `StraysOver`, because a member that the join does
+    not list must not live.
     """
 
     held: list[tuple[Member, str, int, str]]
@@ -260,10 +266,10 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 class StraysOver(msgspec.Struct, frozen=True):
-    """What ran here unknown to the journal is proven gone."""
+    """The unknown members that ran here are proven gone."""
 
 
-#: all that the state machine takes: frames of the leader, what drivers and the pool report, and the agent's own words
+#: every event of the state machine: the leader's frames, reports of drivers and the pool, and the agent's own events
 Event = (
     Wanted
     | FactAck
@@ -299,7 +305,7 @@ Event = (
 
 
 class TryClaim(msgspec.Struct, frozen=True):
-    """Claim the named slots of each, all or nothing, now; `Claims` must be the next event."""
+    """Claim the slots of each member now, all of a member's or none; the next event must be `Claims`."""
 
     members: list[Member]
 
@@ -310,7 +316,10 @@ class StartMembers(msgspec.Struct, frozen=True):
 
 
 class EndMember(msgspec.Struct, frozen=True):
-    """Ask it to end; with `notice_s` one that has a checkpoint signal gets that first, and is asked so much later."""
+    """Ask it to end.
+
+    With `notice_s`, a member with a checkpoint signal gets that signal first, and is asked that much later.
+    """
 
     member: Member
     grace_s: float
@@ -319,13 +328,13 @@ class EndMember(msgspec.Struct, frozen=True):
 
 
 class ResizeMembers(msgspec.Struct, frozen=True):
-    """Journal the new part of their devices that these members' places name, and have them keep to it."""
+    """Journal the new parts in these members' places, and make the members keep to them."""
 
     members: list[Member]
 
 
 class FreezeMember(msgspec.Struct, frozen=True):
-    """Freeze it, or with `on` false have it run on; `FreezeAnswered` follows."""
+    """Freeze a member, or resume it if `on` is false; `FreezeAnswered` follows."""
 
     member: Member
     on: bool
@@ -338,39 +347,39 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class ProbeFree(msgspec.Struct, frozen=True):
-    """Look whether the devices are free of these members' memory; `SeenFree` or `NotFree` follows."""
+    """Check whether the devices are free of these members' memory; `SeenFree` or `NotFree` follows."""
 
     members: list[Member]
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Keep these slots of the member out of the pool; its others go back."""
+    """Keep these slots of the member out of the pool; its other slots are freed."""
 
     member: Member
     slots: tuple[int, ...]
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """The ledger has the end of these members: the driver need not remember them."""
+    """Have the driver forget these members: their ends are in the ledger."""
 
     members: list[Member]
 
 
 class SendFacts(msgspec.Struct, frozen=True):
-    """Journal (unless `again`), then send."""
+    """Journal the frame (unless `again`), then send it."""
 
     frame: FactFrame
     again: bool = False
 
 
 class FactsAnswered(msgspec.Struct, frozen=True):
-    """For the journal: the frames up to `no` are in the ledger."""
+    """Record in the journal that the frames up to `no` are in the ledger."""
 
     no: int
 
 
 class SendRenew(msgspec.Struct, frozen=True):
-    """The shell adds what only it knows: the pool's generation, local claimers, and whether one waits."""
+    """Send a renewal; the shell adds the pool's generation, local claimers, and whether one waits."""
 
     session: str
     n: int
@@ -380,7 +389,7 @@ class SendRenew(msgspec.Struct, frozen=True):
 
 
 class SendJoin(msgspec.Struct, frozen=True):
-    """Journal `n` and the facts, then ask for a session. `again`: the same frame, byte for byte, as before."""
+    """Journal `n` and the facts, then ask for a session. With `again`, send exactly the same frame as before."""
 
     n: int
     facts: list[Fact]
@@ -396,7 +405,7 @@ class SessionLive(msgspec.Struct, frozen=True):
 
 
 class SetFence(msgspec.Struct, frozen=True):
-    """Tell the supervisor: without another word, end the jobs at `deadline_s` within `grace_s` (H29)."""
+    """Set the supervisor's deadline: without a later one it ends the jobs at `deadline_s`, within `grace_s` (H29)."""
 
     deadline_s: float
     grace_s: float
@@ -407,13 +416,13 @@ class SayHello(msgspec.Struct, frozen=True):
 
 
 class Draining(msgspec.Struct, frozen=True):
-    """An operator began to drain this worker, or took it back."""
+    """An operator began to drain this worker, or cancelled the drain."""
 
     draining: bool
 
 
 class Well(msgspec.Struct, frozen=True):
-    """An operator's word, numbered `n`, that these slots are well; `SaidWell` follows where it is news."""
+    """An operator's order, numbered `n`, that these slots are well; `SaidWell` follows if it is new."""
 
     slots: list[int]
     n: int
@@ -424,7 +433,7 @@ class SendGoodbye(msgspec.Struct, frozen=True):
 
 
 class Log(msgspec.Struct, frozen=True):
-    """One line for the operator. `code` is stable; the shell may thin out repeated ones."""
+    """One log line. `code` is stable; repeated lines may be left out."""
 
     level: Literal["info", "warning", "error"]
     code: str

@@ -1,4 +1,4 @@
-"""Which member a process of this host belongs to: by its cgroup, its session, its ancestors and its environment."""
+"""Find the member that a process of this host belongs to: by its cgroup, session, ancestors and environment."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from moorage.system.cgroup import own_path
 from moorage.system.proctree import MARK_NAMES, read_environ, read_process
 from moorage.worker.member_messages import MemberName
 
-#: a chain of parents this long ends in a process that was started meanwhile under a used pid
+#: a longer chain of parents can only come from pids that were reused meanwhile
 ANCESTORS_MAX: Final = 4096
 
 
 class MemberProcesses:
-    """The members of one driver by the processes that its supervisor has started for them."""
+    """The processes that one driver's supervisor has started, by member."""
 
     def __init__(self) -> None:
         self._names: dict[int, MemberName] = {}  # by the pid of the first process, which leads a session
@@ -23,22 +23,23 @@ class MemberProcesses:
         self._pids: dict[MemberName, int] = {}
 
     def started(self, name: MemberName, pid: int) -> None:
-        """A member's first process runs."""
+        """Take that a member's first process runs."""
         self._names[pid] = name
         self._pids[name] = pid
 
     def ended(self, name: MemberName) -> None:
-        """Nothing of it is left."""
+        """Take that nothing of the member is left."""
         pid = self._pids.pop(name, None)
         if pid is not None:
-            if self._names.get(pid) == name:  # else the number is another member's by now
+            if self._names.get(pid) == name:  # otherwise the pid belongs to another member by now
                 del self._names[pid]
             self._groups.pop(name, None)
 
     def members_of(self, pids: Collection[int], supervisor: int) -> dict[int, MemberName | None]:
-        """Return the member of each of these processes; None for one of a member that cannot be told.
+        """Return the member of each process; None if it belongs to a member, but to an unknown one.
 
-        That is one which descends from the supervisor, and hides its session and its environment. Others are left out.
+        That is a process that descends from the supervisor and hides its session and environment. Other processes are
+        left out.
         """
         found: dict[int, MemberName | None] = {}
         if not pids or not self._names:
@@ -53,8 +54,11 @@ class MemberProcesses:
         return found
 
     def _own_groups(self, supervisor: int) -> dict[str, MemberName]:
-        """Return the members by their cgroups. A group is a member's own if neither supervisor nor agent is in it."""
-        for name, pid in self._pids.items():  # read at the first look: most members end before one
+        """Return the members by their cgroups.
+
+        A cgroup belongs to a member if neither supervisor nor agent is in it.
+        """
+        for name, pid in self._pids.items():  # read only when needed: most members end before that
             if name not in self._groups:
                 self._groups[name] = _group(pid)
         shared = {"", _group(supervisor), _group(os.getpid())}
@@ -71,7 +75,7 @@ class MemberProcesses:
             environ = dict(entry.split(b"=", 1) for entry in read_environ(pid) or () if b"=" in entry)
             tenant, job, *numbers = (environ[os.fsencode(mark)].decode() for mark in MARK_NAMES)
             replica, attempt, fence = map(int, numbers)
-        except (PermissionError, KeyError, ValueError):  # of another user, of no member, or forged
+        except (PermissionError, KeyError, ValueError):  # another user's process, no marks, or forged ones
             return None
         name = (tenant, job, replica, attempt, fence)
         return name if name in self._pids else None
@@ -87,7 +91,7 @@ def _by_group(pid: int, groups: Mapping[str, MemberName]) -> MemberName | None:
 
 
 def _ancestors(pid: int) -> list[int]:
-    """The process and those above it, as far as this PID namespace shows them."""
+    """Return the process and its ancestors, as far as this PID namespace shows them."""
     found: list[int] = []
     while pid > 1 and len(found) < ANCESTORS_MAX:
         found.append(pid)

@@ -1,4 +1,4 @@
-"""The members of one worker: the phase of each, how it ends, and the facts about it. Pure.
+"""Keep the members of one worker: the phase of each, how it ends, and its facts (reports). Without I/O.
 
 It knows no session and no leader: `members.Members` decides when placements may be taken and when all members must end.
 Each member has exactly one of these chains of facts: refused | claimed withdrawn | claimed refused (this host could not
@@ -68,7 +68,7 @@ from moorage.worker.member_messages import (
 )
 from moorage.worker.tombstones import TOMBSTONES_MAX, Tombstones
 
-#: members held at once; a placement beyond it is refused
+#: most members at once; further placements are refused
 MEMBERS_MAX: Final = 16_384
 #: of all held members in one renewal or join, which list them all: beside the facts of a join they fit into one frame
 HELD_BYTES_MAX: Final = 300 * 1024
@@ -77,17 +77,17 @@ HELD_BYTES: Final = 28
 DETAIL_CHARS_MAX: Final = 200
 #: from SIGTERM to SIGKILL, at most, of a member that holds more memory than was granted: the other sharers need it
 OVER_GRANT_GRACE_S: Final = 0.5
-#: how the reason of such an end begins
+#: prefix of the reason of such an end
 OVER_GRANT: Final = "over-memory: "
-#: the same, of a member whose devices showed no use for too long
+#: prefix of the reason for a member whose devices showed no use for too long
 IDLE: Final = "idle: "
-#: why a member is ended that cannot go on for a fault of this host: another attempt follows, as after a lost worker
+#: the reason for a member that cannot go on because of this host: another attempt follows, as after a lost worker
 LOST: Final = "lost"
-#: attempts that are suspected of having ended a supervisor; more of them run as any other job
+#: most attempts that are suspected of having killed a supervisor; further ones are not suspected
 SUSPECTS_MAX: Final = 4_096
-#: minus SIGKILL: the exit code of a member whose end nobody could observe
+#: minus SIGKILL: the exit code of a member whose end was not observed
 CODE_LOST: Final = -9
-#: the phase of a member that an earlier agent held, by what its journal or driver says; what is over is told from there
+#: the phase of an earlier agent's member, by its journal or driver; the reports of an ended member go on from it
 _RESTORED_AS: Final[dict[str, MemberPhase]] = {
     "claimed": "claimed",
     "starting": "starting",
@@ -485,7 +485,7 @@ class MemberTable:
         self.commands.append(ProbeFree([member]))
 
     def next_probe_s(self) -> float:
-        """When `probe` is due: CLOCK_BOOTTIME seconds, infinity for never."""
+        """Return when `probe` is due: CLOCK_BOOTTIME seconds, infinity for never."""
         return min((member.probe_at_s for member in self._freeing.values()), default=NEVER_S)
 
     def probe(self) -> None:
@@ -560,7 +560,7 @@ class MemberTable:
             self.commands.append(Forget(forget))
 
     def start_join(self) -> tuple[list[Fact], list[Held]]:
-        """What goes into a join: all facts that were not acknowledged, and the members that are held.
+        """Return what goes into a join: all facts that were not acknowledged, and the members that are held.
 
         The tombstones are cleared, as the join reports all ends so far.
         """

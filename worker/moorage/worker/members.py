@@ -1,4 +1,4 @@
-"""The worker's state machine: its lease session, which members it holds, and what to do next. Pure.
+"""Decide for a worker: its lease session, which members it has, and what to do next. A state machine without I/O.
 
 `handle(event, now)` returns commands and does nothing else: no await, socket, clock or randomness (after dask's
 `worker_state_machine`). All that the leader sends is level-triggered and idempotent by member: to place a member that
@@ -56,7 +56,7 @@ from moorage.worker.member_messages import (
 from moorage.worker.member_table import Defect, MemberTable
 from moorage.worker.tombstones import TOMBSTONES_MAX
 
-#: a worker id that is in use is refused so many times the wait that the leader names: then its holder is no lost one
+#: a worker id that is refused this many times longer than the leader's wait has a living owner
 ID_FREE_AFTER: Final = 2
 
 
@@ -124,7 +124,7 @@ class Members:
     # ------------------------------------------------------------------------------------------------- entry point
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event at `now` (CLOCK_BOOTTIME seconds); returns what to do."""
+        """Take one event at `now` (CLOCK_BOOTTIME seconds) and return what to do."""
         self._now = now
         commands = self._commands = self.table.begin(now)
         if now >= self.session.over_at_s:  # comes first: after a long stop, what was received is stale (H29)
@@ -133,7 +133,7 @@ class Members:
         return commands
 
     def next_deadline_s(self) -> float:
-        """When `Tick` is due: CLOCK_BOOTTIME seconds, infinity for never."""
+        """Return when `Tick` is due: CLOCK_BOOTTIME seconds, infinity for never."""
         session = self.session
         deadline_s = min(session.renew_at_s, session.join_at_s, session.over_at_s, self.table.next_probe_s())
         if session.phase == "live":
@@ -264,7 +264,7 @@ class Members:
         return None
 
     def _give_up_if_in_vain(self, problem: Problem) -> None:
-        """Whoever had the id before would be lost by now: another worker lives under it. What runs here is not left."""
+        """Give up if another worker keeps the id: a lost one would have freed it by now. Never with members."""
         again_s = problem.retry_after_s
         waited_s = self._now - self._refused_since_s
         if problem.code == "worker-id-in-use" and again_s and waited_s > ID_FREE_AFTER * again_s and not self.held:
@@ -275,9 +275,9 @@ class Members:
             return self._drop("other-version")
         if frame.reign < self.session.reign:
             if self.session.phase == "live":
-                self._renew()  # names the newer reign: a leader on an older backup of the ledger must learn of it (H7)
+                self._renew()  # names the later term: a leader on an older backup of the ledger must learn of it (H7)
             return self._drop("lower-reign")
-        # It names no session, so anybody may have sent it. The reign counts only from the answer to what we send now.
+        # It names no session, so any client may have sent it. The term counts only once a leader answers what is sent now.
         self._commands.append(SayHello())
         if self.session.phase == "live":
             self.outbox.hurry(self._now)
@@ -297,7 +297,7 @@ class Members:
             self._drop("answer-not-awaited")
 
     def _reign_holds(self, reign: int) -> bool:
-        """Whether an awaited answer is of the highest term that this worker knows, which it may raise."""
+        """Return whether an answer is of the highest known term or a higher one, which becomes the highest."""
         if reign < self.session.reign:
             self._drop("lower-reign")
             self._log(
@@ -320,7 +320,7 @@ class Members:
         )
 
     def _session_over(self, why: str) -> None:
-        """End everything that may not outlive a partition; the next join follows once it is proven to be gone."""
+        """End all members that may not outlive a partition; the next join follows once they are proven gone."""
         grace_s = self.session.grace_s
         self.session.lost()
         self._to_clear = None
@@ -357,7 +357,7 @@ class Members:
             self._on_strays_over(StraysOver())
 
     def _on_replaced(self, event: Replaced) -> None:
-        """A supervisor died, and with it what ran: its ends are reported by the new one, then a new session begins.
+        """Take that a driver's supervisor died: the new one reports the ends of its members, then a new session begins.
 
         Members of the driver that were not started yet were unknown to the supervisor, so they are ended here. Those
         of other drivers run on, and the new session takes them over.
@@ -368,7 +368,7 @@ class Members:
                 self._to_clear = frozenset()
             if self._to_clear is not None:
                 self._to_clear |= {driver}
-            if session.phase != "restoring":  # then nothing joins before what nobody knows is over
+            if session.phase != "restoring":  # while restoring, no join is sent before the unknown members are over
                 session.lost(keeps=self._to_clear is not None)
             self.table.supervisor_died(driver)
             self.table.end_claimed(driver, "supervisor-died")
@@ -384,7 +384,7 @@ class Members:
         self.table.on_idle(event, reports=self.session.level >= IDLE_LEVEL)
 
     def _on_hello_changed(self, event: HelloChanged) -> None:
-        """Say it at once, and begin a session with it: the ledger has what a join told. What runs here runs on."""
+        """Send hello, and begin a session that puts it into the ledger. Running members run on."""
         self._commands.append(SayHello())
         self._hello_changed = True
         self._join_anew()

@@ -1,6 +1,7 @@
-"""Folders of the agent's own that are on no disk, and that no container has: for secrets on their way into one.
+"""Make folders in memory that only the agent can enter and no container has, for secrets on their way into a container.
 
-They are not in /dev/shm: a container with the host's IPC namespace, as clients of an MPS daemon have it, has that too.
+They are not in /dev/shm, because a container with the host's IPC namespace (a client of an MPS daemon) has /dev/shm
+too.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
-#: where root's are; what else lies there is of no use to a container
+#: the parent of root's folders; containers have no use for its other content
 RUN: Final = Path("/run")
-#: what containers may share with the host
+#: memory that containers may share with the host
 SHARED: Final = Path("/dev/shm")
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _MOUNTED_BYTES: Final = 64 << 20
@@ -25,11 +26,13 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class NoMemory(Exception):
-    """There can be no such folder on this host."""
+    """This host cannot have such a folder."""
 
 
 class MemoryFolder:
-    """One folder. Root's is in /run, on a tmpfs of its own where that is a disk; other users' in their runtime folder.
+    """One folder.
+
+    Root's is in /run, on a tmpfs of its own if /run is on a disk; another user's is in its runtime folder.
 
     One process at a time may use it.
     """
@@ -38,7 +41,7 @@ class MemoryFolder:
         self.path: Final = _base() / name
 
     def open(self) -> Path:
-        """Make the folder where it is not there, and return it. Raises NoMemory."""
+        """Make the folder if it does not exist, and return it. Raises NoMemory."""
         try:
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir(mode=0o700)
@@ -62,7 +65,7 @@ class MemoryFolder:
             self.path.rmdir()
 
     def _fault(self) -> str:
-        """Return why nothing secret may lie in it, "" where it may. Raises OSError, NoMemory."""
+        """Return why it must not have secrets, "" if it may. Raises OSError, NoMemory."""
         about = self.path.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) != 0o700:
             raise NoMemory(f"{self.path} is not the agent's own folder")
@@ -78,7 +81,7 @@ def _base() -> Path:
 
 
 def _kind_of(device: int) -> str:
-    """Return the kind of the file system with this number; "" where it has no mount of that number. Raises OSError."""
+    """Return the kind of the file system with this device number; "" if it is not mounted. Raises OSError."""
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         words = line.split()

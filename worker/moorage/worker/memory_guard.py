@@ -1,9 +1,9 @@
-"""The guard of shared GPUs' memory: who holds more than was granted is ended, and nobody else.
+"""Guard the memory of shared GPUs: end a member that uses more than its part, and no other one.
 
-Each second it reads what processes hold of each shared device, adds it up by member, and asks for the end of a member
-that is over its grant for longer than `guard_grace_s`. The grant holds for each device of the member, and everything
-that the driver counts for its processes counts: the CUDA context as well. Where that cannot be read, the guard says so
-at once: its level falls, and with it what the worker promises (see `levels`).
+Each second the guard reads what processes use of each shared device, adds it up by member, and asks for the end of a
+member that has exceeded its part for `guard_grace_s`. The part holds for each device of the member, and everything that
+the driver counts for its processes counts, the CUDA context included. If that cannot be read, the guard's level falls
+at once, and with it what the worker promises (see `levels`).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from moorage.worker.member_messages import HelloChanged, Log, Member, MemberName
 from moorage.worker.member_table import OVER_GRANT
 from moorage.worker.shell import Shell
 
-#: between two looks while somebody shares a device under a grant
+#: seconds between two checks while members share a device with limits
 LOOK_S: Final = 1.0
-#: and while nobody does: the guard must know whether it could guard
+#: seconds between two checks otherwise: the guard must know whether it could work
 IDLE_LOOK_S: Final = 10.0
-#: looks in a row that fail before the level falls, and that succeed before it rises again
+#: consecutive failed checks before the level falls, and successful ones before it rises again
 FAILED_MAX: Final = 3
 WELL_MIN: Final = 10
-#: the compute capability from which MPS clients own their memory; below it one server owns all of theirs
+#: the compute capability from which MPS clients own their memory; below it one server owns the memory of all clients
 MPS_OWNS_BELOW: Final = (7, 0)
 SHARED: Final = ("time-slice", "mps")
 GUARDED: Final = Enforced("guarded", "advisory")
 
-#: a process on a shared device that belongs to a member, but not to a known one, by pid and start
+#: a process on a shared device of an unknown member, by pid and start time
 _Hidden = tuple[int, int]
 
 
 class MemoryGuard:
-    """One worker's. `held` are its members, `grace_s` None turns it off. `levels` says what it can do now."""
+    """One worker's guard. `held` are its members; `grace_s` None turns it off. `levels` returns what it can do now."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class MemoryGuard:
         self._drivers = drivers
         self._modes = modes
         self._grace_s = grace_s or 0.0
-        #: by mode: why it cannot guard now; nothing where it can
+        #: by mode: why it cannot guard now; empty if it can
         self.why_not: dict[str, str] = {}
-        #: the same for good: what no look can change
+        #: by mode: why it can never guard here
         self._never = self._never_guarded(inventory.devices(), grace_s)
         self._failed: dict[str, int] = dict.fromkeys(SHARED, 0)
         self._well: dict[str, int] = dict.fromkeys(SHARED, 0)
@@ -76,7 +76,7 @@ class MemoryGuard:
         return {}
 
     def levels(self, driver: Driver) -> dict[str, Enforced]:
-        """Return how the driver's members are kept to their parts now, by each mode that the worker offers."""
+        """Return how the driver's members are kept to their parts now, for each mode that the worker offers."""
         levels = {}
         for mode in self._modes:
             can = driver.tells_processes and mode not in self._never and mode not in self.why_not
@@ -84,7 +84,7 @@ class MemoryGuard:
         return levels
 
     async def open(self) -> None:
-        """Look once, so that the first hello is true."""
+        """Check the devices once, so that the first hello is correct."""
         if self._runs:
             for mode, why in (await self._looked()).items():
                 self.why_not[mode] = why
@@ -95,7 +95,7 @@ class MemoryGuard:
         return bool(guardable and self._inventory.devices()) and any(d.tells_processes for d in self._drivers.values())
 
     async def run(self) -> None:
-        """Look at the devices again and again; a look that fails ends nothing but the promise."""
+        """Check the devices again and again; a failed check only lowers the level."""
         looked_s = self._shell.now()
         while self._runs:
             await asyncio.sleep(self._pause_s())
@@ -105,7 +105,7 @@ class MemoryGuard:
             looked_s = now
             try:
                 failed = await self._looked()
-            except Exception as error:  # whatever it is: a guard that does not guard must not say that it does
+            except Exception as error:  # after any failure the level must fall
                 failed = dict.fromkeys(SHARED, f"the guard failed: {error!r}"[:200])
             self._judge(failed)
 
@@ -119,7 +119,7 @@ class MemoryGuard:
         return bool(self.why_not or any(self._failed.values()) or self._granted())
 
     def _granted(self) -> dict[int, list[Member]]:
-        """The members with a grant on shared devices, by slot."""
+        """Return the members with a limited part of shared devices, by slot."""
         found: dict[int, list[Member]] = {}
         for member in self._held.values():
             if _grant_mib(member) and member.phase not in ("claimed", "exited"):
@@ -128,7 +128,7 @@ class MemoryGuard:
         return found
 
     def explained(self, slot: int, pids: Collection[int]) -> set[int]:
-        """Return which processes on a leased device belong to its leases, or cannot be told of other ones."""
+        """Return which processes on a leased device belong to its leases, or cannot be told from those."""
         members = [member for member in self._held.values() if slot in member.slots]
         drivers = {member.driver: self._drivers[member.driver] for member in members}
         if not members or not all(driver.tells_processes for driver in drivers.values()):
@@ -142,7 +142,7 @@ class MemoryGuard:
     # ------------------------------------------------------------------------------------------------------- a look
 
     async def _looked(self) -> dict[str, str]:
-        """Look at every shared device, of none shared at all of them. Returns why it could not be, by mode."""
+        """Check every shared device, or all devices if none is shared. Return by mode why that failed."""
         granted = self._granted()
         failed: dict[str, str] = {}
         over: dict[MemberName, str] = {}
@@ -170,11 +170,11 @@ class MemoryGuard:
         over: dict[MemberName, str],
         hidden: set[_Hidden],
     ) -> str:
-        """Add what is found of one device to `over` and `hidden`; returns why whose a process is could not be told."""
+        """Add one device's findings to `over` and `hidden`. Return why its processes cannot be attributed, else ""."""
         sums: dict[MemberName, int] = {}
         left = set(held)
         absent = {pid for pid in held if members and not os.path.exists(f"/proc/{pid}")}
-        if absent and not self._sees_all_pids:  # then a number may be another process here
+        if absent and not self._sees_all_pids:  # in another PID namespace the same pid may be another process
             return _absent(absent)
         for driver in {member.driver: self._drivers[member.driver] for member in members}.values():
             for pid, name in driver.members_of(left).items():
@@ -211,8 +211,8 @@ class MemoryGuard:
                 self._kill(pid, ticks)
 
     def _kill(self, pid: int, ticks: int) -> None:
-        """A job's process that hides whose it is holds memory of a shared device under no grant: it alone ends."""
-        self._shell.say(Log("warning", "hidden-process", f"pid {pid} hides whose it is, on a shared GPU: killed"))
+        """Kill a job's process that hides its member and uses memory of a shared device: it alone ends."""
+        self._shell.say(Log("warning", "hidden-process", f"pid {pid} hides its member, on a shared GPU: killed"))
         process = read_process(pid)
         if process is not None:
             kill_process(Process(pid, process.parent, process.session, process.state, ticks, False))
@@ -220,7 +220,7 @@ class MemoryGuard:
     # ------------------------------------------------------------------------------------------------- its own health
 
     def _judge(self, failed: dict[str, str]) -> None:
-        """Fall and rise: what is promised changes with looks in a row, and is told when it does."""
+        """Change the levels after enough failed or successful checks in a row, and report a change."""
         before = dict(self.why_not)
         for mode in SHARED:
             why = failed.get(mode, "")
@@ -239,12 +239,12 @@ class MemoryGuard:
 
 
 def _absent(pids: Collection[int]) -> str:
-    """Return what is wrong where NVML names processes that do not exist here; "" where there are none."""
+    """Return what is wrong if NVML names processes that do not exist here; "" if it names none."""
     return f"NVML names pid {min(pids)}, which is not in the worker's PID namespace" if pids else ""
 
 
 def _grant_mib(member: Member) -> int:
-    """What it may hold of each of its devices; 0 where no part of a shared one was granted."""
+    """Return what a member may use of each of its devices; 0 without a limited part of a shared one."""
     gpu = member.request.effective_gpu
     if gpu is None or gpu.share is None or member.place.mode not in SHARED:
         return 0

@@ -1,11 +1,11 @@
-"""How long output files are kept: the oldest finished go first, by age, by room and by number. Never a running job's.
+"""Delete old output files: the oldest finished first, by age, total size and number, but never a running job's.
 
-They go, too, where output would leave too little of the disk for the journals beside it (`disk_room`).
+Files are also deleted if output would leave too little of the disk for the journals next to it (`disk_room`).
 
-A file belongs to a member, and a member to the supervisor: what runs is known from the supervisor's own list, asked
-after the folder was read, so that what started in between is no candidate. Ages count by CLOCK_BOOTTIME from the end
-that was seen here; only for what ended before this process did is the file's time compared with the wall clock.
-A crash at any point leaves whole files or none: the next process reads the folder anew.
+A file belongs to a member, and a member to the supervisor. The supervisor lists its members after the folder was read,
+so a member that started in between is never deleted. Ages count by CLOCK_BOOTTIME from the end that this process saw;
+for members that ended before, the file's time is compared with the wall clock. A crash at any point leaves whole files
+or none: the next process reads the folder again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from moorage.worker.settings import OUTPUT_BYTES_DEFAULT, OUTPUT_KEEP_DEFAULT, O
 from moorage.worker.supervisor.output import member_digest, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Stream
 
-#: between two looks, and how many ends bring the next one forward
+#: seconds between two sweeps, and how many ends bring the next one forward
 SWEEP_S: Final = 30.0
 SWEEP_AT_ENDS: Final = 1000
-#: its time is that of the newest output that was cleared
+#: file whose time is that of the newest deleted output
 MARK: Final = "output.cleared"
-#: a file's block on disk: many small ones count as what they take
+#: size of a disk block: small files count with what they take on disk
 BLOCK_BYTES: Final = 512
 _NAME: Final = re.compile(r"([0-9a-f]{32})\.(stdout|stderr)")
 _STREAMS: Final = ("stdout", "stderr")
@@ -45,7 +45,7 @@ log = logging.getLogger("moorage.worker")
 
 
 class OutputBounds(NamedTuple):
-    """`keep_s` seconds after the end, `bytes_max` in all, `members_max` finished members."""
+    """Output is kept `keep_s` seconds after the end, with `bytes_max` in all, for `members_max` finished members."""
 
     keep_s: float = OUTPUT_KEEP_DEFAULT
     bytes_max: int = OUTPUT_BYTES_DEFAULT
@@ -53,18 +53,21 @@ class OutputBounds(NamedTuple):
 
 
 class Output(NamedTuple):
-    """The two files of a member: bytes on disk, and the newer one's time."""
+    """The two files of a member: bytes on disk, and the newer file's time."""
 
     bytes: int = 0
     mtime_s: float = 0.0
 
     def with_file(self, about: os.stat_result) -> Output:
-        """With one more file of the member."""
+        """Return it with one more file of the member."""
         return Output(self.bytes + about.st_blocks * BLOCK_BYTES, max(self.mtime_s, about.st_mtime))
 
 
 class OutputKeeper:
-    """The output folder of one supervisor. `begin` with what lives, tell it starts and ends, and let `run` sweep."""
+    """The output folder of one supervisor.
+
+    `begin` with the living members, report starts and ends, and let `run` sweep.
+    """
 
     def __init__(self, state: Path, bounds: OutputBounds) -> None:
         self.bounds = bounds
@@ -74,10 +77,10 @@ class OutputKeeper:
         self._ended: dict[str, float] = {}  # since the last sweep: digest -> CLOCK_BOOTTIME of the end
         self._finished: OrderedDict[str, tuple[float, Output]] = OrderedDict()  # oldest end first
         self._soon = asyncio.Event()
-        self._is_full = False  # the disk, as the log was told
+        self._is_full = False  # whether the log's last line says that the disk is full
 
     def scan(self) -> dict[str, Output]:
-        """Every member that has a file, before the supervisor is asked what lives. Run it in a thread."""
+        """Return every member that has a file. Run it in a thread, before the supervisor is asked for its members."""
         found: dict[str, Output] = {}
         try:
             entries = list(os.scandir(self._folder))
@@ -94,7 +97,7 @@ class OutputKeeper:
         return found
 
     def begin(self, scanned: dict[str, Output], living: Iterable[str]) -> None:
-        """Take up what the folder held, given the keys of what lived after it was read."""
+        """Take over what the folder had, with the keys of the members that lived after it was read."""
         now, wall = boottime_s(), time.time()
         self._living = {member_digest(key) for key in living}
         old = sorted((output.mtime_s, digest) for digest, output in scanned.items() if digest not in self._living)
@@ -108,7 +111,7 @@ class OutputKeeper:
         self._living.add(member_digest(key))
 
     def over(self, key: str) -> None:
-        """A member is over, and its files are whole."""
+        """Take that a member is over and its files are complete."""
         digest = member_digest(key)
         self._living.discard(digest)
         self._ended[digest] = boottime_s()
@@ -116,7 +119,7 @@ class OutputKeeper:
             self._soon.set()
 
     def is_cleared(self, ended_ms: int) -> bool:
-        """Whether output that ended then (wall milliseconds, by another clock) may be gone by the bounds."""
+        """Return whether output that ended then (wall milliseconds of another clock) may be deleted by the limits."""
         if self.bounds.keep_s <= 0 or min(self.bounds.bytes_max, self.bounds.members_max) <= 0:
             return True
         try:
@@ -128,8 +131,8 @@ class OutputKeeper:
     async def page(self, key: str, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
         """Return a page of the kept output of a member with this key. Raises Refused (`not-kept`).
 
-        `is_over` was looked at before this call: then the file is whole. What is not over by the ledger may be about to
-        start here.
+        `is_over` was determined before this call: then the file is complete. A member that is not over in the ledger
+        may be about to start here.
         """
         path = output_path(self._state, key, _STREAM_OF[ask.stream])
         try:
@@ -149,7 +152,7 @@ class OutputKeeper:
         return page if page is not None else LogPage(ask.attempt, ask.stream, over=is_over)
 
     async def run(self) -> None:
-        """Sweep now, and then for ever."""
+        """Sweep now, and then again and again."""
         while True:
             await self.sweep()
             try:
@@ -160,7 +163,7 @@ class OutputKeeper:
             self._soon.clear()
 
     async def sweep(self) -> int:
-        """Clear what is over its bounds; how many members' output went."""
+        """Delete output that exceeds the limits; return how many members' output was deleted."""
         ended, self._ended = self._ended, {}
         try:
             sizes, running_bytes, spare = await asyncio.to_thread(self._measure, list(ended), list(self._living))
@@ -181,15 +184,15 @@ class OutputKeeper:
         """Log that the disk is full, and that it has room again, once each."""
         if spare <= 0 and not self._is_full:
             log.warning(
-                "the disk of %s is full but for what journals need: what jobs write is not kept; make room there,"
+                "the disk of %s is full except for the journals' reserve: output of jobs is not kept; make room there,"
                 " before the worker has to end", self._state,
             )  # fmt: skip
         elif spare > 0 and self._is_full:
-            log.warning("the disk of %s has room again: what jobs write is kept", self._state)
+            log.warning("the disk of %s has room again: output of jobs is kept", self._state)
         self._is_full = spare <= 0
 
     def _over_bounds(self, running_bytes: int, spare: int) -> dict[str, Output]:
-        """The oldest finished that must go; they are forgotten here. `spare` is what output may still take there."""
+        """Return and forget the oldest finished members whose output must go. `spare` is the room left on the disk."""
         now, bounds = boottime_s(), self.bounds
         total = running_bytes + sum(output.bytes for _, output in self._finished.values())
         doomed: dict[str, Output] = {}
@@ -208,7 +211,7 @@ class OutputKeeper:
     # -- in a thread
 
     def _measure(self, ended: list[str], living: list[str]) -> tuple[dict[str, Output], int, int]:
-        """What the members that have ended wrote, how much those that run have so far, and what more they may."""
+        """Return the output of ended members, the bytes of running ones, and the room left on the disk."""
         sizes = {digest: output for digest in ended if (output := self._output(digest)) is not None}
         running_bytes = sum(output.bytes for digest in living if (output := self._output(digest)) is not None)
         return sizes, running_bytes, spare_bytes(self._state)
@@ -224,7 +227,7 @@ class OutputKeeper:
         return found
 
     def _clear(self, doomed: dict[str, Output]) -> None:
-        """The mark first: a reader must not take what is gone for a job that said nothing."""
+        """Set the mark first: a reader must not take deleted output for the output of a silent job."""
         mark = self._state / MARK
         newest_s = max(output.mtime_s for output in doomed.values())
         try:

@@ -1,4 +1,4 @@
-"""A page of a member's output file, as text where it is text. Reads files; run it in a thread."""
+"""Return a page of a member's output file, as text if it is text. It reads files, so run it in a thread."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from moorage.schemas.codec import encode
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.worker.supervisor.output import NOTICE_BYTES_MAX, cut_at
 
-#: how much larger than its bytes a text may be in JSON before it goes as base64: control characters grow sixfold
+#: how much larger than its bytes a text may be in JSON; beyond that base64 is used. Control characters grow sixfold
 _GROWTH_MAX: Final = 2
 _CONTINUATION: Final = range(0x80, 0xC0)
 
 
 def read_page(path: Path, ask: ReadLog, is_over: bool) -> LogPage | None:
-    """The page that is asked for; None where there is no file. `is_over` must have been true before this call.
+    """Return the requested page; None if there is no file. `is_over` must have been true before this call.
 
-    Raises OSError for what is no plain file, or cannot be read.
+    Raises OSError for a file that is not regular or cannot be read.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -42,7 +42,7 @@ def read_page(path: Path, ask: ReadLog, is_over: bool) -> LogPage | None:
 
 
 def page_of(data: bytes, ask: ReadLog, is_over: bool) -> LogPage:
-    """The page of a stream that is in memory."""
+    """Return the page of a stream that is in memory."""
     offset = _begin(ask, len(data))
     return _page(ask, offset, data[offset : offset + ask.limit], len(data), is_over)
 
@@ -72,8 +72,10 @@ def _page(ask: ReadLog, offset: int, raw: bytes, size: int, is_over: bool, *, is
 
 
 def _text(raw: bytes, is_last: bool) -> tuple[str | None, int]:
-    """(text, bytes that it is of); None for what is no UTF-8, or would grow too much. A character that is cut at the
-    end is left to the next page, unless nothing else is there."""
+    """Return (text, its number of bytes); None for bytes that are not UTF-8, or would grow too much.
+
+    A character that is cut at the end is left to the next page, unless there is nothing else.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     try:
         text = decoder.decode(raw, final=is_last)

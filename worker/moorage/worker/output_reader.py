@@ -1,4 +1,4 @@
-"""Answers the leader's questions for output that this worker keeps, beside the turns and a few at a time."""
+"""Answer the leader's requests for output that this worker keeps, outside the turns and a few at a time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from moorage.worker.drivers.base import Driver
 from moorage.worker.lease_session import LeaseSession
 from moorage.worker.shell import Shell
 
-#: pages of output that are read at once; the leader asks again
+#: pages of output that are read at the same time; the leader asks again for others
 LOG_READS_MAX: Final = 16
 
 _decode_read_log: Final = Decoder[ReadLog](ReadLog)
 
 
 class OutputReader:
-    """One worker's."""
+    """One worker's reader."""
 
     def __init__(self, shell: Shell, worker: str, session: LeaseSession, drivers: Mapping[str, Driver]) -> None:
         self._shell = shell
@@ -31,7 +31,7 @@ class OutputReader:
         self._reading = 0
 
     def on_asked(self, delivery: Delivery) -> None:
-        """The leader asks for a page."""
+        """Take a request of the leader for a page."""
         if not delivery.reply:
             self._shell.dropped["no-reply"] += 1
         elif self._reading >= LOG_READS_MAX:
@@ -47,14 +47,14 @@ class OutputReader:
             answer = await self._page(_decode_read_log(delivery.data))
         except Refused as refused:
             answer = refused.problem
-        except Exception as error:  # a driver of the user's own: who asks is not to wait for nothing
+        except Exception as error:  # a foreign driver may fail in any way, and the leader must get an answer
             answer = problem("not-kept", f"the output cannot be read: {type(error).__name__}: {error}")
         finally:
             self._reading -= 1
         self._shell.post(delivery.reply, encode(answer, json=False))
 
     async def _page(self, ask: ReadLog) -> LogPage:
-        """Raises Refused: only the leader of this session is answered, and only for what can name a member."""
+        """Return the page. Raises Refused for requests of another session, and for names that no member can have."""
         session = self._session
         if session.phase != "live" or ask.session != session.session:
             raise refuse("session-over", f"{self._worker} is in another lease session")
@@ -63,10 +63,10 @@ class OutputReader:
         if ask.driver:
             driver = self._drivers.get(ask.driver)
             if driver is None:
-                raise refuse("not-kept", f"{self._worker} has the driver {ask.driver} no longer", job=ask.job)
+                raise refuse("not-kept", f"{self._worker} no longer has the driver {ask.driver}", job=ask.job)
             return await driver.read_log(ask)
         nothing = refuse("not-kept", f"{self._worker} keeps nothing of this job", job=ask.job)
-        for driver in self._drivers.values():  # the leader does not know it any more: whoever has it
+        for driver in self._drivers.values():  # the leader does not know the driver any more: ask each
             try:
                 return await driver.read_log(ask)
             except Refused as refused:

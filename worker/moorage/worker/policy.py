@@ -1,9 +1,10 @@
-"""What this worker lets tenants do: which drivers, programs and secrets, and as which user of the host.
+"""Enforce what this worker lets tenants use: drivers, programs, secrets and users of the host.
 
-The worker's own word, whatever a scheduler sends; of the drivers it tells the scheduler, which then sends nothing in
-vain, and still looks by itself. A driver that a tenant may not have is refused as a placement, so
-that the job goes to another worker; a program, secret or user that it may not have fails the attempt at once, since no
-other try would do better here. Both name what was found and what is allowed, in the job's own story.
+The worker enforces its rules whatever the scheduler sends. It reports its rules about drivers to the scheduler, which
+then sends no placement that would be refused. If a tenant may not use a driver, the worker refuses the placement, so
+that the job goes to another worker. If a tenant may not use a program, secret or user, the attempt fails at once,
+because another try here would fail the same way. Both errors name what was found and what is allowed, in the job's
+events.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from moorage.worker.attempt_folders import owner_ids
 if TYPE_CHECKING:
     from moorage.worker.settings import WorkerSettings
 
-#: characters of rules that a join tells at most: a quarter of what its hello may take in the ledger
+#: most characters of rules in a join: a quarter of what its hello may take in the ledger
 TOLD_CHARS_MAX: Final = 16 * 1024
 _SHOWN_MAX: Final = 5
-#: variables by which a request could have an allowed program load or find another one (ld.so(8), exec(3), iconv(1)), or
-#: an allowed script run another first (bash(1))
+#: variables by which a request could make an allowed program load or find another one (ld.so(8), exec(3), iconv(1)), or
+#: make an allowed script run another one first (bash(1))
 _LOADING: Final = ("LD_", "TF_LD_", "TF_PREPEND_LD_", "GCONV_PATH", "BASH_ENV")
 _FINDING: Final = ("PATH", "TF_PATH", "TF_PREPEND_PATH")
 
@@ -64,25 +65,25 @@ class Policy:
 
     @property
     def leaves_secrets_open(self) -> bool:
-        """Whether tenants are told apart in something here, and still each may have every secret."""
+        """Whether some rule differs by tenant, but every tenant may use every secret."""
         return bool(self._drivers or self._programs or self._users) and not self._secrets
 
     @property
     def has_programs(self) -> bool:
-        """Whether tenants may start some programs alone."""
+        """Whether some rule limits the programs that tenants may start."""
         return bool(self._programs)
 
     def check_host(self) -> None:
-        """Raise `Refused` where this host cannot do what the rules say: agents start with it."""
+        """Raise `Refused` if this host cannot apply the rules; the agent calls it at its start."""
         if not self.changes_users:
             return
         if os.geteuid() != 0:
             raise refuse(
                 "failed-precondition",
-                "run_as and run_as_for need an agent that is root",
+                "run_as and run_as_for need an agent that runs as root",
                 field="$.run_as",
                 found=f"uid {os.geteuid()}",
-                next="run the agent as root, or take them out: jobs are then of its own user",
+                next="run the agent as root, or remove these settings: jobs then run as the agent's own user",
             )
         for user in (*self._users.values(), *([self._user] if self._user else [])):
             if not user.isdecimal():
@@ -94,23 +95,23 @@ class Policy:
                         f"no such user: {user}",
                         field="$.run_as",
                         found=user,
-                        next="or write a uid",
+                        next="name an existing user, or write a uid",
                     ) from None
 
     def told(self) -> dict[str, list[str]]:
-        """What the scheduler is told with a join: the drivers by tenant, so that it sends none in vain.
+        """Return the drivers by tenant for the join, so that the scheduler sends no placement that would be refused.
 
-        Programs and users stay here: they say what lies on this host. Nothing where it would not fit a join.
+        Programs and users stay here: they tell about this host. Empty if the rules would not fit a join.
         """
         if sum(len(tenant) + sum(map(len, words)) for tenant, words in self._drivers.items()) > TOLD_CHARS_MAX:
             return {}
         return {tenant: sorted(words) for tenant, words in self._drivers.items()}
 
     def mps_users(self) -> dict[str, int] | None:
-        """What the scheduler is told with a join: a number for the user whom each tenant's jobs run as, and no name.
+        """Return a number per tenant for the join: tenants whose jobs run as the same user have the same number.
 
-        Tenants that have the user of all others are left out, and so are those whose requests may say. None where it
-        would not fit a join: then this worker finds out by itself which jobs may not share a GPU.
+        Tenants that have the user of all others are left out, and so are tenants whose requests may name a user. None
+        if it would not fit a join: then this worker finds out by itself which jobs may not share a GPU.
         """
         users = dict(self._users)
         if self._user is not None:
@@ -125,7 +126,7 @@ class Policy:
         return told if sum(map(len, told)) <= TOLD_CHARS_MAX else None
 
     def check_placement(self, tenant: str, request: Request) -> None:
-        """Raise `Refused` where the tenant may not have the request's driver on this worker."""
+        """Raise `Refused` if the tenant may not use the request's driver on this worker."""
         if not self._drivers:
             return
         allowed = self._drivers.get(tenant, self._drivers.get(OTHERS, ()))
@@ -134,7 +135,9 @@ class Policy:
             raise _not_permitted(f"tenant {tenant} may not have the driver {driver} on this worker", driver, allowed)
 
     def check_program(self, tenant: str, run: Run) -> None:
-        """Raise `Refused` where the tenant may not start this program, or names a user that is not its own here."""
+        """Raise `Refused` if the tenant may not start this program, or if the request names a user that it may not have
+        here.
+        """
         user = self.user_of(tenant)
         if user is not None and run.user not in (None, user):
             raise _not_permitted(f"jobs of tenant {tenant} run as {user} on this worker", str(run.user), (user,))
@@ -153,7 +156,7 @@ class Policy:
                 )
 
     def check_secrets(self, tenant: str, env: Mapping[str, str | Secret]) -> None:
-        """Raise `Refused` where the tenant may not have a secret that its request names, whether it exists or not."""
+        """Raise `Refused` if the tenant may not use a secret that its request names, whether it exists or not."""
         if not self._secrets:
             return
         allowed = self._secrets.get(tenant, self._secrets.get(OTHERS, ()))
@@ -163,12 +166,18 @@ class Policy:
                 raise _not_permitted(f"tenant {tenant} may not have the secret {name} on this worker", name, allowed)
 
     def user_of(self, tenant: str) -> str | None:
-        """Whom the tenant's jobs run as; None where the request may say, or else it is the agent's own user."""
+        """Return the user that the tenant's jobs run as; None if the request may name it (the agent's own user by
+        default).
+        """
         return self._users.get(tenant, self._users.get(OTHERS, self._user))
 
 
 def _is(program: str, pattern: str) -> bool:
-    """A pattern with a slash is of whole paths, without `..` in them; one without is a bare name of the job's PATH."""
+    """Return whether a program matches a pattern.
+
+    A pattern with a slash matches whole paths without `..`; a pattern without a slash matches a bare name on the job's
+    PATH.
+    """
     if "/" in program and not (program.startswith("/") and os.path.normpath(program) == program):
         return False
     return ("/" in pattern) == ("/" in program) and fnmatch.fnmatchcase(program, pattern)
@@ -177,4 +186,4 @@ def _is(program: str, pattern: str) -> bool:
 def _not_permitted(message: str, found: str, allowed: tuple[str, ...]) -> Refused:
     shown = ", ".join(allowed[:_SHOWN_MAX]) + (", …" if len(allowed) > _SHOWN_MAX else "")
     text = f"{NOT_PERMITTED}{message}" + (f" (allowed: {shown})" if allowed else "")
-    return refuse("not-permitted", text, found=found, allowed=shown, next="ask who runs the worker")
+    return refuse("not-permitted", text, found=found, allowed=shown, next="ask the operator of the worker")

@@ -1,15 +1,15 @@
-"""`GpuPool`: who holds which device of this machine, now. The pool owns the truth; a scheduler only proposes.
+"""Keep the record of which holder has which device of this machine now. The scheduler only proposes; the pool decides.
 
 Two kinds of holder share one table of slots. Code inside the worker's process claims devices, whole or as a sharer of
 one mode, in order of arrival (`claim`, `try_claim`). Placements take named slots, at once or not at all, alone or as
-sharers (`try_claim_slots`), and are refused while a local claimer waits. A slot is keyed by its position in the list of
-devices the pool was built from, which is hello's order; a device's identity is (vendor, uuid).
+sharers (`try_claim_slots`); they are refused while a local claimer waits. A slot is keyed by its position in the list
+of devices that the pool was built from, which is the order of hello; a device's identity is (vendor, uuid).
 
-What comes free is handed to the oldest waiter that it fits in the very call that frees it, so that between the two
-nobody can see it free. A waiter that it does not fit keeps its place, and nobody behind it is served before it.
+The call that frees a slot also hands it to the oldest waiter that it fits, so no other code can see it free in between.
+A waiter that the slot does not fit keeps its place, and no later waiter is served before it.
 
-Not thread-safe: one pool belongs to one thread, and waiting claims to that thread's event loop. Only the last-resort
-release of a forgotten lease may come from another thread.
+The pool is not thread-safe: it belongs to one thread, and waiting claims belong to that thread's event loop. Only the
+garbage collector's release of a forgotten lease may come from another thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    """What a waiting claim would take."""
+    """What a waiting claim needs."""
 
     ticket: int
     slots: frozenset[int] | None
@@ -57,13 +57,13 @@ class _Want:
 
 
 class GpuPool:
-    """The slots of one machine. See the module's text for the rules.
+    """The slots of one machine. See the module's docstring for the rules.
 
-    `devices` in slot order, at most `SLOTS_MAX`, no (vendor, uuid) twice; none is legal. `sharers_max` are hello's
-    caps, which may only lower the defaults; a device that has `modes` is held in those alone. `lent` are the positions
-    that placements may use, None for all; claims of this process may take any. `on_change` is called after every
-    change, with the pool consistent: it must not raise. Raises ValueError for a list of devices or slots that cannot
-    be.
+    `devices` are in slot order, at most `SLOTS_MAX`, each (vendor, uuid) once; the list may be empty. `sharers_max` are
+    the limits from hello, which may only lower the defaults. A device with `modes` is claimed in those modes only.
+    `lent` are the positions that placements may use, None for all; claims of this process may take any position.
+    `on_change` is called after every change, when the pool is consistent; it must not raise. Raises ValueError for an
+    invalid list of devices or slots.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GpuPool:
     ) -> None:
         self._table = SlotTable(devices, sharers_max or {}, lent)
         self._waiters: dict[asyncio.Future[GpuLease], _Want] = {}  # in order of arrival
-        self._abandoned: deque[int] = deque()  # leases the collector found; any thread may append
+        self._abandoned: deque[int] = deque()  # leases that the garbage collector found; any thread may append
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_ticket = 1
         self._last_ticket_granted = 0
@@ -86,7 +86,7 @@ class GpuPool:
     # ------------------------------------------------------------------------------------- claims of this process
 
     def capacity(self) -> int:
-        """The number of slots, whatever holds them."""
+        """Return the number of slots, free or not."""
         return len(self._table.slots)
 
     @property
@@ -95,25 +95,28 @@ class GpuPool:
         return [slot.device for slot in self._table.slots]
 
     def pending_claimers(self) -> int:
-        """Claims that wait now: one less as soon as one is granted or cancelled, even before it runs again."""
+        """Return how many claims wait now.
+
+        A granted or cancelled claim stops counting at once, even before it runs again.
+        """
         self._reap()
         return sum(not _is_dead(waiter) for waiter in self._waiters)
 
     def try_claim(self) -> GpuLease | None:
-        """The first free slot in slot order; None at once where there is none. Never overtakes a waiter."""
+        """Return the first free slot in slot order, or None. Never overtakes a waiter."""
         self._reap()
         return self._try(_Want(0, None, "exclusive"))
 
     async def claim(self, slots: Collection[int] | None = None, mode: Sharing = "exclusive") -> GpuLease | None:
-        """A slot, waiting first come, first served; None at once on a pool without slots.
+        """Return a slot, first come, first served; None at once if the pool has no slots.
 
-        `slots` are the positions that will do (None: any); with a shared `mode` the claim is one of the sharers of a
-        device, within its caps, and its `release` is the end of this share alone. Raises ValueError for slots that are
-        not there, or none, and for a mode in which no device has a sharer here.
+        `slots` are the acceptable positions (None: any). With a shared `mode` the claim is one of the sharers of a
+        device, within the mode's limits, and its `release` ends this share alone. Raises ValueError for an unknown
+        position, for an empty `slots`, and for a mode that no device here can be shared in. Raises PoolFull if
+        `WAITERS_MAX` claims wait.
 
-        A cancelled claim leaves nothing behind: one that was granted in the meantime hands its slot on. For a time
+        A cancelled claim leaves nothing behind: a claim that was granted in the meantime hands its slot on. For a time
         limit use `asyncio.timeout`; before Python 3.12 `asyncio.wait_for` may drop a lease granted at the last moment.
-        Raises PoolFull where `WAITERS_MAX` claims wait.
         """
         capacity = self.capacity()
         if not capacity:
@@ -138,9 +141,9 @@ class GpuPool:
         self._changed()
         try:
             return await waiter
-        except BaseException:  # CancelledError, or GeneratorExit where a loop is torn down around us
+        except BaseException:  # CancelledError, or GeneratorExit while the event loop is torn down
             if self._waiters.pop(waiter, None) is not None:
-                self._serve()  # who came behind may fit what is free
+                self._serve()  # a later waiter may fit what is free
                 self._changed()
             if waiter.done() and not waiter.cancelled():
                 waiter.result().release()
@@ -149,9 +152,9 @@ class GpuPool:
     # ------------------------------------------------------------------------------------------------ placements
 
     def try_claim_slots(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
-        """All of `slots` for a placement, or SlotsRefused with the reason and nothing taken. Never waits.
+        """Take all of `slots` for a placement, or raise SlotsRefused with the reason and take nothing. Never waits.
 
-        `holder` names the member in `slot_states`. No slots at all (a job without a GPU) is always granted.
+        `holder` names the member in `slot_states`. No slots (a job without a GPU) are always granted.
         """
         self._reap()
         wanted = tuple(slots)
@@ -163,9 +166,9 @@ class GpuPool:
         return PoolLease(self, number, wanted, mode, holder)
 
     def take_again(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
-        """As `try_claim_slots` for what runs on them already: whoever has a device keeps it, whatever may be lent now.
+        """Take slots for a member that runs on them already, whatever `lent` says now.
 
-        Slots that are not there are left out. Raises SlotsRefused for what another has.
+        Unknown slots are left out. Raises SlotsRefused for a slot that another member has.
         """
         wanted = tuple(dict.fromkeys(slot for slot in slots if 0 <= slot < self.capacity()))
         modes = [state.mode for state in self.slot_states()]
@@ -177,7 +180,7 @@ class GpuPool:
         return PoolLease(self, number, wanted, mode, holder)
 
     def _is_open(self, position: int, mode: Sharing) -> bool:
-        """Whether one slot passes every check of `_check_wanted`: most placements are such, and take the short way."""
+        """Return whether one slot passes every check of `_check_wanted`: the short way that most placements take."""
         return 0 <= position < self.capacity() and self._table.why_not(position, mode) is None
 
     def _check_wanted(self, wanted: tuple[int, ...], mode: Sharing) -> None:
@@ -198,10 +201,11 @@ class GpuPool:
     # ------------------------------------------------------------------------------- quarantine, and who may use what
 
     def quarantine(self, slot: int, reason: str, by: str = "") -> None:
-        """Take a slot out of use: whoever holds it keeps it, nobody gets it after.
+        """Take a slot out of use: a present holder keeps it, and it is not given out again.
 
-        `by` says who closes it, by any word: it stays closed until each who closed it has opened it. A later reason of
-        the same one replaces the first. Raises ValueError for an empty reason, IndexError for a slot that is not there.
+        `by` names the party that closes it: the slot stays closed until every party that closed it has opened it. A
+        later reason of one party replaces its earlier one. Raises ValueError for an empty reason, IndexError for an
+        unknown slot.
         """
         if not reason:
             raise ValueError("a quarantine needs a reason")
@@ -210,9 +214,9 @@ class GpuPool:
         self._changed()
 
     def unquarantine(self, slot: int, by: str = "") -> None:
-        """Open a slot that `by` closed; it is in use again once nobody keeps it closed, first for the oldest waiter.
+        """Open a slot that `by` closed. Once no party keeps it closed it is in use again, first for the oldest waiter.
 
-        Not closed by this one: nothing.
+        If `by` did not close the slot, nothing happens.
         """
         self._reap()
         if self._table.open(slot, by):
@@ -225,40 +229,40 @@ class GpuPool:
         return self._table.lent
 
     def set_lent(self, slots: Iterable[int] | None) -> None:
-        """Change which positions placements may use (None: all); what they hold already, they keep."""
+        """Change which positions placements may use (None: all). Placements keep the slots that they have."""
         lent = self._table.checked_lent(slots)
         if lent != self._table.lent:
             self._table.lent = lent
             self._changed()
 
-    # ------------------------------------------------------------------------------------------------- looking at it
+    # ------------------------------------------------------------------------------------------------ state for readers
 
     def snapshot_leases(self) -> list[GpuLeaseEntry]:
-        """One entry a slot in hello's order: true at this moment, and no promise for the next."""
+        """Return one entry per slot, in hello's order: the state at this moment."""
         self._reap()
         return self._table.entries()
 
     def slot_states(self) -> list[SlotState]:
-        """Every slot with its mode, sharers and quarantine, in hello's order."""
+        """Return every slot with its mode, sharers and quarantine, in hello's order."""
         self._reap()
         return self._table.states()
 
     def busy_slots(self) -> list[int]:
-        """The positions that no placement can have because a local claim holds them or they are in quarantine."""
+        """Return the positions that no placement can have because of a local claim or a quarantine."""
         return [state.slot for state in self.slot_states() if state.local or state.quarantine]
 
     def shared_slots(self) -> list[int]:
-        """The positions that sharers use now."""
+        """Return the positions that sharers use now."""
         return [state.slot for state in self.slot_states() if state.mode not in (None, "exclusive")]
 
     def validate(self) -> None:
-        """Check the pool against itself, in O(slots + leases + waiters); raises PoolCorrupted."""
+        """Check the pool's invariants, in O(slots + leases + waiters). Raises PoolCorrupted."""
         self._reap()
         self._table.validate()
         tickets = [want.ticket for want in self._waiters.values()]
         expect(tickets == sorted(tickets), "the waiters are out of order")
         expect(not tickets or tickets[0] > self._last_ticket_granted, "a waiter was overtaken")
-        for waiter, want in self._waiters.items():  # one that was cancelled serves those behind it when it runs again
+        for waiter, want in self._waiters.items():  # a cancelled waiter serves the later ones when it runs again
             expect(
                 _is_dead(waiter) or self._table.fitting(want.slots, want.mode) is None,
                 "a claim waits although a slot would do",
@@ -268,7 +272,7 @@ class GpuPool:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _try(self, want: _Want) -> GpuLease | None:
-        """At once, unless somebody waits."""
+        """Return a lease at once, or None if no slot fits or a claim waits already."""
         if self._waiters and self._somebody_waits():
             return None
         position = self._table.fitting(want.slots, want.mode)
@@ -296,7 +300,7 @@ class GpuPool:
             self._changed()
 
     def _serve(self) -> None:
-        """Hand what is free to the oldest claims that still wait, up to the first that it does not fit.
+        """Hand free slots to the oldest waiting claims, up to the first claim that no slot fits.
 
         A grant to a waiter is part of the change that made room for it.
         """
@@ -322,7 +326,7 @@ class GpuPool:
             self.on_change()
 
     def _abandon(self, number: int) -> None:
-        # The collector may run in any thread and in the middle of any method of ours: only leave a note.
+        # The collector may run in any thread and in the middle of any method of the pool, so this only leaves a note.
         self._abandoned.append(number)
         loop = self._loop
         if loop is not None and not loop.is_closed():
@@ -334,5 +338,5 @@ class GpuPool:
 
 
 def _is_dead(waiter: asyncio.Future[GpuLease]) -> bool:
-    """Cancelled, or of a loop that is gone: nobody will ever take what it is given."""
+    """Return whether a waiter is cancelled or its event loop is closed: it will never take what it is given."""
     return waiter.done() or waiter.get_loop().is_closed()

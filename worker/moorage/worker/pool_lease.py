@@ -1,4 +1,4 @@
-"""What a pool hands out: leases, what it says of its slots, and how it refuses. The pool itself is in `pool`."""
+"""Define what a pool hands out: leases, the states of its slots, and its refusals. The pool itself is in `pool`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RefusalReason = Literal[
     "duplicate-slot",
     "not-lent",  # the service keeps this slot for its own claims
     "quarantined",
-    "leased",  # held by a local claimer, or wanted alone while somebody holds it
+    "leased",  # taken by a local claimer, or wanted alone while another holder has it
     "mode-mixed",  # shared in another mode until fully released
     "sharers-full",
     "mode-not-here",  # its worker keeps this slot for other modes
 ]
 Phase = Literal["held", "ended", "released"]
 
-#: Every legal step of a placement's lease; `ended` is the wait for the device's memory to come back.
+#: The legal steps of a placement's lease; `ended` is the wait for the device's memory to be free.
 PHASES: Final[dict[Phase, frozenset[Phase]]] = {
     "held": frozenset({"ended", "released"}),
     "ended": frozenset({"released"}),
@@ -35,7 +35,7 @@ PHASES: Final[dict[Phase, frozenset[Phase]]] = {
 
 
 class PoolCorrupted(RuntimeError):
-    """The pool's two accounts of itself differ: a state that cannot be. Nothing it says can be relied on."""
+    """The pool's two records of its slots contradict each other: nothing that it returns can be relied on."""
 
 
 class PoolFull(MoorageError):
@@ -48,7 +48,7 @@ class PoolFull(MoorageError):
 
 
 class SlotsRefused(MoorageError):
-    """A placement cannot have these slots now; nothing was taken. `slots` are those that stand in the way."""
+    """A placement cannot have these slots now; nothing was taken. `slots` are the slots that prevent it."""
 
     def __init__(self, reason: RefusalReason, slots: tuple[int, ...]) -> None:
         self.reason: Final[RefusalReason] = reason
@@ -59,7 +59,7 @@ class SlotsRefused(MoorageError):
 
 @dataclass(frozen=True, slots=True)
 class GpuLeaseEntry:
-    """A slot as the load frame tells it: `name` is the device's name, `index` its own index."""
+    """A slot as in the load frame: `name` is the device's name, `index` its own index."""
 
     vendor: str
     name: str
@@ -69,7 +69,10 @@ class GpuLeaseEntry:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """All that a pool knows of a slot; `local`: held by a claim of this process, `ending`: ended, not yet seen free."""
+    """Everything that a pool knows of a slot.
+
+    `local`: a claim of this process has it; `ending`: ended, not yet seen free.
+    """
 
     slot: int
     mode: Sharing | None
@@ -82,7 +85,7 @@ class SlotState:
 
 
 class LeaseHome(Protocol):
-    """What a lease needs of its pool; `number` is the lease's own, never used twice."""
+    """What a lease needs of its pool; `number` identifies the lease and is never used twice."""
 
     def _release(self, number: int) -> None: ...
 
@@ -91,14 +94,16 @@ class LeaseHome(Protocol):
     def _phase(self, number: int) -> Phase: ...
 
     def _abandon(self, number: int) -> None:
-        """Called by the collector, in any thread and in the middle of anything."""
+        """Take that a lease was dropped; the garbage collector calls it, in any thread and at any point."""
         ...
 
 
 class GpuLease:
-    """One whole device, until `release()`; ``async with`` and ``with`` release it on the way out, error or not.
+    """One whole device, until `release()`; ``async with`` and ``with`` release it at the end of the block, error or
+    not.
 
-    A lease that is dropped unreleased is released by the collector with a ResourceWarning: late, and only luck.
+    A lease that is dropped without release is released by the garbage collector with a ResourceWarning, but late or
+    never.
     """
 
     __slots__ = ("__weakref__", "_number", "_pool", "device", "slot")
@@ -115,7 +120,7 @@ class GpuLease:
 
     @property
     def index(self) -> int:
-        """The device's own index, which may be sparse and which two vendors may both use; not the slot."""
+        """The device's own index, not the slot. Indices may have gaps, and two vendors may both use one."""
         return self.device.index
 
     @property
@@ -161,9 +166,11 @@ class GpuLease:
 
 
 class PoolLease:
-    """A placement's hold on its slots, freed in two steps: its processes are over, then its devices are seen free.
+    """A placement's lease on its slots.
 
-    Dropping it frees nothing: a device whose memory nobody looked at must not go round.
+    It is freed in two steps: its processes are over, then its devices are seen free.
+
+    Dropping it frees nothing, because a device whose memory was not checked must not be used again.
     """
 
     __slots__ = ("_number", "_pool", "holder", "mode", "slots")
@@ -180,12 +187,15 @@ class PoolLease:
         return self._pool._phase(self._number)
 
     def ended(self) -> None:
-        """The member's processes are gone; the slots stay busy. Again: nothing. After release: raises PoolCorrupted."""
+        """Take that the member's processes are gone; the slots stay busy. A second call does nothing.
+
+        After release it raises PoolCorrupted.
+        """
         if self.phase != "ended":
             self._pool._end(self._number)
 
     def release(self) -> None:
-        """The devices are seen free (or nothing ever ran on them). Calling it again does nothing."""
+        """Free the slots: the devices are seen free, or nothing ever ran on them. A second call does nothing."""
         if self.phase != "released":
             self._pool._release(self._number)
 

@@ -1,6 +1,6 @@
-"""Where the ranks of a gang meet: an address and a port of this host, kept for rank 0 until it is over.
+"""Reserve the place where the ranks of a gang meet: an address and port of this host, until rank 0 is over.
 
-One replica that asks to be distributed is rank 0 of 1, and meets itself at the local address.
+A single replica that asks to be distributed is rank 0 of 1, and meets itself at the local address.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ LOCAL_ADDRESS: Final = "127.0.0.1"
 
 
 class Rendezvous:
-    """Ports of one worker; `ports` are those of all workers on this host. `address` None: the one that others reach."""
+    """Ports of one worker; `ports` has those of all workers on this host.
+
+    `address` None: the address that other hosts reach.
+    """
 
     def __init__(self, ports: set[int], address: str | None) -> None:
         self._taken = ports
@@ -23,26 +26,26 @@ class Rendezvous:
         self._ours: dict[MemberName, int] = {}
 
     def reserve(self, name: MemberName, wanted: int) -> str:
-        """`address:port` with the first free port from `wanted` on; nothing where none is wanted (0)."""
+        """Return `address:port` with the first free port from `wanted` on; "" if none is wanted (0)."""
         return f"{self._address or own_address()}:{self.reserve_port(name, wanted)}" if wanted else ""
 
     def reserve_port(self, name: MemberName, wanted: int) -> int:
-        """Return the first free port from `wanted` on, kept for this member until it is over."""
+        """Return the first free port from `wanted` on, reserved for this member until it is over."""
         for port in range(wanted, min(wanted + PORT_TRIES_MAX, 65536)):
             if port not in self._taken and is_free_port(port):
                 self._ours[name] = port
                 self._taken.add(port)
                 return port
-        return wanted  # all are taken: the job's own bind tells it better than we could
+        return wanted  # none is free: the error of the job's own bind explains it best
 
     def release(self, name: MemberName) -> None:
-        """Its port may go round. Has it none: nothing."""
+        """Release a member's port; do nothing if it has none."""
         if self._ours:
             self._taken.discard(self._ours.pop(name, 0))
 
 
 def is_free_port(port: int, address: str = "") -> bool:
-    """Whether a listener could have this TCP port now; on every address of this host where none is named."""
+    """Return whether this TCP port is free to listen on; on every address of this host if none is named."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -53,7 +56,7 @@ def is_free_port(port: int, address: str = "") -> bool:
 
 
 def own_address() -> str:
-    """The address from which this host reaches others; 127.0.0.1 where it reaches none. Sends nothing.
+    """Return this host's address as other hosts see it; 127.0.0.1 without a route. Sends nothing.
 
     Connecting a datagram socket only looks up the route (udp(7)); 192.0.2.1 is for documentation (RFC 5737).
     """

@@ -1,4 +1,4 @@
-"""What a worker says of itself in public, hello and load, and the looks at its devices that these rest on."""
+"""Publish a worker's hello and load frames, and read the devices for them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ from moorage.worker.shell import Shell
 from moorage.worker.usage_meter import UsageMeter
 
 T = TypeVar("T")
-Meter = Callable[[Sequence[SlotReading], float], Event | None]  # what is read of each slot, and the time
+Meter = Callable[[Sequence[SlotReading], float], Event | None]  # takes the reading of each slot, and the time
 
 
 class Reporter:
-    """One worker's. `open` it, then call `tell` at the end of each turn, and by `due_s` at the latest."""
+    """Publishes one worker's frames.
+
+    `open` it, then call `tell` at the end of each turn, and by `due_s` at the latest.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class Reporter:
         self.watch = watch
         self.policy = policy
         self.guard = guard
-        #: what takes in every reading of real devices, and may make an event of it
+        #: each takes every reading of real devices and may return an event
         self.meters: list[Meter] = [
             UsageMeter(held, drivers).read,
             IdleJobs(held, settings.idle_warn_s, settings.idle_reclaim_s).read,
@@ -90,23 +93,23 @@ class Reporter:
 
     @property
     def boot(self) -> str:
-        """The machine's boot and the starts of what the drivers' members depend on; without any, that of this agent."""
+        """The machine's boot id with the `boot` of each driver that has one; if none has, with this agent's start."""
         boots = dict.fromkeys(driver.boot for _, driver in sorted(self.drivers.items()) if driver.boot)
         return f"{self.facts.boot}.{'+'.join(boots) or self._started}"
 
     @property
     def due_s(self) -> float:
-        """When `tell` has something to do at the latest, in seconds of CLOCK_BOOTTIME."""
+        """When `tell` has work at the latest, in seconds of CLOCK_BOOTTIME."""
         return min(self._load_at_s, self._sample_at_s)
 
     def slept(self, seconds: float) -> None:
-        """Time was skipped: the next load is due so much later."""
+        """Move the deadlines by time that was skipped."""
         self._load_at_s += seconds
         self._load_sent_s += seconds
         self._sample_at_s += seconds
 
     def tell(self) -> None:
-        """Say a load that is due."""
+        """Publish the load frame, and read the devices for it, if that is due."""
         now = self._shell.now()
         if now >= self._sample_at_s:
             self._sample_at_s = now + self.settings.load_s
@@ -142,7 +145,7 @@ class Reporter:
         )
 
     def _capabilities(self, driver: Driver) -> Capabilities:
-        """What a driver can do, with how well this worker keeps its jobs to their parts of a device."""
+        """Return a driver's capabilities, with how well this worker keeps its jobs to their part of a device."""
         can = self._said(driver, driver.can, driver.capabilities)
         offered = [mode for mode in self.settings.modes_offered if mode not in driver.modes_refused]
         shared = [mode for mode in offered if mode in SHARERS_MAX and can.gpu_enabled]
@@ -153,13 +156,13 @@ class Reporter:
         return replace(can, enforced=levels, resizes=resizes)
 
     def _said(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
-        """What a driver says of itself; `otherwise` if it is a foreign one and raises."""
+        """Return a driver's answer to `question`; `otherwise` if it is a foreign driver and raises."""
         said = [otherwise]
         self._shell.call_driver(driver, lambda: said.append(question()))
         return said[-1]
 
     def hello_to_the_leader(self) -> Hello:
-        """With what is nobody else's business: the rules by tenant."""
+        """Return hello with the rules by tenant, which only the leader may see."""
         users = self.policy.mps_users() if self.settings.mps == "managed" else None
         return replace(self.hello(), drivers_for=self.policy.told(), mps_users=users)
 
@@ -167,7 +170,10 @@ class Reporter:
         self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))
 
     def look(self, frame: Look) -> None:
-        """Look at the devices against the leases and tell the leader; one look at a time, since a device may hang."""
+        """Compare the devices with the leases and send the leader the findings.
+
+        One at a time, because a device may hang.
+        """
         if self._looking or not self._is_open:
             self._shell.dropped["look"] += 1
             return
@@ -186,14 +192,14 @@ class Reporter:
         self._shell.post(self.subjects.worker(self.worker, "looked"), encode(looked, json=False))
 
     def _pool_changed(self) -> None:
-        """Say it, but at most LOADS_ON_CHANGE_PER_S_MAX times a second."""
+        """Publish the change with a load frame, at most LOADS_ON_CHANGE_PER_S_MAX a second."""
         if self._load_at_s == NEVER_S:
             self._load_at_s = self._load_sent_s + 1 / LOADS_ON_CHANGE_PER_S_MAX
             self._shell.wake()
 
     async def _sample_and_say_load(self) -> None:
         if self._sampling:
-            return  # the driver of the devices is slow: its answer is awaited still
+            return  # an earlier reading is still pending: the devices' driver is slow
         self._sampling = True
         try:
             self._seen(await self.inventory.sample())
@@ -212,7 +218,7 @@ class Reporter:
                 self._shell.enqueue(event)
 
     def _on_fault(self, slot: int, fault: Fault) -> None:
-        """A device says by itself that something happened to it."""
+        """Take a fault that a device reports by itself."""
         level: Literal["info", "error"] = "info" if fault.gravity == Gravity.NOTE else "error"
         self._shell.say(Log(level, "device-fault", f"GPU {slot} ({self.devices[slot].uuid}): {fault.detail}"))
         if self.watch.happened(slot, fault, self._shell.now()):

@@ -1,4 +1,4 @@
-"""Compares the journal of an earlier agent with what the drivers still run, when an agent starts again. Pure."""
+"""Compare an earlier agent's journal with the members that the drivers still run, at a start. Without I/O."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Found:
 
 
 def device_names(devices: Sequence[Device]) -> list[str]:
-    """A name for each of this host's devices, in slot order."""
+    """Return a name for each of this host's devices, in slot order."""
     return [f"{device.vendor} {device.uuid or device.index}" for device in devices]
 
 
 def same_slots(before: Sequence[str], now: Sequence[str]) -> frozenset[int]:
-    """The slots that have the same device as before; all of them if nothing is known of before."""
+    """Return the slots that have the same device as before; all slots if the former devices are unknown."""
     return frozenset(slot for slot, name in enumerate(now) if not before or before[slot : slot + 1] == [name])
 
 
@@ -74,7 +74,7 @@ def match(
         elif place.hold and set(place.slots) <= set(same):
             found.held.append((member, "claimed", 0, ""))  # held for a gang: START has not come, or comes again
         else:
-            found.withdrawn.append(name)  # the driver never heard of it
+            found.withdrawn.append(name)  # the driver never got it
     return found
 
 

@@ -51,22 +51,22 @@ from moorage.worker.settings import WorkerSettings, mps_folder
 
 SUPERVISOR_FOLDER: Final = "supervisor"
 WORKERS_FOLDER: Final = "workers"
-#: the GPUs that VMs have: journals and locks
+#: folder for the GPUs that VMs have: journals and locks
 HANDED_ON: Final = "handed-on"
 FROZEN_FILE: Final = "frozen.json"
 HEALTH_FILE: Final = "devices.health"
-#: how long workers that leave nothing behind try to end what they hold and say goodbye
+#: how long workers whose jobs cannot outlive them try to end these jobs and say goodbye
 LEAVE_S_MAX: Final = 5.0
-#: a process with more workers does not tell the join of each
+#: if a process has more workers than this, their joins are not logged
 JOINS_TOLD_MAX: Final = 64
 
 log = logging.getLogger("moorage.worker")
 
 
 class Worker:
-    """Agents of one process, put together by `start`; `host` may be watched, `agents` asked.
+    """The agents of one process, put together by `start`. Callers may watch `host` and read `agents`.
 
-    `lender` is there where the process has one agent, and its settings say so.
+    `lender` is set if the process has one agent and its settings offer leases.
     """
 
     def __init__(self, host: FleetHost, connection: Connection, agents: list[Agent]) -> None:
@@ -79,16 +79,17 @@ class Worker:
         self.controller: ControllerProcess | None = None
 
     def close_unused(self) -> None:
-        """Close what belongs to agents, some of which the host has not taken over: the start has failed."""
+        """Close the parts of agents that the host has not taken over, after a failed start."""
         for agent in self.agents:
             if agent.worker not in self.host.agents:
                 agent.journal.close()
             agent.inventory.close()
 
     async def stop(self) -> None:
-        """Close. Jobs go on where a supervisor runs them; simulated ones are ended.
+        """Close. Jobs with a supervisor run on; simulated jobs are ended.
 
-        Who holds nothing then says goodbye: nobody need wait for the lease of what does not run.
+        Then each agent without a job or lease says goodbye, so that the scheduler need not wait until its session is
+        over.
         """
         if self.lender is not None:
             await self.lender.leave("the agent stops", LEAVE_S_MAX)
@@ -120,9 +121,9 @@ class Worker:
 async def start(settings: WorkerSettings, target: Context | str | None, file: SettingsFile = NO_FILE) -> Worker:
     """Connect and open everything.
 
-    `target` is a NATS context as `bus.contexts.resolve` takes it; `file` has the settings of drivers. Raises
-    MoorageError: what the connection, the journal and the supervisor raise, failed-precondition for settings that do
-    not go together, bad-settings for those of a driver.
+    `target` is a NATS context as in `bus.contexts.resolve`; `file` has the settings of drivers. Raises MoorageError:
+    errors of the connection, the journal and the supervisor, failed-precondition for settings that contradict each
+    other, bad-settings for those of a driver.
     """
     with used_as_state(settings.state_dir):
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -133,7 +134,7 @@ async def start(settings: WorkerSettings, target: Context | str | None, file: Se
     if settings.secrets_dir is not None and (trouble := trouble_with_secrets(settings.secrets_dir)):
         log.warning("secrets: %s; a job that needs it fails", trouble)
     if settings.secrets_dir is not None and Policy.of(settings).leaves_secrets_open:
-        log.warning("secrets: every tenant may name every one of them here: secrets_for says which are whose")
+        log.warning("secrets: every tenant may use every secret of this worker: set secrets_for to limit that")
 
     async with contextlib.AsyncExitStack() as opened:  # closes what was opened, if the start fails
         worker = await _start(settings, target, facts, hosts, drivers, opened)
@@ -149,7 +150,7 @@ async def _start(
     drivers: list[Found],
     opened: contextlib.AsyncExitStack,
 ) -> Worker:
-    """`start` with settings that were checked. What has to be closed again goes into `opened`, step by step."""
+    """Do `start` with checked settings. Parts that must be closed after a failure go into `opened`, step by step."""
 
     def on_state(state: State) -> None:
         if state is State.CONNECTED and host is not None:
@@ -200,10 +201,9 @@ async def _start(
 async def run(
     settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event, file: SettingsFile = NO_FILE
 ) -> None:
-    """`start`, then serve until `stop` is set; and all of it anew where a drained worker has other devices now.
+    """Start a worker and serve until `stop` is set; restart it when it is drained and its machine has other devices.
 
-    Raises what an agent that broke raised, and Refused with worker-id-in-use where another worker has the id of the
-    only one, and keeps it.
+    Raises the error of a broken agent, and Refused with worker-id-in-use if another worker keeps the only agent's id.
     """
     again = True
     while again:
@@ -218,7 +218,7 @@ async def run(
         try:
             await worker.host.serve(stop, *changes)
             for change in (each for each in changes if each.done()):
-                change.result()  # a defect in it is raised
+                change.result()  # raises if the task failed
                 again = not stop.is_set()
         finally:
             for change in changes:
@@ -229,7 +229,7 @@ async def run(
 
 @contextlib.contextmanager
 def used_as_state(folder: Path) -> Iterator[None]:
-    """What the disk refuses there is a matter of settings. Raises Refused."""
+    """Turn an error of the disk in the block into Refused, because the setting of the folder is at fault."""
     try:
         yield
     except OSError as error:
@@ -243,7 +243,7 @@ def used_as_state(folder: Path) -> Iterator[None]:
 
 
 def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
-    """The simulated hosts that the settings name, by word or by file; None for a real one. Raises Refused."""
+    """Return the simulated hosts that the settings name, by word or file; None for a real one. Raises Refused."""
     word = settings.simulate
     if word is None:
         return None
@@ -256,7 +256,7 @@ def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
 
 
 def facts_of_simulated(host: SimulatedHost, worker: str, facts: HostFacts) -> HostFacts:
-    """A simulated host on the machine of these facts: another machine for each worker id."""
+    """Return the facts of a simulated host on this machine: each worker id gets a machine id of its own."""
     return HostFacts(worker, worker, f"{facts.machine}-{worker}", facts.boot, host.cpu_milli, host.memory_mib)
 
 
@@ -269,7 +269,7 @@ async def _put_agents(
     link: SupervisorLink,
     files: JobFiles,
 ) -> None:
-    """One by one into `worker.agents`, so that those made before one that fails can be closed. Raises Refused."""
+    """Add the agents to `worker.agents` one by one, so that they can be closed if a later one fails. Raises Refused."""
     if hosts is None:
         name = settings.worker or facts.worker
         machine = await _devices(name, settings, drivers)
@@ -289,13 +289,13 @@ async def _put_agents(
 
 
 async def _devices(name: str, settings: WorkerSettings, drivers: list[Found]) -> Inventory:
-    """The devices of this host, or those that a driver has in their place. Raises Refused."""
+    """Return the devices of this host, or those that a driver has instead. Raises Refused."""
     for each in drivers:
         found = await each.kind.open_inventory(name, settings, each.own)
         if found is not None and len(drivers) > 1:
             raise refuse(
                 "failed-precondition",
-                f"the devices of the driver {each.kind.name} are not this host's: it is a worker's only driver",
+                f"the devices of the driver {each.kind.name} are not this host's, so it must be a worker's only driver",
                 field="$.drivers",
                 found=", ".join(other.kind.name for other in drivers),
                 next=f"run a worker with the driver {each.kind.name} alone, and another one for the rest",
@@ -323,7 +323,7 @@ def _agent(
     freezer = None
     if not inventory.simulated and any(device.vendor == "nvidia" for device in devices):
         if trouble := cuda.library_fault(cuda.LIBRARY):
-            log.info("%s freezes no jobs: %s", name, trouble)
+            log.info("%s cannot freeze jobs: %s", name, trouble)
         else:
             freezer = Freezer(settings.state_dir / FROZEN_FILE, inventory.held)
     kit = Kit(
@@ -349,14 +349,14 @@ def _agent(
 def _mps(
     name: str, settings: WorkerSettings, inventory: Inventory, link: SupervisorLink, modes: ComputeModes | None
 ) -> ManagedMps | None:
-    """Return the worker's MPS daemons; None where it is to run none."""
+    """Return the worker's MPS daemons; None if it runs none."""
     if modes is None or settings.mps != "managed" or MPS not in settings.modes_offered:
         return None
     return ManagedMps(name, link, inventory.devices(), mps_folder(settings), modes)
 
 
 def _whole_gpus(agent: Agent) -> list[str]:
-    """Return the uuids of whole NVIDIA GPUs that the fleet may share by time-slice, as far as their slots' modes tell.
+    """Return the uuids of whole NVIDIA GPUs that jobs may share by time-slice, by their slots' modes.
 
     MIG slices have no compute mode of their own.
     """
@@ -369,7 +369,9 @@ def _whole_gpus(agent: Agent) -> list[str]:
 
 
 async def _lender(agent: Agent) -> LeaseServer | None:
-    """The agent's socket for leases; None, with a word in the log, where there can be none: jobs do not need it."""
+    """Return the agent's socket for leases; None, with a warning in the log, if it cannot be opened: jobs do not need
+    it.
+    """
     settings = agent.settings
     lender = LeaseServer(
         agent.worker,
@@ -392,7 +394,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
 
 
 def _is_known(owner: str, agents: list[Agent], state: Path) -> bool:
-    """Whether members of an owner are an agent's affair: one of these, or another that lives on this state folder."""
+    """Return whether an owner's members belong to one of these agents, or to another agent on this state folder."""
     ours = [agent.journal.path for agent in agents if isinstance(agent.journal, Journal)]
     if any(owner == owner_of(agent.worker, driver) for agent in agents for driver in _owners(agent)):
         return True
@@ -402,7 +404,7 @@ def _is_known(owner: str, agents: list[Agent], state: Path) -> bool:
 
 
 def _owners(agent: Agent) -> list[str]:
-    """Return what has members of this agent at the supervisor: its drivers, and its MPS daemons."""
+    """Return which parts of this agent have members at the supervisor: its drivers, and its MPS daemons."""
     return [*agent.drivers, *([MPS] if agent.clients.mps is not None else [])]
 
 

@@ -1,4 +1,4 @@
-"""The secrets that a request names: one small file each, in a folder of the worker's host that only its agent reads."""
+"""Read the secrets that a request names: one small file each, in a folder of the host that only the agent reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SecretFault = Literal["name", "folder", "missing", "not-a-file", "readable-by-ot
 
 
 class SecretRefused(MoorageError):
-    """A secret cannot be resolved. Holds its name and what is wrong; never a byte of its value."""
+    """A secret cannot be resolved. It has the secret's name and what is wrong, never a byte of the value."""
 
     def __init__(self, name: str, fault: SecretFault) -> None:
         self.name: Final = name
@@ -39,11 +39,10 @@ _SECRET_FAULTS: Final[dict[SecretFault, str]] = {
 
 
 def resolve_secrets(requested: Mapping[str, str | Secret], folder: Path | None) -> JobEnvironment:
-    """The request's variables with each secret read from the file of that name in `folder`.
+    """Return the request's variables with each secret read from the file of that name in `folder`.
 
-    The folder is one that only the agent reads; nobody else may be able to write to it, and each file must be
-    readable by its owner alone. One newline at the end of a file is dropped. At most `SECRET_BYTES_MAX` bytes.
-    Raises SecretRefused.
+    Only the agent reads the folder. No other user may be able to write to it, and each file must be readable by its
+    owner alone. A file has at most `SECRET_BYTES_MAX` bytes; one newline at its end is dropped. Raises SecretRefused.
     """
     return JobEnvironment(
         (name, value if isinstance(value, str) else _read_secret(value.secret, folder))
@@ -52,16 +51,16 @@ def resolve_secrets(requested: Mapping[str, str | Secret], folder: Path | None) 
 
 
 def secret_variables(requested: Mapping[str, str | Secret], folder: Path | None) -> JobEnvironment:
-    """Return the variables of a request that are secrets, resolved; reserved names are left out. Raises SecretRefused.
+    """Return the secret variables of a request, resolved, without reserved names. Raises SecretRefused.
 
-    A driver that shows the other variables to its engine hands these over by a way of their own.
+    A driver whose engine shows variables passes these in another way.
     """
     secrets = {name: value for name, value in requested.items() if isinstance(value, Secret)}
     return lay_over(resolve_secrets(secrets, folder), {})
 
 
 def trouble_with_secrets(folder: Path) -> str:
-    """Why no secret, or which one, could be read from this folder now; "" where nothing stands in the way."""
+    """Return why secrets, or which secret, cannot be read from this folder now; "" if all can."""
     try:
         mode = folder.stat().st_mode
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -71,7 +70,7 @@ def trouble_with_secrets(folder: Path) -> str:
         return f"{folder} may be written to by others (mode {stat.S_IMODE(mode):o})"
     for name in names:
         if name.startswith(".") or not is_secret(name):
-            continue  # nobody's secret
+            continue  # not a name that a secret can have
         try:
             _read_secret(name, folder)
         except SecretRefused as refused:
@@ -98,7 +97,7 @@ def _read_secret(name: str, folder: Path | None) -> str:
 
 def _read_secret_file(name: str, folder_number: int) -> str:
     try:
-        # Non-blocking, so that a FIFO cannot hold the agent up before it is looked at.
+        # Non-blocking, so that opening a FIFO cannot block the agent before the file's type is checked.
         number = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder_number)
     except OSError:
         raise SecretRefused(name, "missing") from None

@@ -1,4 +1,4 @@
-"""Everything about a worker that an operator may set, with bounds; nothing else reads files or variables for it."""
+"""Declare every setting of a worker with its bounds; no other module reads files or variables for them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ GUARD_GRACE_S: Final = 1.0
 IDLE_WARN_S: Final = 1800.0
 IDLE_RECLAIM_S_MAX: Final = 366 * 86400
 LEASE_UIDS_MAX: Final = 64
-#: at most so many tenants in one setting
+#: most tenants in one setting
 TENANTS_MAX: Final = 1_000
 LOAD_S_DEFAULT: Final = 2.0
-#: at most so many load frames a second when leases change
+#: most load frames a second when leases change
 LOADS_ON_CHANGE_PER_S_MAX: Final = 5
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
@@ -48,15 +48,15 @@ LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
 CONTROLLER: Final = ControllerSettings()
 RESULT_KEEP_DEFAULT: Final = 7 * 86400.0
 RESULT_BYTES_DEFAULT: Final = 256 * _MIB
-#: modes that a worker offers by itself; mps needs a daemon, so an operator (or a simulated worker) adds it
+#: modes that a worker offers by default; mps needs a daemon, so an operator (or a simulated worker) adds it
 MODES_DEFAULT: Final = ("exclusive", "time-slice")
 MODES_SIMULATED: Final = ("exclusive", "mps", "time-slice")
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of one worker. Raises ValueError for what cannot be (a ValidationError where msgspec decodes it).
+    """Settings of one worker. Raises ValueError for invalid values (a ValidationError where msgspec decodes it).
 
-    What each key means, its unit and its bounds stand beside it, and in `docs/reference/settings.md`.
+    Each key's meaning, unit and bounds are in its declaration and in `docs/reference/settings.md`.
     """
 
     state_dir: Annotated[Path, setting("Folder of its journals and its supervisor, made 0700.", flag="state")]
@@ -67,7 +67,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: Annotated[dict[str, str], setting("Labels that requests may require, as zone=a.", flag="label")] = {}
     modes: Annotated[
         tuple[str, ...],
-        setting("Sharing modes on offer: exclusive, time-slice, and mps where there are daemons, see mps."),
+        setting("Sharing modes on offer: exclusive, time-slice, and mps where MPS daemons run (see the setting mps)."),
     ] = MODES_DEFAULT
     sharers_max: Annotated[
         dict[str, int], setting("Sharers of one device, by mode: mps 0..8, time-slice 0..4; 0 does not offer the mode.")
@@ -75,7 +75,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slot_modes: Annotated[
         dict[str, str],
         setting(
-            "Modes that a device is kept for, by its position, blanks between; all of modes where it is not named."
+            "Modes that a device is reserved for, by its position, separated by blanks; without an entry, all of modes."
         ),
     ] = {}
     mps: Annotated[
@@ -89,14 +89,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         setting("Folder of the sockets of managed MPS daemons; by default one in /run as root, else in state_dir."),
     ] = None
     lent_slots: Annotated[
-        tuple[int, ...] | None, setting("Positions of the devices that the fleet may use; all by default.")
+        tuple[int, ...] | None, setting("Positions of the devices that the scheduler may use; all by default.")
     ] = None
     simulate: Annotated[
         str | None, setting("Simulated hosts instead of this one: 4x8xH100, 2x4xL40S+8xH100, or a .toml or .json file.")
     ] = None
     drivers: Annotated[
         tuple[str, ...],
-        setting("Ways to run a job: process, docker, vm, noop on simulated ones, one of a package, or module:Class."),
+        setting("Ways to run a job: process, docker, podman, kubernetes, vm, a package's driver, or module:Class."),
     ] = OFFERED
     load_s: Annotated[float, setting("Seconds between load frames.", unit="s", ge=0.2, le=60)] = LOAD_S_DEFAULT
     free_wait_s: Annotated[
@@ -113,19 +113,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = PROBATION_S
     guard: Annotated[
-        bool, setting("End jobs that hold more of a shared GPU's memory than their share, where that can be seen.")
+        bool, setting("End jobs that use more of a shared GPU's memory than their share, where that can be measured.")
     ] = True
     guard_grace_s: Annotated[
-        float, setting("How long a job may hold more of a shared GPU's memory than its share.", unit="s", ge=0, le=600)
+        float, setting("How long a job may use more of a shared GPU's memory than its share.", unit="s", ge=0, le=600)
     ] = GUARD_GRACE_S
     time_slice: Annotated[
         Length | None,
-        setting("Length of time slices on GPUs that jobs share, where nvidia-smi can set it; as it is by default."),
+        setting("Length of time slices on shared GPUs, where nvidia-smi can set it; without it, left unchanged."),
     ] = None
     idle_warn_s: Annotated[
         float,
         setting(
-            "A job that has GPUs alone gets an event after each so many seconds without use of them; 0: none.",
+            "After each such time without use of its GPUs, a job that has GPUs alone gets an event; 0: never.",
             unit="s",
             ge=0,
             le=30 * 86400,
@@ -134,70 +134,70 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idle_reclaim_s: Annotated[
         dict[str, int],
         setting(
-            "Seconds without use of its GPUs after which a tenant's job ends; * is every other tenant, 0 is never."
+            "Seconds without use of its GPUs after which a tenant's job is ended; * is every other tenant, 0 is never."
         ),
     ] = {}
     limiter: Annotated[
-        bool, setting("Have jobs load a library that keeps them to their share of a GPU from within. It needs glibc.")
+        bool, setting("Have jobs load a library that enforces their share of a GPU inside the job. It needs glibc.")
     ] = False
     limiter_context: Annotated[
         int,
         setting("What the limiter counts for the CUDA context of each process.", unit="bytes", ge=0, le=1 << 40),
     ] = LIMITER_CONTEXT_DEFAULT
     limiter_rate_min: Annotated[
-        float, setting("The least that a job's launches get, in tokens a second.", ge=0.001, le=1e9)
+        float, setting("Lowest rate of a job's launches, in tokens a second.", ge=0.001, le=1e9)
     ] = CONTROLLER.rate_min
     limiter_rate_max: Annotated[
-        float, setting("The most that a job's launches get, in tokens a second.", ge=0.001, le=1e9)
+        float, setting("Highest rate of a job's launches, in tokens a second.", ge=0.001, le=1e9)
     ] = CONTROLLER.rate_max
     limiter_proportional: Annotated[
-        float, setting("How much it counts how far a job's use of a GPU is from its share.", ge=0, le=100)
+        float, setting("Weight of the difference between a job's use of a GPU and its share.", ge=0, le=100)
     ] = CONTROLLER.proportional
-    limiter_integral: Annotated[
-        float, setting("How much it counts how far it has been from it, summed up over time.", ge=0, le=100)
-    ] = CONTROLLER.integral
-    limiter_derivative: Annotated[float, setting("How much it counts how quickly that changes.", ge=0, le=100)] = (
+    limiter_integral: Annotated[float, setting("Weight of that difference summed up over time.", ge=0, le=100)] = (
+        CONTROLLER.integral
+    )
+    limiter_derivative: Annotated[float, setting("Weight of how quickly that difference changes.", ge=0, le=100)] = (
         CONTROLLER.derivative
     )
     limiter_smoothing: Annotated[
-        float, setting("The weight of a new measurement of use against those before.", ge=0, le=1)
+        float, setting("Weight of a new measurement of use against the earlier ones.", ge=0, le=1)
     ] = CONTROLLER.smoothing
     limiter_burst: Annotated[float, setting("How long a job may run ahead of its tokens.", unit="s", ge=0, le=3600)] = (
         CONTROLLER.burst
     )
-    limiter_capacity_min: Annotated[float, setting("The least tokens that a job may have saved up.", ge=0, le=1e9)] = (
+    limiter_capacity_min: Annotated[float, setting("Least bound of a job's saved tokens.", ge=0, le=1e9)] = (
         CONTROLLER.capacity_min
     )
-    limiter_capacity_max: Annotated[float, setting("The most tokens that a job may have saved up.", ge=0, le=1e9)] = (
+    limiter_capacity_max: Annotated[float, setting("Largest bound of a job's saved tokens.", ge=0, le=1e9)] = (
         CONTROLLER.capacity_max
     )
-    limiter_integral_decay: Annotated[float, setting("What is left of the sum over time at each step.", ge=0, le=1)] = (
+    limiter_integral_decay: Annotated[float, setting("Part of the sum over time that each step keeps.", ge=0, le=1)] = (
         CONTROLLER.integral_decay
     )
-    address: Annotated[str | None, setting("Where gang members reach this host; found out by default.")] = None
-    interface: Annotated[str | None, setting("Network interface for NCCL and gloo; left to them by default.")] = None
+    address: Annotated[str | None, setting("Address of this host for gang members; detected by default.")] = None
+    interface: Annotated[str | None, setting("Network interface for NCCL and gloo; their choice by default.")] = None
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None
     drivers_for: Annotated[
         dict[str, str],
-        setting("Drivers that a tenant may have, blanks between; * is every other tenant. Without it, all on offer."),
+        setting("Drivers that a tenant may use, split by blanks; * is every other tenant. Without it, all on offer."),
     ] = {}
     programs_for: Annotated[
         dict[str, str],
-        setting("Programs that a tenant may start, blanks between: whole paths, * in them, or names. Without it, any."),
+        setting("Programs that a tenant may start, split by blanks: full paths, * allowed, or names. Without it, any."),
     ] = {}
     secrets_for: Annotated[
         dict[str, str],
-        setting("Secrets that a tenant may name, blanks between, * in them; * is every other tenant. Without it, any."),
+        setting("Secrets that a tenant may use, split by blanks, * allowed; * is every other tenant. Without it, any."),
     ] = {}
     run_as: Annotated[
-        str | None, setting("User that runs every job; else the request's, or the agent's own. Needs root.")
+        str | None, setting("User that runs every job; without it the request's user, or the agent's own. Needs root.")
     ] = None
     run_as_for: Annotated[
         dict[str, str], setting("User that runs a tenant's jobs, name or uid; * is every other tenant. Needs root.")
     ] = {}
-    stream_output: Annotated[bool, setting("Publish the jobs' output as it comes; it is kept in any case.")] = True
+    stream_output: Annotated[bool, setting("Publish the jobs' output while they run; it is kept in any case.")] = True
     output_cap_bytes: Annotated[
-        int, setting("Bound of each of a job's two output files.", unit="bytes", ge=0, le=1 << 40)
+        int, setting("Size limit of each of a job's two output files.", unit="bytes", ge=0, le=1 << 40)
     ] = OUTPUT_CAP_BYTES_DEFAULT
     output_keep: Annotated[
         float, setting("How long the output of finished jobs is kept.", unit="s", ge=0, le=366 * 86400)
@@ -205,23 +205,23 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_bytes: Annotated[
         int,
         setting(
-            "Room for all output; beyond it the output of the job that finished first is deleted.",
+            "Size limit of all output; beyond it the output of the job that finished first is deleted.",
             unit="bytes",
             ge=0,
             le=1 << 50,
         ),
     ] = OUTPUT_BYTES_DEFAULT
     output_members: Annotated[
-        int, setting("Finished members whose output is kept; beyond it the oldest is deleted.", ge=0, le=10**6)
+        int, setting("Finished attempts whose output is kept; beyond it the oldest is deleted.", ge=0, le=10**6)
     ] = OUTPUT_MEMBERS_DEFAULT
     folder_dir: Annotated[
         Path | None,
-        setting("Folder that holds a folder for each attempt; folders in state_dir by default. Users pass through it."),
+        setting("Folder of the attempts' folders; by default in state_dir. The jobs' users must be able to enter it."),
     ] = None
     folder_bytes: Annotated[
         int,
         setting(
-            "What the folder of one attempt may take on disk; the attempt is ended beyond it.",
+            "Size limit of an attempt's folder on disk; an attempt that exceeds it is ended.",
             unit="bytes",
             ge=_MIB,
             le=1 << 50,
@@ -230,19 +230,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder_keep: Annotated[
         float,
         setting(
-            "How long the folder of a finished attempt stays; an empty one goes at once.",
+            "How long the folder of a finished attempt stays; an empty one is deleted at once.",
             unit="s",
             ge=0,
             le=366 * 86400,
         ),
     ] = FOLDER_KEEP_DEFAULT
     files_bytes: Annotated[
-        int, setting("What the files that a job brings may take, unpacked.", unit="bytes", ge=_MIB, le=1 << 40)
+        int, setting("Size limit of the files that a job brings, unpacked.", unit="bytes", ge=_MIB, le=1 << 40)
     ] = FILES_BYTES_DEFAULT
     files_cache: Annotated[
         int,
         setting(
-            "Room for files that jobs brought, for the next ones; the longest unused go first.",
+            "Size limit of the cache of files that jobs brought; the least recently used are deleted first.",
             unit="bytes",
             ge=0,
             le=1 << 50,
@@ -257,18 +257,16 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     result_bytes: Annotated[
         int,
         setting(
-            "Size of a bucket for results that this worker makes; JetStream reserves it at once.",
+            "Size of a result bucket that this worker makes; JetStream reserves it at once.",
             unit="bytes",
             ge=_MIB,
             le=1 << 50,
         ),
     ] = RESULT_BYTES_DEFAULT
     leases: Annotated[bool, setting("Lend GPUs to processes that already run on this host, over a socket.")] = True
-    lease_socket: Annotated[Path | None, setting("Socket over which it lends; lease.sock in state_dir by default.")] = (
-        None
-    )
+    lease_socket: Annotated[Path | None, setting("Socket for lent GPUs; lease.sock in state_dir by default.")] = None
     lease_uids: Annotated[
-        tuple[int, ...], setting("Users who may borrow, beside the agent's own and root; they need lease_gid.")
+        tuple[int, ...], setting("Users who may borrow, besides the agent's own and root; they need lease_gid.")
     ] = ()
     lease_gid: Annotated[int, setting("Group that may reach the socket.", ge=0)] | None = None
     nats: Annotated[
@@ -315,11 +313,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def modes_offered(self) -> tuple[str, ...]:
-        """Its modes without those that no sharer of a device may have."""
+        """The sharing modes on offer, without modes that `sharers_max` sets to 0."""
         return tuple(mode for mode in self.modes if self.sharers_max.get(mode, 1) > 0)
 
     def kept_devices(self, devices: Sequence[Device]) -> list[Device]:
-        """Return a host's devices with the modes that each is kept for. Raises ValueError for one that is not there."""
+        """Return a host's devices with the modes that each is kept for.
+
+        Raises ValueError for a position without a device.
+        """
         kept = {int(slot): words.split() for slot, words in self.slot_modes.items()}
         if unknown := [slot for slot in kept if slot >= len(devices)]:
             raise ValueError(f"slot_modes names slots that are not there: {unknown}, of {len(devices)}")
@@ -327,18 +328,18 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def controller(self) -> ControllerSettings:
-        """The settings of the limiter's controllers. Raises ValueError where they do not go together."""
+        """The settings of the limiter's controllers. Raises ValueError if they contradict each other."""
         fields = ControllerSettings.__struct_fields__
         return ControllerSettings(**{name: getattr(self, f"limiter_{name}") for name in fields})
 
     @property
     def modes_lent(self) -> tuple[str, ...]:
-        """The modes in which it lends GPUs to processes of this host, which are no clients of managed daemons."""
+        """The modes in which it lends GPUs to processes of this host: these cannot be clients of managed daemons."""
         return tuple(mode for mode in self.modes_offered if mode != "mps" or self.mps != "managed")
 
 
 def mps_folder(settings: WorkerSettings) -> Path:
-    """Return where the MPS daemons of a worker have their directories: jobs of other users must reach those."""
+    """Return the directory of a worker's MPS daemons; jobs of other users must be able to reach it."""
     if settings.mps_dir is not None:
         return settings.mps_dir
     if os.geteuid() != 0:
@@ -353,8 +354,11 @@ def worker_settings(
     env: Mapping[str, str] | None = None,
     file: SettingsFile = NO_FILE,
 ) -> tuple[WorkerSettings, dict[str, Found]]:
-    """The settings of a worker process, and each with where it is from; its state lies under `folder` unless somebody
-    says otherwise, and a simulated one offers all modes and the driver noop. Raises Refused with bad-settings."""
+    """Return the settings of a worker process, and for each where it comes from.
+
+    By default its state is under `folder`, and a simulated worker offers all modes and the driver noop. Raises Refused
+    with bad-settings.
+    """
     found = settle(SECTION, WorkerSettings, flags=flags, env=env, file=file)
     simulate = found["simulate"].value
     defaults: dict[str, Any] = {"state_dir": folder / (found["id"].value or ("simulated" if simulate else "here"))}
@@ -365,7 +369,7 @@ def worker_settings(
 
 
 def settings_from(table: Mapping[str, Any]) -> WorkerSettings:
-    """Settings from a table of plain values, as JSON gives them. Raises Refused, naming the field."""
+    """Return settings from a table of plain values, as JSON gives them. Raises Refused, naming the field."""
     try:
         return msgspec.convert(table, WorkerSettings, dec_hook=_decode_path)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -379,11 +383,11 @@ def _decode_path(kind: type, value: object) -> object:
 
 
 def check_rules(name: str, rules: Mapping[str, str]) -> None:
-    """Raise ValueError for tenants that cannot be, or too many of them."""
+    """Raise ValueError for invalid tenants or too many of them."""
     if len(rules) > TENANTS_MAX:
         raise ValueError(f"{name} may have at most {TENANTS_MAX} tenants, found {len(rules)}")
     for tenant, words in rules.items():
         if tenant != OTHERS and not is_tenant(tenant):
-            raise ValueError(f"{name} goes by tenant ({TENANT.pattern}, or * for all others), found {tenant[:80]!r}")
+            raise ValueError(f"{name} has tenants as keys ({TENANT.pattern}, * for all others), found {tenant[:80]!r}")
         if not words.strip() and name.startswith("run_as"):
             raise ValueError(f"{name} must name a user for {tenant}")

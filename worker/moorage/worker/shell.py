@@ -1,4 +1,4 @@
-"""What the parts of an agent need of it."""
+"""Define what the parts of an agent need of it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from moorage.worker.member_messages import Event, Log
 
 
 class Shell(Protocol):
-    """An agent, as its parts see it; `dropped` counts by reason what was not answered."""
+    """An agent, as its parts use it; `dropped` counts by reason what got no answer."""
 
     dropped: Counter[str]
 
     def now(self) -> float:
-        """Seconds of CLOCK_BOOTTIME."""
+        """Return the time in seconds of CLOCK_BOOTTIME."""
 
     def post(self, subject: str, payload: bytes, reply: str = "") -> None:
         """Queue a message for the write at the end of this turn of the loop."""
 
     def enqueue(self, event: Event) -> None:
-        """Take an event in the next turn, soon."""
+        """Put an event into the queue and ask for a turn."""
 
     def wake(self) -> None:
-        """Have a turn soon."""
+        """Ask for a turn."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it beside the turns, until the agent closes."""
+        """Run this outside the turns, until the agent closes."""
 
     def say(self, line: Log) -> None:
-        """A line for the operator; repeated ones are thinned out."""
+        """Log a line for the operator; repeated lines are left out."""
 
     def call_driver(self, driver: Driver, step: Callable[[], object]) -> str:
-        """Call a driver. If a foreign driver raises, return what in one line; else ""."""
+        """Call a driver. If a foreign driver raises, return the error in one line; else ""."""

@@ -1,4 +1,4 @@
-"""The slots of one machine and the leases on them: the accounts of `pool.GpuPool`, which knows who waits for what."""
+"""Keep the slots of one machine and the leases on them, for `pool.GpuPool`, which keeps the waiting claims."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SHARED: Final[tuple[Literal["mps", "time-slice"], ...]] = ("mps", "time-slice")
 
 @dataclass(slots=True)
 class Slot:
-    """One device. It is free when nobody holds it and nobody keeps it out of use."""
+    """One device. It is free if it has no holder and no party keeps it out of use."""
 
     device: Device
     mode: Sharing | None = None
-    holders: list[int] = field(default_factory=list)  # lease numbers; `SlotTable.leases` says whose
-    closed_by: dict[str, str] = field(default_factory=dict)  # who keeps it out of use, and why
+    holders: list[int] = field(default_factory=list)  # lease numbers, the keys of `SlotTable.leases`
+    closed_by: dict[str, str] = field(default_factory=dict)  # the parties that keep it out of use, and why
     quarantine: str = ""  # the newest of these reasons
 
     @property
@@ -32,17 +32,20 @@ class Slot:
 
 @dataclass(slots=True)
 class LeaseRecord:
-    """The pool's side of a lease. It does not point at the lease, so that a forgotten one can be collected."""
+    """The pool's record of a lease. It has no reference to the lease, so that a forgotten lease can be collected."""
 
     slots: tuple[int, ...]
     local: bool
     holder: str
-    again: bool = False  # it was there before the pool, which may lend less than it did
+    again: bool = False  # taken over from an earlier agent, so `lent` does not apply
     phase: Phase = "held"
 
 
 class SlotTable:
-    """See `GpuPool` for the arguments. Raises ValueError for a list of devices or slots that cannot be."""
+    """The slots and leases; see `GpuPool` for the arguments.
+
+    Raises ValueError for an invalid list of devices or slots.
+    """
 
     def __init__(self, devices: Sequence[Device], sharers_max: Mapping[str, int], lent: Iterable[int] | None) -> None:
         if len(devices) > SLOTS_MAX:
@@ -52,7 +55,7 @@ class SlotTable:
             raise ValueError("two devices of a pool have the same vendor and uuid")
         self.slots = [Slot(device) for device in devices]
         self.leases: dict[int, LeaseRecord] = {}
-        self.free = len(self.slots)  # the second account, checked against the slots at every take and release
+        self.free = len(self.slots)  # a second record, checked against the slots at every take and release
         self.sharers_max: dict[Sharing, int] = {"exclusive": 1}
         for mode in _SHARED:
             cap = SHARERS_MAX[mode]
@@ -61,13 +64,13 @@ class SlotTable:
         self._next_lease = 1
 
     def at(self, slot: int) -> Slot:
-        """Raises IndexError for a slot that is not there."""
+        """Return a slot. Raises IndexError for an unknown one."""
         if not 0 <= slot < len(self.slots):
             raise IndexError(f"the pool has no slot {slot}")
         return self.slots[slot]
 
     def checked_lent(self, slots: Iterable[int] | None) -> frozenset[int]:
-        """These positions, None for all. Raises ValueError for some that are not there."""
+        """Return these positions, all for None. Raises ValueError for unknown ones."""
         everything = frozenset(range(len(self.slots)))
         lent = everything if slots is None else frozenset(slots)
         if not lent <= everything:
@@ -77,12 +80,12 @@ class SlotTable:
     # ------------------------------------------------------------------------------------------------ take and give
 
     def takes(self, position: int, mode: Sharing) -> bool:
-        """Whether a slot may be held in that mode: a device with modes of its own is kept for those."""
+        """Return whether a slot may be used in that mode: a device may be reserved for some modes."""
         kept = self.slots[position].device.modes
         return not kept or mode in kept
 
     def why_not(self, position: int, mode: Sharing) -> RefusalReason | None:
-        """What stands in the way of a placement on this slot; None: nothing."""
+        """Return why a placement cannot have this slot; None if it can."""
         slot = self.slots[position]
         if position not in self.lent:
             return "not-lent"
@@ -97,7 +100,7 @@ class SlotTable:
         return "sharers-full" if len(slot.holders) >= self.sharers_max[mode] else None
 
     def fitting(self, wanted: Collection[int] | None, mode: Sharing) -> int | None:
-        """The slot that a claim gets now: one that is shared in its mode already, else the first free one."""
+        """Return the slot that a claim gets now: one that is shared in its mode already, else the first free one."""
         if mode != "exclusive":
             for position, slot in enumerate(self.slots):
                 if (wanted is not None and position not in wanted) or not self.takes(position, mode):
@@ -113,7 +116,10 @@ class SlotTable:
         return None
 
     def take(self, positions: tuple[int, ...], mode: Sharing, holder: str, *, local: bool, again: bool = False) -> int:
-        """A new lease on these slots, by its number. Raises PoolCorrupted where `why_not` was not asked."""
+        """Make a lease on these slots and return its number.
+
+        Raises PoolCorrupted if `why_not` was not checked before.
+        """
         number = self._next_lease
         self._next_lease += 1
         self.leases[number] = LeaseRecord(positions, local, holder, again)
@@ -134,7 +140,7 @@ class SlotTable:
         return record.phase if record else "released"
 
     def step(self, number: int, phase: Phase) -> LeaseRecord:
-        """The lease is in that phase from now on. Raises PoolCorrupted for a step that there is not."""
+        """Move a lease to this phase. Raises PoolCorrupted for an illegal step."""
         now = self.phase(number)
         if phase not in PHASES[now]:
             raise PoolCorrupted(f"a lease that is {now} cannot become {phase}")
@@ -143,7 +149,7 @@ class SlotTable:
         return record
 
     def release(self, number: int) -> tuple[int, ...]:
-        """End a lease; the slots that it held."""
+        """End a lease and return its slots."""
         record = self.step(number, "released")
         del self.leases[number]
         for position in record.slots:
@@ -158,15 +164,15 @@ class SlotTable:
         return record.slots
 
     def close(self, slot: int, reason: str, by: str) -> None:
-        """Take a slot out of use until each who closed it has opened it."""
+        """Take a slot out of use until every party that closed it has opened it."""
         found = self.at(slot)
         if found.free:
             self.free -= 1
-        found.closed_by.pop(by, None)  # the newest reason stands last
+        found.closed_by.pop(by, None)  # so that the newest reason is last
         found.closed_by[by] = found.quarantine = reason[:REASON_CHARS_MAX]
 
     def open(self, slot: int, by: str) -> bool:
-        """Undo `close` of the same `by`; False where it had not closed it."""
+        """Undo `close` of the same `by`; return False if it had not closed the slot."""
         found = self.at(slot)
         if found.closed_by.pop(by, None) is None:
             return False
@@ -179,7 +185,8 @@ class SlotTable:
         self.free += 1
         expect(self.free <= len(self.slots), "more slots are free than there are")
 
-    # ------------------------------------------------------------------------------------------------- looking at it
+    # ------------------------------------------------------------------------------------------------- state for
+    # readers
 
     def entries(self) -> list[GpuLeaseEntry]:
         return [
@@ -206,7 +213,7 @@ class SlotTable:
         )
 
     def validate(self) -> None:
-        """Check the two accounts against each other, in O(slots + leases); raises PoolCorrupted."""
+        """Check the two records against each other, in O(slots + leases). Raises PoolCorrupted."""
         free = sum(slot.free for slot in self.slots)
         out_of_use = sum(bool(slot.quarantine) and not slot.holders for slot in self.slots)
         held = sum(bool(slot.holders) for slot in self.slots)
@@ -227,6 +234,6 @@ class SlotTable:
 
 
 def expect(true: bool, otherwise: str) -> None:
-    """Raises PoolCorrupted."""
+    """Raise PoolCorrupted unless `true`."""
     if not true:
         raise PoolCorrupted(otherwise)

@@ -1,4 +1,4 @@
-"""A worker's log for the operator, in which the same line appears at most twice a minute."""
+"""Write a worker's log for the operator, with each line at most twice a minute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from moorage.worker.member_messages import Log
 
 LOG_AGAIN_S: Final = 30.0
-#: lines that are remembered; beyond it all are forgotten, and may be repeated sooner
+#: remembered lines; beyond that all are forgotten, and may be repeated sooner
 LINES_MAX: Final = 1024
 _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -17,7 +17,7 @@ log = logging.getLogger("moorage.worker")
 
 
 class ThrottledLog:
-    """The log of one worker; `now` gives seconds of any clock that goes forward."""
+    """The log of one worker; `now` returns seconds of any clock that only goes forward."""
 
     def __init__(self, worker: str, now: Callable[[], float]) -> None:
         self._worker = worker

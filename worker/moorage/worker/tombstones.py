@@ -1,4 +1,4 @@
-"""Remembers members that are over: a leader that asks for one again is told how it ended (H8, H10, H11). Pure."""
+"""Remember members that are over: a leader that asks for one again gets its end again (H8, H10, H11). No I/O."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from moorage.schemas.frames import Fact, FactKind
 from moorage.worker.fact_outbox import FactOutbox
 from moorage.worker.member_messages import MemberName
 
-#: ends that are remembered, some 500 bytes each. Beyond it the oldest one is dropped, and all fences up to its own
-#: count as over: nobody waits for the answer to a frame that is late by so many ends of one worker.
+#: ends that are remembered, some 500 bytes each. Beyond that the oldest is dropped, and all fences up to its own count
+#: as over: no frame can be late by that many ends of one worker and still be waited for
 TOMBSTONES_MAX: Final = 8_192
 
 _Base = tuple[str, str, int]
@@ -23,7 +23,7 @@ class Tombstone(NamedTuple):
     kind: FactKind
     code: int
     detail: str
-    #: the fact frame that says so
+    #: number of the fact frame that reports it
     no: int
 
 
@@ -42,17 +42,17 @@ class Tombstones:
         return len(self._tombstones)
 
     def of(self, name: MemberName) -> Tombstone | None:
-        """The end that covers this member: its own, or that of a later member of its replica."""
+        """Return the end that covers this member: its own, or that of a later member of its replica."""
         tombstone = self._tombstones.get(name[:3])
         return tombstone if tombstone is not None and name[4] <= tombstone.fence else None
 
     def holds(self, name: MemberName) -> bool:
-        """Whether the end of exactly this member is remembered."""
+        """Return whether the end of exactly this member is remembered."""
         tombstone = self._tombstones.get(name[:3])
         return tombstone is not None and tombstone.fence == name[4]
 
     def is_forgotten(self, name: MemberName) -> bool:
-        """Whether it is surely over, although its end is no longer remembered."""
+        """Return whether it is certainly over, although its end is no longer remembered."""
         return name[4] <= self._floor_fence
 
     def report(self, name: MemberName, kind: FactKind, code: int, detail: str) -> None:

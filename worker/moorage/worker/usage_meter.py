@@ -1,4 +1,4 @@
-"""What jobs use of their GPUs, from the readings that load frames are made of."""
+"""Measure what jobs use of their GPUs, from the readings for load frames."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from moorage.worker.drivers.base import Driver
 from moorage.worker.inventory.base import SlotReading
 from moorage.worker.member_messages import Member, MemberName, Metered
 
-#: what a member uses at a reading: the sum of percents over its devices, None where not all tell it, and MiB
+#: a member's use at a reading: the sum of percents over its devices, None unless all report it, and MiB
 _Use = tuple[int | None, int]
 
 
 class UsageMeter:
-    """One worker's; `held` are its members.
+    """The meter of one worker; `held` are its members.
 
-    A job that has its devices alone uses what they tell of themselves, a sharer what its processes use of them. Where
-    a device does not tell the work, as a MIG slice, memory alone is measured. Nothing is measured while a device does
-    not answer, of a VM, and of sharers whose driver or board cannot tell processes.
+    A job that has its devices alone uses what the devices report; a sharer uses what its processes use. If a device
+    does not report its load, as a MIG slice, only memory is measured. Nothing is measured for a device that does not
+    answer, for a VM, and for sharers whose driver or board cannot attribute processes.
     """
 
     def __init__(self, held: Mapping[MemberName, Member], drivers: Mapping[str, Driver]) -> None:
         self._held = held
         self._drivers = drivers
         self._sees_all_pids = sees_all_pids()
-        self._before: set[MemberName] = set()  # running at the reading before
+        self._before: set[MemberName] = set()  # running at the last reading
         self._read_s = 0.0
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> Metered | None:
-        """Take a reading of each slot. Returns what was used since the one before, where any job was there for both."""
+        """Take a reading of each slot.
+
+        Return what was used since the last one by jobs that ran at both; None if none did.
+        """
         passed_ms, self._read_s = int((now_s - self._read_s) * 1000), now_s
         running = {
             name: member
@@ -62,7 +65,9 @@ class UsageMeter:
         readings: Sequence[SlotReading],
         whose: dict[tuple[str, int], dict[int, MemberName | None] | None],
     ) -> _Use | None:
-        """Return what the processes of a sharer use; `whose` has what was found for other members meanwhile."""
+        """Return what the processes of a sharer use; `whose` caches the members found for other sharers of this
+        reading.
+        """
         percents: list[int | None] = []
         memory_mib = 0
         for slot in member.slots:
@@ -80,11 +85,11 @@ class UsageMeter:
         return _sum(percents), memory_mib
 
     def _whose(self, driver: Driver, pids: Sequence[int]) -> dict[int, MemberName | None] | None:
-        """Return the members of processes; None where the driver or this PID namespace cannot tell."""
+        """Return the members of processes; None if the driver or this PID namespace cannot tell."""
         if not driver.can_measure():
             return None
         if not self._sees_all_pids and not all(os.path.exists(f"/proc/{pid}") for pid in pids):
-            return None  # then a number may be another process here
+            return None  # in another PID namespace the same pid may be another process
         return driver.members_of(pids)
 
 
@@ -93,6 +98,6 @@ def _of_devices(readings: Sequence[SlotReading]) -> _Use:
 
 
 def _sum(percents: Sequence[int | None]) -> int | None:
-    """Return the sum of percents; None where one of them is not known."""
+    """Return the sum of percents; None if one is unknown."""
     told = [each for each in percents if each is not None]
     return sum(told) if len(told) == len(percents) else None

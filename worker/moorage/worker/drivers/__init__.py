@@ -1,6 +1,7 @@
-"""The ways in which a worker can run a job; each is one file that implements `base.Driver`, and one line here.
+"""List the built-in drivers: the ways in which a worker can run a job.
 
-A driver of another package has its line in that package's own `pyproject.toml`: see `loading.GROUP`.
+Each driver is one file that implements `base.Driver`, and one line here. A driver of another package has its line in
+that package's own `pyproject.toml`: see `loading.GROUP`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Final
 
 from moorage.schemas.capabilities import DRIVER_DEFAULT
 
-#: the drivers that come with moorage and that a worker may offer, by name
+#: the drivers that come with moorage, by name
 BUILT_IN: Final = {
     DRIVER_DEFAULT: "moorage.worker.drivers.process:ProcessDriver",
     "noop": "moorage.worker.drivers.noop:NoopDriver",
@@ -18,6 +19,6 @@ BUILT_IN: Final = {
     "kubernetes": "moorage.worker.drivers.kubernetes:KubernetesDriver",
     "vm": "moorage.worker.drivers.vm:VmDriver",
 }
-#: what a worker offers whose settings name no driver, and a simulated one
+#: the drivers that a worker offers if its settings name none; the second is for a simulated worker
 OFFERED: Final = (DRIVER_DEFAULT,)
 OFFERED_SIMULATED: Final = (DRIVER_DEFAULT, "noop")

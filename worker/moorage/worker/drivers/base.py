@@ -1,11 +1,18 @@
-"""What a driver is: how a worker runs a member, ends it, and proves that it is over.
+"""Define what a driver is: it runs a member, ends it, and proves that it is over.
 
-A new driver derives from `Driver` in a file of its own, sets `name` and `capabilities`, implements `start` and `end`,
-and reports what happens: `Started` and later `Ended` (nothing of the member is left, which is proven), or `StartFailed`
-(nothing ever ran), or `NotStarted` (nothing ever ran because of this host: the job is tried again), or `Stuck` (the
-member cannot be ended, or its end cannot be proven). Methods are called from the event loop and must not block: they
-begin what takes time, and report it later. `end` may be called twice for one member, the second time with less grace,
-and for a member that has just ended: then there is nothing to do, since `Ended` is on its way.
+A member is one attempt of a replica on this host.
+
+A new driver derives from `Driver` in a file of its own, sets `name` and `capabilities`, and implements `start` and
+`end`. It reports what happens to each member:
+
+- `Started`, and later `Ended`: the driver has proven that nothing of the member is left.
+- `StartFailed`: nothing of the member ever ran.
+- `NotStarted`: nothing of the member ever ran, because of this host. The scheduler tries the job again.
+- `Stuck`: the driver cannot end the member, or cannot prove that it is over.
+
+The agent calls the methods from its event loop, so they must not block: a method begins what takes time and reports the
+outcome later. The agent may call `end` twice for one member, the second time with less grace. It may also call `end`
+for a member that has just ended: then there is nothing to do, because `Ended` is on its way.
 """
 
 from __future__ import annotations
@@ -40,28 +47,37 @@ from moorage.worker.settings import WorkerSettings
 if TYPE_CHECKING:
     from moorage.worker.drivers.kit import Kit
 
-#: exit status of a command that cannot be started, as sh(1) gives it
+#: exit status for a command that cannot be started or is not found, as in sh(1)
 CODE_CANNOT_START: Final = 126
 CODE_NOT_FOUND: Final = 127
-#: minus SIGTERM: how the end of a member is told that was asked to end before any process of it ran
+#: minus SIGTERM: the code reported for a member that was asked to end before any of its processes ran
 CODE_ENDED: Final = -15
-#: minus SIGKILL: how the end of a member is told whose status nobody could read
+#: minus SIGKILL: the code reported for a member whose exit status could not be read
 CODE_LOST: Final = -9
 
 DriverEvent = Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | Replaced | FreezeAnswered
 Report = Callable[[DriverEvent], None]
-#: subject after the prefix is the agent's affair: a driver says whose output it is, and gives the frame's payload
+#: takes whose output it is and the payload of the output frame; the agent adds the subject
 Publish = Callable[[MemberName, bytes], None]
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """A member with all that a driver needs to run it. `devices` are those of its lease, in the lease's order.
+    """A member with everything that a driver needs to run it.
 
-    `start` is the gang's START, that of a gang of one for a single replica with `gpu.distributed`, else None.
-    `mode` is exclusive, mps, time-slice or none. `ends_in_s` is when
-    the job's deadline comes, in seconds from now; None without one. `config` is the job's `driver_config` for this
-    driver, as its `Driver.config` declares it; as it was sent where it declares none. With `has_folder` the member
-    has a folder of its own, in which it starts unless `run.cwd` is absolute; requests of older ledgers have none.
+    `devices` are the devices of its lease, in the lease's order.
+
+    `start` is the START frame of its gang. A single replica with `gpu.distributed` gets one as a gang of one; else it
+    is None.
+
+    `mode` is exclusive, mps, time-slice or none.
+
+    `ends_in_s` is the number of seconds until the job's deadline; None without a deadline.
+
+    `config` is the job's `driver_config` for this driver, converted to `Driver.config`, or as the caller sent it if the
+    driver declares no `config`.
+
+    If `has_folder` is set, the member has a folder of its own and starts in it, unless `run.cwd` is absolute. Requests
+    of older ledgers have no folder.
     """
 
     name: MemberName
@@ -80,12 +96,15 @@ class Assignment(msgspec.Struct, frozen=True):
 
     @property
     def part(self) -> tuple[Request, list[Device], str]:
-        """What says which part of its devices it may have."""
+        """Return the request, devices and mode: they decide which part of its devices the member may use."""
         return self.request, self.devices, self.mode
 
     @property
     def checkpoint_in_s(self) -> float | None:
-        """When to tell it to save itself, in seconds from now: before its timeout or the job's deadline; None: not."""
+        """Return in how many seconds to tell the member to save its work; None if it need not be told.
+
+        That is `checkpoint_before_s` before its timeout or the job's deadline, whichever is first.
+        """
         run = self.run
         ends = [end for end in (run.timeout_s, self.ends_in_s) if end is not None]
         if run.checkpoint_signal is None or not ends:
@@ -95,7 +114,7 @@ class Assignment(msgspec.Struct, frozen=True):
     def environment(
         self, *, interface: str | None = None, simulated: bool = False, has_own_mps: bool = False
     ) -> JobEnvironment:
-        """The variables of the lease and the gang, as `gpu_environment` gives them. Raises SharingUnavailable."""
+        """Return the variables of the lease and the gang, from `gpu_environment`. Raises SharingUnavailable."""
         tenant, job, replica, attempt, fence = self.name
         start = self.start
         gang = None
@@ -118,8 +137,11 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Living(msgspec.Struct, frozen=True):
-    """A member that a driver still knows from before the agent's restart: starting, running, ending, exited, stuck, or
-    refused (this host could not start it). `frozen` is one that runs, and was frozen."""
+    """A member from before the agent's restart that the driver still knows.
+
+    `phase` is starting, running, ending, exited, stuck, or refused (this host could not start it). `frozen` is set for
+    a running member that is frozen.
+    """
 
     name: MemberName
     phase: str
@@ -129,45 +151,47 @@ class Living(msgspec.Struct, frozen=True):
 
 
 class Driver:
-    """Base of all drivers; see the module's text."""
+    """Base class of all drivers; the module's docstring says what a driver does."""
 
     name: str = ""
     capabilities: Capabilities = Capabilities()
-    #: declares the driver's own settings: a struct whose fields are annotated with `schemas.settings.setting`. Their
-    #: values are found in the section `[driver.<name>]` and in `MOORAGE_DRIVER_<NAME>_<KEY>`
+    #: the driver's own settings: a struct whose fields are annotated with `schemas.settings.setting`. Their values come
+    #: from the section `[driver.<name>]` and from `MOORAGE_DRIVER_<NAME>_<KEY>`
     settings: type[msgspec.Struct] | None = None
-    #: declares what the driver reads of `driver_config.<name>`: other keys are refused, and a key without a default
-    #: has to be there
+    #: the keys of `driver_config.<name>` that the driver reads: other keys are refused, and a key without a default is
+    #: required
     config: type[msgspec.Struct] | None = None
-    #: set where it is loaded: it does not come with moorage, so what it raises must not end the worker
+    #: set by the loader for a driver that does not come with moorage: an exception that it raises must not end the
+    #: worker
     is_foreign: bool = False
-    #: whether `members_of` can tell whose a process of this host is
+    #: whether `members_of` can tell to which member a process of this host belongs
     tells_processes: bool = False
-    #: whether its members are clients of an MPS daemon that the worker runs, where they share by mps
+    #: whether its members connect to an MPS daemon that the worker runs, if they share a GPU by mps
     joins_mps: bool = False
-    #: sharing modes in which `check` refuses all of its jobs
+    #: sharing modes for which `check` refuses every job
     modes_refused: Collection[str] = ()
-    #: members that it holds at once, claimed ones counted; a placement beyond it is refused. None: no bound of its own
+    #: most members that it has at once, claimed ones included; further placements are refused. None: no limit of its
+    #: own
     members_max: int | None = None
-    #: names the world in which this driver's members live: another word means that all of before are over. With a new
-    #: word the driver reports `Replaced(self.name)`, and the members of other drivers run on
+    #: identifies the environment in which this driver's members live: if it changes, all earlier members are over. The
+    #: driver then reports `Replaced(self.name)`; the members of other drivers run on
     boot: str = ""
 
     @classmethod
     def from_kit(cls, kit: Kit) -> Driver:
-        """Return a driver for the worker of this kit; one that declares settings gets them as its argument."""
+        """Return a driver for the worker of this kit; a driver that declares settings gets them as its argument."""
         return cls() if cls.settings is None else cls(kit.own)  # type: ignore[call-arg]
 
     @classmethod
     async def open_inventory(cls, worker: str, settings: WorkerSettings, own: Any) -> Inventory | None:
-        """Return the devices of the worker with this id, where they are not those of this host; None where they are.
+        """Return the devices of this worker if they are not the devices of this host, else None.
 
         `own` are the settings that the driver declares. Raises Refused.
         """
         return None
 
     def can(self) -> Capabilities:
-        """Return what hello tells of it: its capabilities, with the keys of its `config`."""
+        """Return the capabilities for the worker's hello frame: `capabilities`, with the keys of `config`."""
         if self.config is None:
             return self.capabilities
         return msgspec.structs.replace(self.capabilities, config=list(self.config.__struct_encode_fields__))
@@ -177,21 +201,24 @@ class Driver:
         self.publish: Publish = _unattached
 
     def attach(self, report: Report, publish: Publish) -> None:
-        """Set where events and output go; called once, before `open`."""
+        """Set the functions that take events and output; the agent calls this once, before `open`."""
         self.report = report
         self.publish = publish
 
     async def open(self) -> list[Living]:
-        """Get ready to start members; returns those from before that live, or ended untold. Raises MoorageError."""
+        """Get ready to start members. Return the earlier members that still run, or whose end was not reported yet.
+
+        Raises MoorageError.
+        """
         return []
 
     async def close(self) -> None:
-        """Release what the driver holds; what runs goes on if the driver's members can outlive the agent."""
+        """Release what the driver holds. Members run on if the driver's members can outlive the agent."""
 
     def read_config(self, request: Request) -> Any:
-        """Return the request's `driver_config` for this driver, as `config` declares it, or as it was sent.
+        """Return the request's `driver_config` for this driver, converted to `config` if the driver declares one.
 
-        Raises Refused with invalid-argument for what it does not declare.
+        Raises Refused with invalid-argument for a key or value that `config` does not allow.
         """
         said = request.blocks.get(self.name)
         if self.config is None:
@@ -204,7 +231,9 @@ class Driver:
             raise refuse("invalid-argument", f"{place}: {error}", field=f"$.{place}", found=said) from None
 
     def check_block(self, request: Request) -> None:
-        """Raise `Refused` for what the request says for this driver and no job may, or this driver does not support."""
+        """Raise `Refused` if the request's block for this driver is wrong, or asks for what this driver does not
+        support.
+        """
         self._refuse(request.driver_fault(self.capabilities))
 
     @staticmethod
@@ -221,36 +250,42 @@ class Driver:
         """
 
     def start(self, assignments: list[Assignment]) -> None:
-        """Begin these members and return at once; report `Started`, or `StartFailed` of those that never ran.
+        """Begin to start these members and return at once; report `Started`, or `StartFailed` for members that never
+        ran.
 
-        An exception counts as `StartFailed` for all of them, even if some run: so report what goes wrong, and do not
+        An exception counts as `StartFailed` for all of them, even for members that do run. So report errors; do not
         raise.
         """
         raise NotImplementedError
 
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
-        """Begin to end a member, by force once `grace_s` seconds are over; report `Ended`. See the module's text.
+        """Begin to end a member, by force after `grace_s` seconds; report `Ended`. See the module's docstring.
 
         An exception counts as `Stuck`: the member's devices stay quarantined.
         """
         raise NotImplementedError
 
     def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
-        """As `end`, but tell the member to save its work so many seconds before; a driver that cannot ends it now.
+        """Tell the member to save its work, and `notice_s` seconds later end it as `end` does.
 
-        `end` may be called meanwhile, and then takes precedence.
+        This default, for drivers that cannot tell a member so, ends it now. The agent may call `end` meanwhile; that
+        call takes precedence.
         """
         self.end(name, grace_s, why)
 
     def resizes(self, mode: str) -> str:
-        """Return how its members take another part of a device that they share in this mode while they run.
+        """Return how running members of this mode are given another part of a shared device.
 
-        `live` where `resize` makes them keep to it; else `counted`: they are told nothing.
+        `live`: `resize` makes a running member keep to its new part. `counted`: the running member is not told, only
+        the scheduler's count changes.
         """
         return COUNTED
 
     def resize(self, name: MemberName, share: Share) -> None:
-        """Have a member that runs keep to another part of each of its devices, where `resizes` says live."""
+        """Make a running member keep to another part of each of its devices.
+
+        Called only where `resizes` returns `live`.
+        """
 
     def freeze(self, name: MemberName, slots: Sequence[int]) -> None:
         """Begin to take a running member's memory off the devices in these slots; report `FreezeAnswered`.
@@ -260,50 +295,56 @@ class Driver:
         raise NotImplementedError
 
     def resume(self, name: MemberName) -> None:
-        """Begin to have a frozen member run on; report `FreezeAnswered`. As `freeze`."""
+        """Begin to let a frozen member run on; report `FreezeAnswered`. The rules of `freeze` hold."""
         raise NotImplementedError
 
     def forget(self, names: list[MemberName]) -> None:
-        """The ends of these members are in the ledger: nothing need be remembered of them."""
+        """Forget these members: their ends are in the ledger."""
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
-        """For hello: how much is kept of jobs that are over, and how long: `output_s`, `output_bytes` and the like."""
+        """Return what the driver keeps of ended jobs, for the hello frame: `output_s`, `output_bytes` and the like."""
         return {}
 
     async def read_log(self, ask: ReadLog) -> LogPage:
-        """A page of a member's kept output. Raises `Refused` with not-kept where there is none, or no longer."""
+        """Return a page of a member's kept output.
+
+        Raises `Refused` with not-kept if the output was never kept or is gone.
+        """
         raise refuse(
             "not-kept",
-            f"the driver {self.name} keeps no output: what its jobs say is on their log subject while they run",
+            f"the driver {self.name} keeps no output: the output of its jobs is on their log subject while they run",
             job=ask.job,
         )
 
     def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
-        """Return which of its members each of these processes belongs to; None for one that hides of which.
+        """Return to which of this driver's members each process belongs; None if the process hides which member it
+        belongs to.
 
-        Processes of none of its members are left out. Quick: it is called each second.
+        Processes of no member are left out. It must be quick: the agent calls it each second.
         """
         return {}
 
     def can_measure(self) -> bool:
-        """Return whether `members_of` tells now what each of its members uses of a shared device."""
+        """Return whether `members_of` can attribute the use of a shared device to each member now."""
         return self.tells_processes
 
     def uid_of(self, tenant: str, request: Request) -> int | None:
-        """Return the user of this host that a tenant's job would run as.
+        """Return the uid on this host under which a tenant's job would run.
 
-        None where its jobs cannot use an MPS daemon that the worker runs: then none of them shares by mps there.
+        Return None if its jobs cannot use an MPS daemon that the worker runs: then no job of this driver shares by mps.
         """
         return None
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
-        """Have all members but those that outlive a partition end at this moment (CLOCK_BOOTTIME seconds), each within
-        `grace_s`, unless a later moment is set before (H29).
+        """End all members at `deadline_s` (CLOCK_BOOTTIME seconds), each within `grace_s`, unless a later call sets a
+        later time.
 
-        It is called with each renewal. A driver whose `fence` is `agent` need do nothing: once the lease is over the
-        agent calls `end` for each member. One whose members live on without the agent hands the moment to what ends
-        them then: the supervisor (`Kit.supervisor.set_fence`), which fences what it has started, or a watchdog of its
-        own.
+        Members that outlive a partition are exempt (H29).
+
+        The agent calls this with each renewal. A driver whose `fence` is `agent` need do nothing: when the lease is
+        over, the agent calls `end` for each member. A driver whose members outlive the agent hands the deadline to the
+        process that ends them when the agent is dead: the supervisor (`Kit.supervisor.set_fence`), which fences the
+        processes that it started, or a watchdog of the driver's own.
         """
 
 

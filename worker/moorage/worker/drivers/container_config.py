@@ -1,4 +1,4 @@
-"""What a container is made of: the engine's form of a member, by the operator's settings and the worker's policy."""
+"""Make the engine's form of a member, by the operator's settings and the worker's policy."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from moorage.worker.settings import check_rules
 
 MPS: Final = "mps"
 _MIB: Final = 1 << 20
-#: as engines name images: what else stands there could lead a request to the engine astray
+#: names of images as engines accept them: any other text could turn the request to the engine into another one
 _IMAGE: Final = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[0-9]+)?(?:[/][A-Za-z0-9._-]+)*(?::[A-Za-z0-9._-]+)?(?:@sha256:[0-9a-f]{64})?"
 )
-#: a kind of one letter ends dockerd 26 where it reads such a name
+#: a kind of one letter crashes dockerd 26 when it reads such a name
 _CDI: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]+=[A-Za-z0-9][A-Za-z0-9_.:-]*")
 #: where a container has the folder of its attempt
 #: where a container finds the file that its job names as `gpu.time_slicing_config_path`
 TIME_SLICING_AT: Final = "/etc/nvidia/gpu-time-slicing.yaml"
 FOLDER_AT: Final = "/work"
-#: -1 stands for no change
+#: -1 means no change of user
 _ID_MAX: Final = (1 << 32) - 1
-#: networks that are the host's, or another container's
+#: networks of the host, or of another container
 _SHARED_NETWORKS: Final = ("host", "container:", "ns:")
-#: networks of which an engine publishes no ports
+#: networks on which an engine publishes no ports
 _UNPUBLISHED: Final = ("none", "host")
 
 
 class Image(NamedTuple):
-    """What an image says of its own program: what stands before the job's words, what stands for them, its user."""
+    """The program of an image: its entry point, its command, its user."""
 
     entry_point: Sequence[str] = ()
     command: Sequence[str] = ()
@@ -63,7 +63,7 @@ class Image(NamedTuple):
 
     @classmethod
     def of(cls, inspected: Mapping[str, Any]) -> Image:
-        """Return what an engine's inspection of an image says."""
+        """Return the program of an image from an engine's inspection of it."""
         config = inspected.get("Config") or {}
         variables = dict(each.partition("=")[::2] for each in config.get("Env") or ())
         preload = variables.get("LD_PRELOAD", "")
@@ -71,7 +71,7 @@ class Image(NamedTuple):
 
 
 class ImageSettings(msgspec.Struct, frozen=True):
-    """Settings of a driver of images. A job can change none of them, but for the user with `request_user`."""
+    """Settings of a driver that runs images. A job cannot change them, except the user if `request_user` is set."""
 
     gpu_enabled: Annotated[bool, setting("Whether its jobs may have GPUs.")] = True
     user: Annotated[
@@ -81,7 +81,7 @@ class ImageSettings(msgspec.Struct, frozen=True):
     images: Annotated[tuple[str, ...], setting("Images that jobs may run, * in them; empty: any.")] = ()
     images_for: Annotated[
         dict[str, str],
-        setting("Images that a tenant may run in place of these, blanks between; * is every other tenant."),
+        setting("Images that a tenant may run instead of images, split by blanks; * is every other tenant."),
     ] = {}
     pull: Annotated[Literal["missing", "always", "never"], setting("When an image is pulled from its registry.")] = (
         "missing"
@@ -89,7 +89,7 @@ class ImageSettings(msgspec.Struct, frozen=True):
     digests_only: Annotated[bool, setting("Whether an image must be named by its digest: NAME@sha256:...")] = False
     shm: Annotated[int, setting("Size of /dev/shm.", unit="bytes", ge=_MIB, le=1 << 42)] = 64 * _MIB
     nvidia_capabilities: Annotated[
-        str, setting("NVIDIA_DRIVER_CAPABILITIES of containers with NVIDIA GPUs, commas between.")
+        str, setting("NVIDIA_DRIVER_CAPABILITIES of containers with NVIDIA GPUs, separated by commas.")
     ] = "compute,utility"
 
     def __post_init__(self) -> None:
@@ -99,46 +99,44 @@ class ImageSettings(msgspec.Struct, frozen=True):
 
 
 class ContainerSettings(ImageSettings, frozen=True):
-    """Settings of a driver of containers, which this host runs."""
+    """Settings of a driver whose containers run on this host."""
 
     registry_secrets: Annotated[
         dict[str, str],
-        setting("Secret with USER:PASSWORD for a registry, by the name that images have it under."),
+        setting("Secret with USER:PASSWORD for a registry, by the registry's name in the images' names."),
     ] = {}
     network: Annotated[str, setting("Network of containers: none, bridge, or the name of one; never the host's.")] = (
         "none"
     )
     network_for: Annotated[
-        dict[str, str], setting("Network of a tenant's containers in place of that; * is every other tenant.")
+        dict[str, str], setting("Network of a tenant's containers instead of network; * is every other tenant.")
     ] = {}
     gangs_on_host: Annotated[
         tuple[str, ...],
-        setting("Tenants, or *, whose ranks of a gang have the host's network, where they reach each other."),
+        setting("Tenants, or *, whose gangs use the host's network, so that their ranks reach each other."),
     ] = ()
     ports: Annotated[
         str,
-        setting(
-            "Ports of this host on which containers may be reached, as 30000-30999; empty: none. A network is needed."
-        ),
+        setting("Ports of this host that containers may publish, as 30000-30999; empty: none. Needs a network."),
     ] = ""
     ports_for: Annotated[
-        dict[str, str], setting("Ports of a tenant's containers in place of those; * is every other tenant.")
+        dict[str, str], setting("Ports for a tenant's containers instead of ports; * is every other tenant.")
     ] = {}
     mounts: Annotated[
         tuple[str, ...], setting("Folders of this host for every container, each as /host/path:/path:ro or :rw.")
     ] = ()
     mounts_for: Annotated[
-        dict[str, str], setting("More of them for a tenant's containers, blanks between; * is every other tenant.")
+        dict[str, str], setting("More folders for a tenant's containers, split by blanks; * is every other tenant.")
     ] = {}
     time_slicing_configs: Annotated[
         tuple[str, ...],
-        setting("Files of this host that a job may name as gpu.time_slicing_config_path: whole paths, * in them."),
+        setting("Files of this host that a job may name as gpu.time_slicing_config_path: full paths, * allowed."),
     ] = ()
     pids_max: Annotated[int, setting("Processes and threads of a container.", ge=1, le=1 << 22)] = 4096
-    memlock: Annotated[bool, setting("Whether containers may lock any amount of memory, as RDMA needs it.")] = False
+    memlock: Annotated[bool, setting("Whether containers may lock any amount of memory, as RDMA needs.")] = False
     mps_host_ipc: Annotated[
         bool,
-        setting("Whether containers share GPUs by mps: these have the host's IPC namespace, and with it its /dev/shm."),
+        setting("Whether containers may share GPUs by mps: they then have the host's IPC namespace and /dev/shm."),
     ] = False
 
     def __post_init__(self) -> None:
@@ -163,19 +161,19 @@ def check_image(request: Request) -> None:
             f"a job of the driver {request.workload.driver} needs an image", "$.run.image", None, "the name of an image"
         )
     if not _IMAGE.fullmatch(image):
-        raise _wrong("this is no name of an image", "$.run.image", image, "NAME, NAME:TAG or NAME@sha256:DIGEST")
+        raise _wrong("this is not an image name", "$.run.image", image, "NAME, NAME:TAG or NAME@sha256:DIGEST")
 
 
 def check_request(request: Request, settings: ContainerSettings) -> None:
-    """Raise Refused for what can never run as a container here: `invalid-argument` where no other host could either."""
+    """Raise Refused for a request that can never run as a container here; with `invalid-argument` if nowhere."""
     check_image(request)
     run = request.workload
     if (gpu := request.gpu) is not None and gpu.effective_sharing == MPS:
         if not settings.mps_host_ipc:
-            why = f"its containers are not given the host's IPC namespace (mps_host_ipc of driver.{run.driver})"
+            why = f"its containers do not get the host's IPC namespace (mps_host_ipc of driver.{run.driver})"
             raise SharingUnavailable(MPS, why)
         if path := gpu.mps_pipe_dir or gpu.mps_log_dir:
-            raise SharingUnavailable(MPS, "a container has no directory mounted that its request names", path)
+            raise SharingUnavailable(MPS, "a container cannot use a directory that its request names", path)
     networks = {settings.network, *settings.network_for.values()}
     if is_gang(request) and not settings.gangs_on_host and networks == {"none"}:
         raise refuse(
@@ -189,7 +187,7 @@ def check_request(request: Request, settings: ContainerSettings) -> None:
     if ports_wanted(request) and not any((settings.ports, *settings.ports_for.values())):
         raise refuse(
             "failed-precondition",
-            "this worker's containers are reached on no port of its host",
+            "this worker's containers publish no ports of its host",
             field=f"$.driver_config.{request.workload.driver}.ports",
             found=", ".join(map(str, ports_wanted(request))),
             allowed="a worker whose driver has ports, or ports_for the tenant",
@@ -197,25 +195,25 @@ def check_request(request: Request, settings: ContainerSettings) -> None:
 
 
 def check_host_ipc(settings: ContainerSettings, *, has_limiter: bool) -> None:
-    """Raise Refused where containers of this worker would reach, in the host's /dev/shm, what is not theirs."""
+    """Raise Refused if containers of this worker would reach the limiter's segments in the host's /dev/shm."""
     if settings.mps_host_ipc and has_limiter:
         raise refuse(
             "failed-precondition",
-            "the limiter has its segments in /dev/shm, and containers that share by mps would have that, too",
+            "the limiter has its segments in /dev/shm, and containers that share by mps would get the same /dev/shm",
             field="$.mps_host_ipc",
             found="limiter = true",
             allowed="mps_host_ipc, or limiter",
-            next="take limiter out: an MPS daemon that the worker runs limits its clients by itself",
+            next="remove limiter: an MPS daemon that the worker runs limits its clients by itself",
         )
 
 
 def check_network(tenant: str, request: Request, settings: ContainerSettings) -> None:
-    """Raise HostAtFault where the network that the tenant's containers have here is not one for this request."""
+    """Raise HostAtFault if the network of the tenant's containers here does not suit this request."""
     network = network_of(tenant, request, settings)
     if is_gang(request) and network == "none":
         raise HostAtFault(f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
     if ports_wanted(request) and network in _UNPUBLISHED:
-        raise HostAtFault(f"containers of {tenant} are reached on no port: their network is {network}")
+        raise HostAtFault(f"containers of {tenant} cannot publish ports: their network is {network}")
 
 
 def _wrong(message: str, field: str, found: str | None, allowed: str) -> Refused:
@@ -223,7 +221,7 @@ def _wrong(message: str, field: str, found: str | None, allowed: str) -> Refused
 
 
 def check_policy(tenant: str, request: Request, settings: ImageSettings, policy: Policy) -> None:
-    """Raise Refused (`not-permitted`) for what this worker does not let the tenant do."""
+    """Raise Refused (`not-permitted`) for a request that this worker does not allow the tenant."""
     run, image = request.workload, request.image
     if settings.digests_only and "@sha256:" not in image:
         raise _forbidden(f"image {image} is not named by its digest", image, "NAME@sha256:DIGEST")
@@ -240,11 +238,11 @@ def check_policy(tenant: str, request: Request, settings: ImageSettings, policy:
 
 
 def check_container_policy(tenant: str, request: Request, settings: ContainerSettings, policy: Policy) -> None:
-    """`check_policy`, and what a container of this host may not have. Raises Refused (`not-permitted`)."""
+    """Do `check_policy`, and check what only containers of this host need. Raises Refused (`not-permitted`)."""
     check_policy(tenant, request, settings, policy)
     if (ports := ports_wanted(request)) and not ports_of(tenant, settings):
         found = ", ".join(map(str, ports))
-        raise _forbidden(f"containers of {tenant} may be reached on no port of this worker", found, "no ports")
+        raise _forbidden(f"containers of {tenant} may not publish ports of this worker", found, "no ports")
     path = _time_slicing(request)
     is_plain = path is not None and os.path.normpath(path) == path and "," not in path  # podman's words have commas
     if path and not (is_plain and any(fnmatch.fnmatchcase(path, each) for each in settings.time_slicing_configs)):
@@ -256,7 +254,7 @@ def _time_slicing(request: Request) -> str | None:
 
 
 def is_gang(request: Request) -> bool:
-    """Return whether the request has ranks that have to meet."""
+    """Return whether the request has ranks that must reach each other."""
     return request.replicas > 1 and request.gpu is not None and request.gpu.scheduling == "gang"
 
 
@@ -265,27 +263,27 @@ def _for(tenant: str, rules: Mapping[str, str]) -> str | None:
 
 
 def network_of(tenant: str, request: Request, settings: ContainerSettings) -> str:
-    """Return the network of a tenant's container: the host's only for ranks of a gang, where the operator says so."""
+    """Return the network of a tenant's container: the host's only for ranks of a gang, if the operator allows it."""
     if is_gang(request) and not {tenant, OTHERS}.isdisjoint(settings.gangs_on_host):
         return "host"
     return _for(tenant, settings.network_for) or settings.network
 
 
 def ports_of(tenant: str, settings: ContainerSettings) -> range:
-    """Return the ports of this host on which a tenant's containers may be reached."""
+    """Return the ports of this host that a tenant's containers may publish."""
     ports = _for(tenant, settings.ports_for)
     return range_of(settings.ports if ports is None else ports)
 
 
 def registry_of(image: str) -> str:
-    """Return the registry that the name of an image begins with; "" where it begins with none."""
+    """Return the registry at the start of an image's name; "" if the name has none."""
     first, slash, _ = image.partition("/")
     return first if slash and (first == "localhost" or "." in first or ":" in first) else ""
 
 
 def _forbidden(message: str, found: str, allowed: str) -> Refused:
     text = f"{NOT_PERMITTED}{message} (allowed: {allowed})"
-    return refuse("not-permitted", text, found=found, allowed=allowed, next="ask who runs the worker")
+    return refuse("not-permitted", text, found=found, allowed=allowed, next="ask the operator of the worker")
 
 
 def config_of(
@@ -306,15 +304,15 @@ def config_of(
     simulated: bool = False,
     mps: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return what the engine is to create. Raises SharingUnavailable, and Refused for a device that has no name.
+    """Return what the engine must create. Raises SharingUnavailable, and Refused for a device without a name.
 
-    `folder` is the attempt's own on this host, `variables` the file of its secrets (container_entry.py), and `limit`
-    what keeps it to its share from within; `nodes` are the files of devices, as `Kit.nodes` has them. `mps` are the
-    variables that lead to an MPS daemon that the worker runs; None where it runs none for this container.
+    `folder` is the attempt's own folder on this host, `variables` the file of its secrets (container_entry.py), and
+    `limit` the limiter's part of the container. `nodes` are the files of devices, from `Kit.nodes`. `mps` are the
+    variables of an MPS daemon that the worker runs; None without one for this container.
     """
     tenant, request, run = assignment.name[0], assignment.request, assignment.run
     network = network_of(tenant, request, settings)
-    # the host's interfaces are there on its network alone
+    # only on the host's network does a container see the host's interfaces
     seen = interface if network == "host" else None
     ours = assignment.environment(interface=seen, simulated=simulated, has_own_mps=mps is not None)
     ours |= mps or {}
@@ -371,7 +369,7 @@ def config_of(
     if variables is not None:
         words = [*image.entry_point, *(run.argv or image.command)]
         if not words:
-            raise refuse("invalid-argument", "neither the job nor its image says what to run", field="$.run.argv")
+            raise refuse("invalid-argument", "neither the job nor its image names a program", field="$.run.argv")
         config |= words_of(words)
         host["Mounts"] += mounts_of(variables)
     if run.cwd or (folder and run.argv):  # an image's own command starts in the image's own folder
@@ -380,21 +378,21 @@ def config_of(
 
 
 def _join_daemon(host: dict[str, Any], ours: Mapping[str, str]) -> None:
-    """Have a container reach the MPS daemon of these variables: its sockets, and what it shares in memory.
+    """Give a container the sockets and the shared memory of the MPS daemon of these variables.
 
-    The directories have the paths of the host, since daemon and clients may tell each other paths. They are read-only:
-    that keeps no client from a socket, and a root of the container from putting another one there.
+    The directories have the same paths as on the host, because daemon and clients may exchange paths. They are mounted
+    read-only: clients can still use the sockets, but root in the container cannot replace them.
     """
     host["IpcMode"] = "host"
-    del host["ShmSize"]  # the host's /dev/shm has the size that it has
+    del host["ShmSize"]  # the host's /dev/shm keeps its own size
     for name in MPS_DIRECTORIES:
         host["Mounts"].append({"Type": "bind", "Source": ours[name], "Target": ours[name], "ReadOnly": True})
 
 
 def _bindings(assignment: Assignment, network: str, published: Published | None) -> dict[str, list[dict[str, str]]]:
-    """Return which ports of the host lead to which of the container.
+    """Return which ports of the host are bound to which ports of the container.
 
-    Rank 0 of a gang on a network of containers is reached where the worker has told the leader: on its host.
+    Rank 0 of a gang on a container network is reached at the address that the worker gave the leader: its host's.
     """
     pairs = [] if published is None else [(own, port, published.bind) for own, port in published.ports.items()]
     start = assignment.start
@@ -408,7 +406,7 @@ def _bindings(assignment: Assignment, network: str, published: Published | None)
 
 
 def _user(wanted: str | None, settings: ContainerSettings) -> str:
-    """A user of the host by its numbers; names of the image are the image's affair."""
+    """Return a user of the host as numbers; the name of a user of the image stays a name."""
     if wanted is None:
         return "" if settings.user == "image" else settings.user
     try:
@@ -419,9 +417,9 @@ def _user(wanted: str | None, settings: ContainerSettings) -> str:
 
 
 def uid_of(tenant: str, request: Request, settings: ContainerSettings, policy: Policy) -> int | None:
-    """Return the user that a tenant's container would run as, as an engine has it that maps no users.
+    """Return the uid of a tenant's container on the host, for an engine that does not map users.
 
-    None where only the image says so.
+    Return None if only the image knows it.
     """
     user = _user(policy.user_of(tenant) or request.workload.user, settings)
     ids = ids_of(user) if user else None
@@ -429,7 +427,7 @@ def uid_of(tenant: str, request: Request, settings: ContainerSettings, policy: P
 
 
 def ids_of(user: str) -> tuple[int, int] | None:
-    """Return uid and gid of a container's user; None for one that only the image knows by this name."""
+    """Return uid and gid of a container's user; None for a name that only the image knows."""
     uid, _, gid = user.partition(":")
     if user and not (uid.isdecimal() and int(uid) < _ID_MAX):
         return None
@@ -437,7 +435,7 @@ def ids_of(user: str) -> tuple[int, int] | None:
 
 
 def ids_in(passwd: bytes, user: str) -> tuple[int, int] | None:
-    """Return uid and gid of a user by the text of an image's /etc/passwd; None where it has no such user."""
+    """Return uid and gid of a user from an image's /etc/passwd; None if it has no such user."""
     for line in passwd.splitlines():
         words = line.split(b":")
         if len(words) > 3 and words[0].decode(errors="replace") == user.partition(":")[0]:
@@ -451,10 +449,10 @@ def devices_of(
     info: Mapping[str, Any],
     own: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return how these devices are asked for, and the variables that go with it.
+    """Return how these devices are requested, and the variables for them.
 
-    `own` are the files in /dev that each alone has, by uuid. NVIDIA's are asked for by CDI where the engine tells that
-    it has that, else by NVIDIA's hook; all others by their nodes.
+    `own` are the files in /dev of each device alone, by uuid. NVIDIA devices are requested by CDI if the engine reports
+    CDI, else by NVIDIA's hook; all others by their nodes.
     """
     asked: dict[str, Any] = {}
     variables: dict[str, str] = {}
@@ -464,13 +462,13 @@ def devices_of(
         if info.get("CDISpecDirs"):
             names = [_cdi_name(device) for device in nvidia]
             asked["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": names}]
-            variables["NVIDIA_VISIBLE_DEVICES"] = "void"  # an image may say "all", and the hook may be there as well
+            variables["NVIDIA_VISIBLE_DEVICES"] = "void"  # the image may set "all", and NVIDIA's hook may be active too
         else:
             asked["DeviceRequests"] = [
                 {"Driver": "nvidia", "DeviceIDs": [each.uuid for each in nvidia], "Capabilities": [["gpu", *words]]}
             ]
     else:
-        variables.setdefault("NVIDIA_VISIBLE_DEVICES", "void")  # the same, beside cards of another vendor
+        variables.setdefault("NVIDIA_VISIBLE_DEVICES", "void")  # as above, next to cards of another vendor
     nodes = [
         node for device in devices if device.vendor != "nvidia" for node in _nodes(device, own.get(device.uuid, ()))
     ]
@@ -480,7 +478,7 @@ def devices_of(
         ]
         for vendor, name in (("amd", "ROCR_VISIBLE_DEVICES"), ("intel", "ZE_AFFINITY_MASK")):
             if count := sum(device.vendor == vendor for device in devices):
-                variables[name] = ",".join(map(str, range(count)))  # it has these nodes and no others
+                variables[name] = ",".join(map(str, range(count)))  # it sees only these nodes
     return asked, variables
 
 
@@ -492,7 +490,7 @@ def _cdi_name(device: Device) -> str:
 
 
 def _nodes(device: Device, own: Sequence[str], root: Path = Path("/")) -> list[str]:
-    """The files of a device that is no NVIDIA one."""
+    """Return the files of a device of another vendor than NVIDIA."""
     found, warnings = device_nodes(device.vendor, own, root)
     if not any(node in found for node in own):
         why = f"no file in /dev is known to be that of {device.uuid}: {'; '.join(warnings)}"

@@ -1,6 +1,6 @@
-"""A container engine's API, as far as the driver docker needs it. `aiodocker` is imported when an engine is opened.
+"""Call a container engine's API for the driver docker. `aiodocker` is imported when an engine is opened.
 
-What an engine answers is sorted here: it does not answer (`EngineDown`), or it answers with an error (`EngineError`).
+A failed call is either `EngineDown` (no answer) or `EngineError` (an answer with an error).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moorage.schemas.errors import refuse
 if TYPE_CHECKING:
     from aiodocker import Docker
 
-#: for what takes an engine a moment; a start on a busy host takes longer
+#: time limits: for calls that an engine answers at once, and for a start, which takes longer on a busy host
 ASK_S: Final = 30.0
 START_S: Final = 120.0
 _CANNOT_CONNECT: Final = 900  # aiodocker's own
@@ -33,11 +33,11 @@ _MESSAGE_CHARS_MAX: Final = 500
 
 
 class EngineDown(Exception):
-    """The engine does not answer, or went away while it did: what was asked may be done or not."""
+    """The engine does not answer, or the connection broke: the request may or may not be done."""
 
 
 class EngineError(Exception):
-    """The engine answered that it cannot; `status` is that of HTTP."""
+    """The engine answered with an error; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class EngineError(Exception):
 
 
 class Piece(NamedTuple):
-    """A piece of output as the engine has it: a line or a part of one, with the time at which it came."""
+    """A piece of output as the engine stores it: a line or a part of one, with its time."""
 
     is_error: bool
     stamp: str
@@ -57,7 +57,7 @@ class Engine:
     """One engine, by its socket. Its methods raise `EngineDown` and `EngineError`."""
 
     def __init__(self, socket: Path) -> None:
-        """Raises Refused where `aiodocker` is not installed."""
+        """Open the engine's client. Raises Refused if `aiodocker` is not installed."""
         try:
             import aiodocker
             import aiohttp
@@ -68,7 +68,7 @@ class Engine:
                 next="pip install 'moorage[containers]'",
             ) from None
         self.socket = socket
-        # each container holds two connections: by default aiohttp would have all others wait beyond 100
+        # each container keeps two connections open: with aiohttp's default, connections beyond 100 would wait
         self._connector = aiohttp.UnixConnector(str(socket), limit=0)
         self._docker: Docker = aiodocker.Docker(url="http://localhost", connector=self._connector)
         self._no_timeout = aiohttp.ClientTimeout()
@@ -93,13 +93,13 @@ class Engine:
             raise EngineDown(f"lost the engine: {error}") from None
 
     async def info(self) -> dict[str, Any]:
-        """What the engine tells of itself."""
+        """Return the engine's description of itself."""
         with self._sorted():
             async with asyncio.timeout(ASK_S):
                 return dict(await self._docker.system.info())
 
     async def image(self, name: str) -> dict[str, Any] | None:
-        """What the engine has of an image; None where it has none of that name."""
+        """Return the engine's description of an image; None if it has no image of that name."""
         with self._sorted():
             async with asyncio.timeout(ASK_S):
                 try:
@@ -110,8 +110,8 @@ class Engine:
                     raise
 
     async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[Mapping[str, Any]]:
-        """Pull an image, as this user with this password if any; yields what the engine tells of its progress."""
-        # not by aiodocker, which leaves the connection open where the engine goes away meanwhile
+        """Pull an image, with this user and password if given; yield the engine's progress messages."""
+        # not by aiodocker, which leaves the connection open if the engine goes away meanwhile
         params, headers = {"fromImage": with_tag(image)}, {}
         if login is not None:
             auth = msgspec.json.encode({"username": login[0], "password": login[1]})
@@ -141,7 +141,10 @@ class Engine:
                 await self._docker.containers.container(container).start()
 
     async def state(self, container: str) -> dict[str, Any] | None:
-        """The container's state: Status, ExitCode, OOMKilled and more. None where the engine has no such container."""
+        """Return the container's state: Status, ExitCode, OOMKilled and more.
+
+        None if the engine has no such container.
+        """
         with self._sorted():
             async with asyncio.timeout(ASK_S):
                 try:
@@ -153,7 +156,7 @@ class Engine:
         return cast(dict[str, Any], shown["State"])
 
     async def wait(self, container: str) -> None:
-        """Return when the container does not run (any more), or is gone."""
+        """Return when the container is not running or does not exist."""
         with self._sorted():
             try:
                 await self._docker.containers.container(container).wait()
@@ -162,7 +165,7 @@ class Engine:
                     raise
 
     async def read_file(self, container: str, path: str) -> bytes:
-        """The first bytes of a file of a container, also of one that has not started; b"" where it has none."""
+        """Return the first bytes of a file of a container, started or not; b"" if it does not exist."""
         url = self._url(f"containers/{container}/archive")
         with self._sorted():
             async with asyncio.timeout(ASK_S), self._docker.session.get(url, params={"path": path}) as response:
@@ -176,7 +179,7 @@ class Engine:
                     if len(archive) > _FILE_BYTES_MAX:
                         break
         with (
-            contextlib.suppress(tarfile.TarError, EOFError, KeyError),  # what is no archive, or cut, or a link
+            contextlib.suppress(tarfile.TarError, EOFError, KeyError),  # not an archive, or cut, or a link
             tarfile.open(fileobj=io.BytesIO(archive)) as tar,
         ):
             for member in tar:
@@ -189,7 +192,7 @@ class Engine:
         return f"http://localhost{version}/{path}"
 
     async def remove(self, container: str) -> None:
-        """Remove a container, also if it runs; returns when the engine has it no more."""
+        """Remove a container, even if it runs; return when the engine has removed it."""
         with self._sorted():
             async with asyncio.timeout(ASK_S):
                 try:
@@ -199,7 +202,7 @@ class Engine:
                         raise
 
     async def labelled(self, label: str) -> list[tuple[str, Mapping[str, str]]]:
-        """(id, labels) of all containers that have this label, running or not."""
+        """Return (id, labels) of all containers that have this label, running or not."""
         with self._sorted():
             async with asyncio.timeout(ASK_S):
                 filters = '{"label": ["%s"]}' % label  # noqa: UP031
@@ -207,9 +210,10 @@ class Engine:
         return [(each.id, each["Labels"]) for each in found]
 
     async def output(self, container: str, since: str, follow: bool) -> AsyncIterator[Piece]:
-        """The kept output from a time on (seconds of the epoch), oldest first; with `follow` until the container ends.
+        """Yield the kept output from a time on (seconds of the epoch), oldest first; with `follow` until the container
+        ends.
 
-        None of it where the engine has no such container.
+        Yields nothing if the engine has no such container.
         """
         params = {"stdout": "1", "stderr": "1", "timestamps": "1", "since": since, "follow": "1" if follow else "0"}
         url = self._url(f"containers/{container}/logs")
@@ -234,13 +238,13 @@ class Engine:
 
 
 def with_tag(image: str) -> str:
-    """Return the name of an image with its tag: of one without, an engine would pull all that its registry has."""
+    """Return the name of an image with its tag: for a name without one, an engine would pull every tag."""
     is_exact = "@" in image or ":" in image.rpartition("/")[2]
     return image if is_exact else f"{image}:latest"
 
 
 def _decoded(line: bytes) -> Mapping[str, Any]:
-    """Return an object of an engine's stream; nothing of what is none."""
+    """Return the object in a line of an engine's stream; an empty one if the line has none."""
     with contextlib.suppress(msgspec.DecodeError):
         found = msgspec.json.decode(line)
         if isinstance(found, dict):
@@ -249,5 +253,5 @@ def _decoded(line: bytes) -> Mapping[str, Any]:
 
 
 def _message(text: str) -> str:
-    """Return what an engine says of an error."""
+    """Return the message in an engine's error."""
     return str(_decoded(text.encode()).get("message", text))[:_MESSAGE_CHARS_MAX]

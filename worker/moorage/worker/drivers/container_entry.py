@@ -1,8 +1,8 @@
-"""Secrets of containers: in a file that is never on a disk, read by a small program that becomes the image's own.
+"""Give containers their secrets: a file in memory, read by a small program that then becomes the image's own program.
 
-The file lies in a folder that only the agent's user enters (memory_folder.py), and is mounted into one container. It
-goes as soon as the container has started, since the mount holds what it needs; what an agent left there the next one
-removes.
+The file is in a folder that only the agent's user can enter (memory_folder.py), and is mounted into one container. It
+is removed as soon as the container has started, because the mount keeps its content. The next agent removes files that
+an agent left.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from moorage.worker.memory_folder import MemoryFolder, NoMemory
 from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.output import member_digest
 
-#: where the build hook (worker/build_hook.py) puts it, compiled from entry.c
+#: where the build hook (worker/build_hook.py) puts the program, compiled from entry.c
 PROGRAM: Final = Path(__file__).with_name("entry.bin")
-#: in the container
+#: paths in the container
 PROGRAM_AT: Final = "/run/moorage/entry"
 VARIABLES_AT: Final = "/run/moorage/variables"
 
@@ -29,7 +29,7 @@ class NoEntry(Exception):
 
 
 class Entries:
-    """The files of secrets of one driver, `owner`. `mark` is of the state folder."""
+    """The files of secrets of one driver, `owner`. `mark` is the state folder's."""
 
     def __init__(self, owner: str, mark: str) -> None:
         self.folder: Final = MemoryFolder(f"moorage-secrets-{member_digest(f'{mark}|{owner}')}")
@@ -58,13 +58,13 @@ class Entries:
         return path
 
     def remove(self, key: str) -> None:
-        """Remove the file of a member, if there is one: its container has it, or never will."""
+        """Remove the file of a member, if there is one: its container has read it, or never will."""
         with contextlib.suppress(OSError):
             (self.folder.path / member_digest(key)).unlink(missing_ok=True)
         self.folder.close()
 
     def clear(self) -> None:
-        """Remove what an agent before this one left."""
+        """Remove the files that an earlier agent left."""
         with contextlib.suppress(OSError):
             for path in self.folder.path.iterdir():
                 path.unlink()
@@ -80,5 +80,5 @@ def mounts_of(variables: Path) -> list[dict[str, Any]]:
 
 
 def words_of(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the entry point and the command of a container that is to become the program of these words."""
+    """Return entry point and command of a container that must become the program of this command line."""
     return {"Entrypoint": [PROGRAM_AT, VARIABLES_AT], "Cmd": list(words)}

@@ -1,4 +1,4 @@
-"""Whose fault it is that a container did not start, from what the engine says."""
+"""Decide from the engine's message whether the job or this host is at fault for a failed start."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND
 from moorage.worker.drivers.container_engine import EngineError
 
-#: what an engine says where the job itself names what is not there
+#: messages of an engine if the job itself names something that does not exist
 _NO_PROGRAM: Final = re.compile(r"exec: .*(executable file not found|no such file or directory)", re.IGNORECASE)
 _BAD_PROGRAM: Final = re.compile(r"exec: .*(permission denied|is a directory)|exec format error", re.IGNORECASE)
-#: what a registry says where the image is not there, or not for everybody: no other host would fare better
+#: messages of a registry if the image does not exist or is not public: every other host would get the same answer
 NO_IMAGE: Final = re.compile(
     r"manifest unknown|manifest for .* not found|repository does not exist|pull access denied|invalid reference format"
     r"|failed to resolve reference .*: not found",
@@ -20,7 +20,7 @@ NO_IMAGE: Final = re.compile(
 
 
 class CannotStart(Exception):
-    """A start that did not happen. `code`: the job's own fault; None: this host's."""
+    """A failed start. `code` is set if the job is at fault; None if this host is."""
 
     def __init__(self, code: int | None, message: str) -> None:
         super().__init__(message)
@@ -28,10 +28,10 @@ class CannotStart(Exception):
 
 
 def start_fault(error: EngineError, is_created: bool) -> CannotStart:
-    """Whose fault it is that the engine could not create or start a container."""
+    """Return the fault for a container that the engine could not create or start."""
     message = error.message.strip()
     if error.status == 404 and not is_created:
-        return CannotStart(CODE_CANNOT_START, f"{message} (and it is not pulled here)")
+        return CannotStart(CODE_CANNOT_START, f"{message} (and this worker does not pull it)")
     if is_created and error.status in (400, 404, 500):
         if _NO_PROGRAM.search(message):
             return CannotStart(CODE_NOT_FOUND, message)
@@ -41,6 +41,6 @@ def start_fault(error: EngineError, is_created: bool) -> CannotStart:
 
 
 def pull_fault(image: str, error: EngineError) -> CannotStart:
-    """Return whose fault it is that an image could not be pulled."""
+    """Return the fault for an image that could not be pulled."""
     is_the_jobs = error.status == 404 or NO_IMAGE.search(error.message)
     return CannotStart(CODE_CANNOT_START if is_the_jobs else None, f"image {image} cannot be pulled: {error.message}")

@@ -1,4 +1,4 @@
-"""Following a container that has started: its output as it comes, and how it ended."""
+"""Follow a started container: store its output while it runs, and find out how it ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Follower:
         self.live = LiveOutput(publishes)
 
     async def follow(self, member: Member) -> tuple[ChildEnded, int, str]:
-        """Keep its output until it is over and removed; returns the supervisor's proof, the code and the reason."""
+        """Store its output until it is over and removed. Return the supervisor's proof, the code and the reason."""
         name, key = member.name, self._host.key(member.name)
         output = ContainerOutput(self._host.link.state, key, self._cap_bytes)
         loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ class Follower:
         return ended, *_verdict(ended, state)
 
     async def _outcome(self, member: Member) -> dict[str, Any] | None:
-        """Its last state, once it is over; None where the engine has it no more."""
+        """Return its last state once it is over; None if the engine has removed it."""
         while member.container:
             with contextlib.suppress(EngineDown, EngineError):
                 await self._host.engine.wait(member.container)
@@ -69,13 +69,13 @@ class Follower:
         return None
 
     async def _read(self, member: Member, output: ContainerOutput) -> None:
-        """Keep its output as it comes, to the end; from where it was before whenever the engine comes back."""
+        """Store its output to the end; when the engine comes back, go on from the last position."""
         while member.container:
             try:
                 await self._read_on(member, output, follow=True)
                 state = await self._host.engine.state(member.container)
                 if state is None or state["Status"] in ("exited", "dead"):
-                    await self._read_on(member, output, follow=False)  # a stream that follows may end a moment early
+                    await self._read_on(member, output, follow=False)  # a following stream may end a little too early
                     return
             except (EngineDown, EngineError) as error:
                 log.debug("%s: its output: %s", member.name[1], error)
@@ -87,7 +87,7 @@ class Follower:
 
 
 def _verdict(ended: ChildEnded, state: dict[str, Any] | None) -> tuple[int, str]:
-    """(code, reason) for the fact `exited`."""
+    """Return (code, reason) for the report `exited`."""
     reason = ended.reason
     if reason == "end" and ended.why == SHUTS_DOWN:
         why = WORKER_STOPPED
@@ -101,5 +101,5 @@ def _verdict(ended: ChildEnded, state: dict[str, Any] | None) -> tuple[int, str]
     if state.get("OOMKilled"):
         return CODE_LOST, "out of memory: it was killed at its limit"
     if reason != "exit" and code in (137, 143):
-        code = 128 - code  # by the supervisor's signal, which an engine tells as a shell does
+        code = 128 - code  # ended by the supervisor's signal, which an engine reports as a shell does
     return code, why

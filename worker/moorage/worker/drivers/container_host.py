@@ -1,4 +1,4 @@
-"""The containers of one driver on this host: which are here, and what the engine and the supervisor know them by."""
+"""Keep track of one driver's containers on this host, with their names at the engine and the supervisor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moorage.worker.supervisor.output import member_digest
 from moorage.worker.supervisor.protocol import MARK_NAME
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
-#: how long an engine that does not answer is let be, and a container that is over waits for its exit code and output
+#: how long to wait for an engine that does not answer, and how long an ended container waits for its code and output
 ENGINE_S: Final = 10.0
 RETRY_S: Final = 0.5
 LABEL: Final = "moorage.member"
@@ -21,23 +21,23 @@ LABEL_STATE: Final = "moorage.state"
 
 
 class Member:
-    """A container that is here, from the placement until its end is reported."""
+    """A container of this host, from its placement until its end is reported."""
 
     def __init__(self, name: MemberName) -> None:
         self.name = name
         self.container = ""
         self.is_told = False
-        """Whether the supervisor knows it, or may."""
+        """Whether the supervisor knows it, or may know it."""
         self.is_removed = False
-        """Whether the engine has it no more. Told to each supervisor, since none may have been there to hear it."""
+        """Whether the engine has removed it. Sent to each new supervisor, in case none received it."""
         self.is_ending = False
         self.over: asyncio.Future[ChildEnded] = asyncio.get_running_loop().create_future()
-        """What the supervisor says of its end."""
+        """The supervisor's report of its end."""
         self.task: asyncio.Task[None] | None = None
 
 
 class ContainerHost:
-    """What the parts of a driver of containers share."""
+    """The state that the parts of a container driver share."""
 
     def __init__(self, engine: Engine, link: SupervisorLink, worker: str, driver: str) -> None:
         self.engine = engine
@@ -49,7 +49,7 @@ class ContainerHost:
 
     @property
     def mark(self) -> str:
-        """What names the state folder, and with it this deployment's containers. There once the supervisor is."""
+        """The mark of the state folder, and so of this deployment's containers. It exists once the supervisor does."""
         self._mark = self._mark or (self.link.state / MARK_NAME).read_text()
         return self._mark
 
@@ -57,7 +57,7 @@ class ContainerHost:
         return key_of(self.owner, name)
 
     def container_name(self, name: MemberName) -> str:
-        """Return how the engine is to call the container of a member: two of one name there cannot be."""
+        """Return the container name for a member: a second container with the same name cannot be created."""
         return f"moorage-{member_digest(f'{self.mark}|{self.key(name)}')}"
 
     def labels(self, name: MemberName) -> dict[str, str]:
@@ -72,16 +72,16 @@ class ContainerHost:
         }
 
     async def container_of(self, name: MemberName) -> str:
-        """Return the id of a member's container, "" where the engine has none. Raises EngineDown, EngineError."""
+        """Return the id of a member's container, "" if the engine has none. Raises EngineDown, EngineError."""
         found = await self.engine.labelled(f"{LABEL}={self.key(name)}")
         return next((each for each, labels in found if labels.get(LABEL_STATE) == self.mark), "")
 
     async def left_behind(self) -> list[str]:
-        """Return the ids of the containers that agents before this one left, and that no member here has."""
+        """Return the ids of containers that earlier agents left and that belong to no member here."""
         found = await self.engine.labelled(f"{LABEL_STATE}={self.mark}")
         return [container for container, labels in found if self._is_left(labels)]
 
     def _is_left(self, labels: Mapping[str, str]) -> bool:
         key = labels.get(LABEL, "")
-        is_here = any(self.key(name) == key for name in self.members)  # it sees to its container itself
+        is_here = any(self.key(name) == key for name in self.members)  # that member handles its container itself
         return key.partition("|")[0] == self.owner and not is_here

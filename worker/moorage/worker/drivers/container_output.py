@@ -1,7 +1,8 @@
-"""The output of a container, from the engine's log into the files where a worker keeps all output.
+"""Copy the output of a container from the engine's log into the files where a worker keeps all output.
 
-The engine keeps it, too, so an agent that starts again reads on where the last one ended. A small file beside says how
-far that was: for each stream the latest time of a piece, how many pieces were read from there on, and how much is kept.
+The engine keeps the log, too, so a restarted agent reads on where the last one stopped. A small file next to the output
+has that position: for each stream the latest time of a piece, how many pieces were read from that time on, and how many
+bytes are stored.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from moorage.worker.member_messages import MemberName
 from moorage.worker.supervisor.output import OutputPump, cut_notice, member_digest, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Ended, Output, Stream
 
-#: beside the supervisor's own files
+#: next to the supervisor's own files
 FOLDER: Final = "containers"
-#: streams write their times each by itself: what was written a little earlier may come a little later
+#: each stream is timed by itself: a piece with an earlier time may come a little later
 MARGIN_S: Final = 10
 _READ_BYTES: Final = 512
 #: how long an output is read after its container's end
 REST_S_MAX: Final = 600.0
-#: pieces of output that are kept before other work has its turn
+#: pieces that are stored before other work gets a turn
 TURN_PIECES_MAX: Final = 64
-#: how long pieces wait for others, to be told in one frame
+#: how long pieces wait for others, to be published in one frame
 FLUSH_S: Final = 0.02
 
 log = logging.getLogger("moorage.worker")
 
 
 class _Mark(msgspec.Struct):
-    """How far a stream was read: the latest time of a piece, and how many pieces were read from that one on.
+    """The position in a stream: the latest time of a piece, and how many pieces were read from that time on.
 
-    `low` is the earliest time of either stream since: before `stamp` where the clock was set back.
+    `low` is the earliest time of either stream since then: earlier than `stamp` if the clock was set back.
     """
 
     stamp: str = ""
@@ -58,7 +59,7 @@ _marks: Final = msgspec.json.Decoder(tuple[_Mark, _Mark])
 
 
 class _Stream(OutputPump):
-    """One stream, and the file behind it; what it has no room for is counted, as for processes."""
+    """One stream and its file; bytes without room are counted, as for processes."""
 
     __slots__ = ("_is_there", "_to_skip", "mark")
 
@@ -71,22 +72,22 @@ class _Stream(OutputPump):
             mark.seen_bytes, mark.written_bytes, mark.dropped_bytes,
         )  # fmt: skip
         if mark.written_bytes and not mark.dropped_bytes:
-            with contextlib.suppress(OSError):  # cleared meanwhile: the next piece makes the file anew
+            with contextlib.suppress(OSError):  # the file was deleted meanwhile: the next piece makes it again
                 self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                os.ftruncate(self._file, mark.written_bytes)  # what was written and not marked comes again
+                os.ftruncate(self._file, mark.written_bytes)  # bytes written after the last mark come again
                 os.lseek(self._file, 0, os.SEEK_END)
 
     def again(self) -> None:
-        """The log is read again from a time before the mark."""
+        """Prepare to read the log again from a time before the mark."""
         self._to_skip = self.mark.count
         self._is_there = False
 
     def add(self, piece: Piece) -> bool:
-        """Keep a piece; False for one that was read before."""
+        """Store a piece; return False if it was read before."""
         mark = self.mark
         if self._to_skip and piece.stamp <= mark.stamp:
             self._is_there |= piece.stamp == mark.stamp
-            self._to_skip -= self._is_there  # behind the mark each one was read, whatever its time
+            self._to_skip -= self._is_there  # after the mark, each piece was read before, whatever its time
             return False
         self._to_skip = 0
         mark.count += 1
@@ -100,16 +101,16 @@ class _Stream(OutputPump):
         return True
 
     def cut(self) -> None:
-        """Have the file end with the notice of a cut, unless it has one."""
+        """Make the file end with the notice of a cut, unless it has one."""
         if not self.dropped_bytes:
             self._write(cut_notice(self.stream, self.written_bytes))
 
 
 class ContainerOutput:
-    """Both streams of one container. Its methods block for what writing to a file takes."""
+    """Both streams of one container. Its methods block while they write to a file."""
 
     def __init__(self, state: Path, key: str, cap_bytes: int) -> None:
-        """Raises OSError."""
+        """Open the files and read the last position. Raises OSError."""
         self._key = key
         (state / FOLDER).mkdir(mode=0o700, exist_ok=True)
         (state / OUTPUT_FOLDER).mkdir(mode=0o700, exist_ok=True)
@@ -122,11 +123,11 @@ class ContainerOutput:
         self._err = _Stream(output_path(state, key, "stderr"), cap_bytes, "stderr", room, err)
         self._marked = -1
         self.pieces = 0
-        """That the log gave, read before or not."""
+        """How many pieces the log gave, new ones or not."""
 
     @property
     def since(self) -> str:
-        """From when on the log must be read, in seconds of the epoch; nothing is left out, and pieces come again."""
+        """Return from when on to read the log, in seconds of the epoch: nothing is left out, but pieces come again."""
         self._out.again()
         self._err.again()
         last = max(self._out.mark, self._err.mark, key=lambda mark: mark.stamp).low
@@ -138,11 +139,11 @@ class ContainerOutput:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Bytes that stdout and stderr had so far."""
+        """How many bytes stdout and stderr had so far."""
         return self._out.seen_bytes, self._err.seen_bytes
 
     def add(self, piece: Piece) -> Output | None:
-        """Keep a piece, and return it as it is told; None for one that was read before."""
+        """Store a piece, and return the event to publish; None for a piece that was read before."""
         self.pieces += 1
         stream = self._err if piece.is_error else self._out
         if not stream.add(piece):
@@ -153,12 +154,12 @@ class ContainerOutput:
         return Output(key=self._key, stream=stream.stream, offset=offset, data=piece.data)
 
     def cut(self) -> None:
-        """Have both files say that there was more, or may have been. No piece may come after it."""
+        """Mark both files as incomplete. No piece may come after it."""
         self._out.cut()
         self._err.cut()
 
     def mark(self) -> None:
-        """Note how far it was read; once after some pieces, since a lost note only means to read them again."""
+        """Save the position. Done once after several pieces, because a lost position only means to read them again."""
         text = msgspec.json.encode((self._out.mark, self._err.mark)).ljust(_READ_BYTES)
         with contextlib.suppress(OSError):
             if self._marked < 0:
@@ -166,7 +167,7 @@ class ContainerOutput:
             os.pwrite(self._marked, text, 0)
 
     def close(self, is_over: bool) -> None:
-        """Close the files; once the container is over nothing need be known of how far it was read."""
+        """Close the files; when the container is over, its position is no longer needed and is deleted."""
         self._out.close()
         self._err.close()
         if self._marked >= 0:
@@ -177,7 +178,7 @@ class ContainerOutput:
 
 
 class LiveOutput:
-    """Keeps the output of one driver's containers as it comes, and publishes it.
+    """Stores the output of one driver's containers while they run, and publishes it.
 
     `publish` is set once the driver is attached.
     """
@@ -190,7 +191,7 @@ class LiveOutput:
         self._flush: asyncio.TimerHandle | None = None
 
     async def keep(self, name: MemberName, output: ContainerOutput, pieces: AsyncIterator[Piece]) -> None:
-        """Keep and publish all of these pieces of a member's output."""
+        """Store and publish all of these pieces of a member's output."""
         count = 0
         async for piece in pieces:
             event = output.add(piece)
@@ -204,7 +205,7 @@ class LiveOutput:
                 self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self.tell)
 
     def tell(self) -> None:
-        """Publish what waits for more, and note how far each output was read."""
+        """Publish the collected pieces, and save the position of each output."""
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
@@ -217,18 +218,18 @@ class LiveOutput:
 
     def end(self, name: MemberName, output: ContainerOutput, ended: Ended, *, is_whole: bool) -> None:
         """Publish that both streams of a member are over, and close its files."""
-        self.tell()  # the rest first: both ends come last
+        self.tell()  # the collected pieces first: the ends of the streams come last
         out, err = output.sizes
         self._frames.end(name, msgspec.structs.replace(ended, stdout_bytes=out, stderr_bytes=err))
         self.tell()
         if not is_whole:
-            log.warning("%s: its output is cut: the rest did not come", name[1])
+            log.warning("%s: its output is incomplete: the rest did not arrive", name[1])
             output.cut()
         output.close(is_over=True)
 
 
 async def read_out(reading: asyncio.Task[Any], output: ContainerOutput, quiet_s: float) -> None:
-    """Wait for the rest of an output as long as some comes within `quiet_s`, read before or not."""
+    """Wait for the rest of an output as long as a piece arrives within each `quiet_s`, new or not."""
     seen = -1
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(REST_S_MAX):
@@ -238,12 +239,12 @@ async def read_out(reading: asyncio.Task[Any], output: ContainerOutput, quiet_s:
 
 
 def mark_path(state: Path, key: str) -> Path:
-    """Return where it stands how far the output of a member was read."""
+    """Return the file with the position in a member's output."""
     return state / FOLDER / f"{_mark_prefix(key.partition('|')[0])}{member_digest(key)}"
 
 
 def clear_marks(state: Path, owner: str, keys: Collection[str]) -> None:
-    """Remove what stands there of other members of this owner; other drivers and workers have theirs beside."""
+    """Remove this owner's positions of all other members; other drivers and workers have theirs in the same folder."""
     kept, prefix = {mark_path(state, key).name for key in keys}, _mark_prefix(owner)
     with contextlib.suppress(OSError):
         for path in (state / FOLDER).iterdir():

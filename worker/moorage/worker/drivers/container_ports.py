@@ -1,7 +1,7 @@
-"""Ports of this host on which containers are reached: which of them each member has, from the range of its tenant.
+"""Assign ports of this host to members from the range of their tenant.
 
-One file a member, below the supervisor's state folder, says it: the next agent reads it, and the drivers of this host
-that share the folder give no port twice.
+Each member has a file below the supervisor's state folder with its ports. The next agent reads it, and the drivers of
+this host that share the folder assign no port twice.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from moorage.worker.supervisor.output import member_digest
 
 #: below the state folder
 FOLDER: Final = "ports"
-#: where a container finds how one of its ports is reached
+#: prefix of the variables that tell a container how its ports are reached
 VARIABLE: Final = "MOORAGE_PORT_"
 
 
 class Published(msgspec.Struct, frozen=True):
-    """Where a container is reached: the ports of this host by its own, on an address that others know."""
+    """Where a container is reached: the host's port for each of its own ports, on an address that other hosts can
+    reach.
+    """
 
     address: str
     bind: str
@@ -39,12 +41,12 @@ class Published(msgspec.Struct, frozen=True):
 
     @property
     def variables(self) -> dict[str, str]:
-        """What tells a container where it is reached."""
+        """The variables that tell a container where it is reached."""
         return {f"{VARIABLE}{own}": where for own, where in self.told.items()}
 
 
 class Ports:
-    """The ports of one driver, `owner`. `address` is where others reach this host; None: it is found out."""
+    """The ports of one driver, `owner`. `address` is this host's address for other hosts; None: it is detected."""
 
     def __init__(self, state: Path, owner: str, address: str | None) -> None:
         self._folder = state / FOLDER
@@ -59,9 +61,9 @@ class Ports:
                 path.unlink(missing_ok=True)
 
     def take(self, key: str, wanted: Sequence[int], allowed: range) -> Published:
-        """Return a free port of the range for each that is wanted, kept until `give_back`. Raises HostAtFault."""
+        """Return a free port of the range for each wanted port, kept until `give_back`. Raises HostAtFault."""
         address = self._address or own_address()
-        bind = address if is_ipv4(address) else own_address()  # engines take no name
+        bind = address if is_ipv4(address) else own_address()  # engines accept no host name
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             others = [_read(path) for path in self._folder.iterdir() if path != self._path(key)]
@@ -76,12 +78,12 @@ class Ports:
         return found
 
     def of(self, key: str) -> dict[str, str]:
-        """Return where a member is reached, by its own ports; nothing where it publishes none, or is over."""
+        """Return where a member is reached, by its own ports; empty if it publishes none, or is over."""
         found = _read(self._path(key))
         return found.told if found is not None else {}
 
     def give_back(self, key: str) -> None:
-        """Nothing of the member runs: its ports may go round."""
+        """Release the ports of a member of which nothing runs."""
         with contextlib.suppress(OSError):
             self._path(key).unlink(missing_ok=True)
 
@@ -90,21 +92,21 @@ class Ports:
 
 
 def _read(path: Path) -> Published | None:
-    """Return what a file says; None where there is none that can be read."""
+    """Return the content of a file; None if it cannot be read."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(path.read_bytes(), type=Published)
     return None
 
 
 def ports_wanted(request: Request) -> tuple[int, ...]:
-    """Return the container's own ports that a request wants to have published."""
+    """Return the container's own ports that a request wants to publish."""
     block = request.blocks.get(request.workload.driver)
     ports = block.get("ports") if isinstance(block, dict) else None
     return tuple(ports) if isinstance(ports, list) else ()
 
 
 def range_of(text: str) -> range:
-    """Return the ports that an operator's words name, as `30000-30999`; "" is none. Raises ValueError."""
+    """Return the range of ports in a setting such as `30000-30999`; empty for "". Raises ValueError."""
     first, dash, last = text.partition("-")
     if not text:
         return range(0)

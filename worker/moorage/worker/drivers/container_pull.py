@@ -1,17 +1,17 @@
-"""How far the pull of an image is, from what an engine tells of its layers."""
+"""Compute the progress of a pull from the engine's messages about the image's layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-#: layers of one image that are counted; engines allow 127
+#: most layers of one image that are counted; engines allow 127
 LAYERS_MAX: Final = 256
 _MIB: Final = 1 << 20
 
 
 class PullProgress:
-    """Gathers what an engine tells of one pull. `text` says it in a line."""
+    """Collects the engine's messages about one pull; `text` describes the progress in a line."""
 
     def __init__(self, image: str) -> None:
         self._head = f"pulling the image {image}"
@@ -19,7 +19,7 @@ class PullProgress:
         self._shown = 0
 
     def add(self, told: Mapping[str, Any]) -> None:
-        """Take one message of the engine: what it says of bytes that are there and of bytes in all, by layer."""
+        """Take one message of the engine: bytes present and bytes in all, by layer."""
         layer, status = str(told.get("id", "")), told.get("status")
         detail = told.get("progressDetail")
         if status == "Downloading" and isinstance(detail, dict):
@@ -33,7 +33,10 @@ class PullProgress:
 
     @property
     def text(self) -> str:
-        """Sizes of layers come as they begin, so the part that is there never goes back, though more is to come."""
+        """The progress in a line.
+
+        A layer's size comes when its pull begins, so the largest percentage so far is shown.
+        """
         size = sum(size for _, size in self._layers.values())
         if size <= 0:
             return self._head

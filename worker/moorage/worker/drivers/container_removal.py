@@ -1,4 +1,4 @@
-"""Removing containers from their engine, now or once it answers; none is left behind."""
+"""Remove containers from their engine, now or once it answers, so that none is left."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ log = logging.getLogger("moorage.worker")
 
 
 class Removal:
-    """Removes the containers of one driver. What it does later it does until it is done or closed."""
+    """Removes the containers of one driver.
+
+    Removals in the background go on until they succeed or the driver closes.
+    """
 
     def __init__(self, host: ContainerHost) -> None:
         self._host = host
         self.later: set[asyncio.Task[None]] = set()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do this beside all else."""
+        """Run this in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self.later.add(task)
         task.add_done_callback(self.later.discard)
 
     async def remove(self, member: Member) -> None:
-        """Have the engine remove it, until it has or the supervisor has proven the end; then the supervisor knows."""
+        """Remove a container, until that succeeds or the supervisor has proven its end; then inform the supervisor."""
         delay_s = RETRY_S
         while member.container:
             try:
@@ -45,12 +48,12 @@ class Removal:
         self.removed(member)
 
     def removed(self, member: Member) -> None:
-        """The engine has it no more."""
+        """Take that the engine has removed the container, and inform the supervisor."""
         member.is_removed = True
         self._host.link.removed(self._host.key(member.name))
 
     async def remove_unknown(self, name: MemberName) -> None:
-        """The engine may have created a container of which nothing was heard: remove it."""
+        """Remove a container that the engine may have created although its answer did not arrive."""
         while True:
             await asyncio.sleep(ENGINE_S)
             with contextlib.suppress(EngineDown, EngineError):
@@ -59,7 +62,9 @@ class Removal:
                 return
 
     async def sweep(self) -> None:
-        """Remove what an agent before created without telling the supervisor, or did not come to remove."""
+        """Remove containers that an earlier agent created without the supervisor's knowledge, or did not come to
+        remove.
+        """
         while True:
             try:
                 found = await self._host.left_behind()
@@ -67,14 +72,14 @@ class Removal:
             except (EngineDown, EngineError):
                 await asyncio.sleep(ENGINE_S)
         for container in found:
-            log.info("removing the container %s, which an agent before this one left", container[:12])
+            log.info("removing the container %s, which an earlier agent left", container[:12])
             try:
                 await self._host.engine.remove(container)
             except (EngineDown, EngineError):
                 self.begin(self._retry(container))
 
     async def _retry(self, container: str) -> None:
-        """Nothing of it runs; the engine is to drop what it knows of it, once it answers."""
+        """Remove a container of which nothing runs, once the engine answers."""
         while True:
             await asyncio.sleep(ENGINE_S)
             with contextlib.suppress(EngineDown, EngineError):

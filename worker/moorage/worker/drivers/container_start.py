@@ -1,6 +1,6 @@
-"""Starting a container: image, folder and secrets, then create, tell the supervisor, start.
+"""Start a container: prepare image, folder and secrets, then create it, inform the supervisor, and start it.
 
-Whatever dies in between, what may run is known to the supervisor: it is told before the start.
+The supervisor is informed before the start, so it knows every container that may run, whichever process dies.
 """
 
 from __future__ import annotations
@@ -48,23 +48,25 @@ from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import SupervisorError, SupervisorGone
 from moorage.worker.supervisor.protocol import StartMember
 
-#: containers that are made at once; an engine makes them one after the other anyway
+#: containers that are created at the same time; an engine creates them one after the other anyway
 STARTS_MAX: Final = 16
-#: images that are pulled at once, each within a time
+#: images that are pulled at the same time, and the time limit of each pull
 PULLS_MAX: Final = 4
 PULL_S_MAX: Final = 1800.0
-#: what an image has whose C library is musl, and what one with glibc has
+#: a file of images whose C library is musl, and a file of images with glibc
 MUSL: Final = f"/lib/ld-musl-{platform.machine()}.so.1"
 GLIBC: Final = "/etc/ld.so.cache"
-#: what an engine says of itself whose containers' users are not those of the host
+#: parts of an engine's security options if its containers' users differ from the host's
 _MAPS_USERS: Final = ("rootless", "userns")
 
 log = logging.getLogger("moorage.worker")
 
 
 class Starter:
-    """Starts the containers of one driver; see the module's text. Its methods raise CannotStart, and what the engine
-    raises."""
+    """Starts the containers of one driver; see the module's docstring.
+
+    Its methods raise CannotStart and engine errors.
+    """
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class Starter:
         return self._entries
 
     async def ask_info(self) -> dict[str, Any] | None:
-        """Return what the engine tells of itself, as it was when it last answered; None where it does not now."""
+        """Return the engine's description of itself; None if it does not answer now."""
         try:
             self._info = await self._host.engine.info()
         except (EngineDown, EngineError) as error:
@@ -115,7 +117,10 @@ class Starter:
         return self._info
 
     async def start(self, member: Member, assignment: Assignment) -> None:
-        """Start a container. Once the supervisor may know it (`member.is_told`), the supervisor proves its end."""
+        """Start a container.
+
+        Once `member.is_told` is set, the supervisor may know it, and then the supervisor proves its end.
+        """
         began_s, name = asyncio.get_running_loop().time(), member.name
         secrets = self._check(assignment)
         image = await self._image(member, assignment.request.image)
@@ -144,7 +149,7 @@ class Starter:
                 self.entries.remove(self._host.key(name))
 
     def _check(self, assignment: Assignment) -> dict[str, str]:
-        """Return the secrets by their variables. Raises CannotStart where the tenant may not have it so."""
+        """Return the secrets by their variables. Raises CannotStart if the tenant may not run this container."""
         tenant, run = assignment.name[0], assignment.run
         try:
             check_container_policy(tenant, assignment.request, self._own, self._policy)
@@ -157,21 +162,21 @@ class Starter:
             raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
 
     async def _image(self, member: Member, name: str) -> Image:
-        """Have the image here, as the settings say."""
+        """Make sure that the image is here, as the setting `pull` says."""
         pull = self._own.pull
         if pull != "always" and (found := await self._host.engine.image(name)) is not None:
             return Image.of(found)
         if pull == "never":
-            raise CannotStart(CODE_CANNOT_START, f"there is no image {name} (and it is not pulled here)")
+            raise CannotStart(CODE_CANNOT_START, f"there is no image {name}, and this worker does not pull it")
         if self._pulls.locked():
             self._notes.say(member.name, f"waiting to pull the image {name}")
         async with self._pulls:
-            found = None if pull == "always" else await self._host.engine.image(name)  # another pulled it meanwhile
+            found = None if pull == "always" else await self._host.engine.image(name)  # another job may have pulled it
             if found is None:
                 await self._pull(member, name)
                 found = await self._host.engine.image(name)
         if found is None:
-            raise CannotStart(None, f"image {name} was pulled, and the engine does not have it")
+            raise CannotStart(None, f"image {name} was pulled, but the engine does not have it")
         return Image.of(found)
 
     async def _pull(self, member: Member, name: str) -> None:
@@ -185,18 +190,20 @@ class Starter:
                     progress.add(told)
                     self._notes.say(member.name, progress.text)
         except TimeoutError:
-            why = f"image {name} cannot be pulled: it is not here after {PULL_S_MAX / 60:g} minutes"
+            why = f"image {name} cannot be pulled: the pull did not end within {PULL_S_MAX / 60:g} minutes"
             raise CannotStart(None, why) from None
         except EngineError as error:
             raise pull_fault(name, error) from None
 
     async def _join_daemon(self, assignment: Assignment) -> dict[str, str] | None:
-        """Have an MPS daemon ready where it is to be the client of one; return the variables of one that we run."""
+        """Prepare an MPS daemon if the container must be its client; return the variables of a daemon that the worker
+        runs.
+        """
         if assignment.mode != MPS or self._simulated:
             return None
         info = self._info or await self.ask_info()
         if info is None or any(word in each for each in info["SecurityOptions"] for word in _MAPS_USERS):
-            why = "the engine gives containers other users than those of the host (rootless, or userns-remap)"
+            why = "the engine maps the containers' users to other users of the host (rootless, or userns-remap)"
             raise CannotStart(None, f"mps: {why if info else 'the container engine does not answer'}")
         try:
             return None if self._mps is None else await self._mps.join(assignment.name)
@@ -212,7 +219,7 @@ class Starter:
             raise CannotStart(None, without_prefix(error)) from None
 
     async def _give_limit(self, limits: Limits, member: Member, user: str) -> None:
-        """Have the segment belong to the container's user. An image that cannot load the library is refused."""
+        """Give the segment to the container's user. Raises CannotStart for an image that cannot load the library."""
         engine = self._host.engine
         if await engine.read_file(member.container, MUSL) and not await engine.read_file(member.container, GLIBC):
             why = "limiter: the image's C library is musl, and a job with a share needs glibc here"
@@ -236,7 +243,7 @@ class Starter:
         limit: ContainerLimit | None,
         mps: dict[str, str] | None,
     ) -> dict[str, Any]:
-        """What the engine is to create."""
+        """Return what the engine must create."""
         info = await self.ask_info() if assignment.devices or self._info is None else self._info
         if info is None:
             raise CannotStart(None, "the container engine does not answer")
@@ -266,7 +273,7 @@ class Starter:
         try:
             member.container = await self._host.engine.create(config, self._host.container_name(member.name))
         except EngineError as error:
-            if error.status == 400:  # what it cannot read is the request's, as a folder that is not absolute
+            if error.status == 400:  # an error in the request, such as a relative folder
                 raise CannotStart(CODE_CANNOT_START, error.message) from None
             raise
 
@@ -276,7 +283,7 @@ class Starter:
         try:
             if files is not None:
                 await self._files.bring(name, files, ids)
-            # an engine would make it, for root
+            # else the engine would make it, owned by root
             if cwd and not os.path.isabs(cwd) and not os.path.isdir(os.path.join(self._folders.path(name), cwd)):
                 raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}")
             self._folders.give_to_container(name, ids)
@@ -286,7 +293,7 @@ class Starter:
             raise CannotStart(CODE_CANNOT_START, without_prefix(error)) from None
 
     async def _tell(self, member: Member, assignment: Assignment) -> None:
-        """Tell the supervisor of a created container."""
+        """Inform the supervisor of a created container."""
         run = assignment.run
         start = StartMember(
             key=self._host.key(member.name),
@@ -302,16 +309,13 @@ class Starter:
         try:
             await self._host.link.contain(start, member.container)
         except SupervisorError as error:
-            # a supervisor that died may have written it down, and the next one says what became of it
+            # a supervisor that died may have recorded it; then the next one reports its end
             member.is_told = isinstance(error, SupervisorGone)
             raise CannotStart(None, str(error)) from None
 
 
 def login_for(image: str, settings: ContainerSettings, secrets_dir: Path | None) -> tuple[str, str] | None:
-    """Return user and password for the image's registry, where the operator has named a secret for it.
-
-    Raises CannotStart.
-    """
+    """Return user and password for the image's registry, if the operator named a secret for it. Raises CannotStart."""
     secret = settings.registry_secrets.get(registry_of(image))
     if secret is None:
         return None

@@ -1,8 +1,8 @@
-"""The driver of containers: an engine starts them, the supervisor ends them and proves that they are over.
+"""Run containers through Docker: the engine starts them, the supervisor ends them and proves that they are over.
 
-A container is created, then the supervisor is told its id, then it is started (container_start.py). Its output is kept
-as it comes (container_follow.py). When it has ended, the engine removes it (container_removal.py), and the supervisor's
-proof that nothing of it is left is the member's end.
+First a container is created, then the supervisor gets its id, then it is started (container_start.py). Its output is
+stored while it runs (container_follow.py). After its end the engine removes it (container_removal.py). The member's end
+is reported once the supervisor has proven that nothing of the container is left.
 """
 
 from __future__ import annotations
@@ -48,26 +48,27 @@ from moorage.worker.supervisor.protocol import Event, Unproven
 
 log = logging.getLogger("moorage.worker")
 
-#: how long its members' tasks have to end when it is closed: one that starts may have to see to an end first
+#: how long the members' tasks have to finish at a close: a task that starts a container may first have to end it
 CLOSE_S_MAX: Final = 10.0
 
 
 class DockerSettings(ContainerSettings, frozen=True):
-    """Settings of the driver `docker`: those of all containers, and where its engine is."""
+    """Settings of the driver `docker`: those of all container drivers, and the socket of its engine."""
 
     socket: Annotated[
-        Path | None, setting("UNIX socket of the engine on this host; else DOCKER_HOST's, else /var/run/docker.sock.")
+        Path | None,
+        setting("UNIX socket of the engine on this host; by default DOCKER_HOST's, else /var/run/docker.sock."),
     ] = None
 
     @property
     def engine(self) -> Path:
-        """The socket of the engine. A container is ended by this host's kernel, so no other host's engine will do."""
+        """The socket of the engine. It must be on this host, because this host's kernel ends the containers."""
         scheme, _, path = os.environ.get("DOCKER_HOST", "").partition("://")
         return self.socket or Path(path if scheme == "unix" else "/var/run/docker.sock")
 
 
 class DockerDriver(Driver):
-    """See the module's text."""
+    """The driver `docker`; see the module's docstring."""
 
     name = "docker"
     settings = DockerSettings
@@ -123,7 +124,7 @@ class DockerDriver(Driver):
         if os.geteuid() != 0 and info is not None and not any("rootless" in each for each in info["SecurityOptions"]):
             raise refuse(
                 "failed-precondition",
-                "the engine runs containers as root, and this agent is not root: it could not end them",
+                "the engine runs containers as root, but this agent is not root, so it could not end them",
                 found=f"uid {os.geteuid()}",
                 next="run the agent as root, or a rootless engine as its user",
             )
@@ -134,7 +135,7 @@ class DockerDriver(Driver):
             host.members[member.name] = member
             if isinstance(event, ChildEnded):
                 member.over.set_result(event)
-            # an end is told once its output and its exit code are known: until then it is as if it ran
+            # an end is reported once its output and exit code are known: until then the member counts as running
             living.append(Living(member.name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
         known = list(host.members.values())
         clear_marks(host.link.state, host.owner, [host.key(each.name) for each in known])
@@ -152,13 +153,15 @@ class DockerDriver(Driver):
 
     async def close(self) -> None:
         if self._removal.later:
-            await asyncio.wait(self._removal.later, timeout=RETRY_S)  # what it removes now the next agent need not
+            await asyncio.wait(
+                self._removal.later, timeout=RETRY_S
+            )  # else the next agent has to remove these containers
         tasks = {each.task for each in self._host.members.values() if each.task is not None} | self._removal.later
         tasks |= set(self._look_after)
         ends_s = asyncio.get_running_loop().time() + CLOSE_S_MAX
         while tasks and asyncio.get_running_loop().time() < ends_s:
             for task in tasks:
-                task.cancel()  # one that is cancelled while it starts may see to its end, and is cancelled there again
+                task.cancel()  # a task cancelled in a start may go on to end the container: cancel it again
             _, tasks = await asyncio.wait(tasks, timeout=RETRY_S)
         if self._limits is not None:
             self._limits.close()
@@ -200,7 +203,7 @@ class DockerDriver(Driver):
         return uid_of(tenant, request, self._own, self._policy)
 
     def can_measure(self) -> bool:
-        # an agent before this one may have started a container whose id the engine has not told yet
+        # an earlier agent may have started a container whose id the engine has not reported yet
         return all(member.container for member in self._host.members.values() if member.is_told)
 
     def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
@@ -230,7 +233,7 @@ class DockerDriver(Driver):
         page = await self._host.link.keeper.page(self._host.key(name), ask, is_over, self._host.worker)
         return msgspec.structs.replace(page, ports=self._ports.of(self._host.key(name)))
 
-    # -- what the supervisor says (see `supervisor_link.Listener`)
+    # -- events of the supervisor (see `supervisor_link.Listener`)
 
     def on_event(self, key: str, event: Event) -> None:
         member = self._host.members.get(name_of(key))
@@ -242,7 +245,7 @@ class DockerDriver(Driver):
             self.report(Stuck([member.name]))
 
     def on_events_over(self) -> None:
-        """Each event was dealt with by itself."""
+        """Do nothing: `on_event` handles each event by itself."""
 
     def on_replaced(self) -> None:
         self.boot = self._host.link.boot
@@ -258,20 +261,20 @@ class DockerDriver(Driver):
             member = members.get(name_of(key))
             if member is not None and member.is_removed and not member.over.done():
                 self._removal.removed(member)
-        for name in missing:  # the next supervisor does not know it: its word never reached a journal
+        for name in missing:  # the next supervisor does not know it, so it never reached a journal
             key = self._host.key(name)
             members[name].over.set_result(ChildEnded(key=key, reason="supervisor-died", proof="never-ran"))
 
     def on_start_refused(self, keys: Sequence[str], why: str) -> None:
-        """Never called: what it starts it asks for by `contain`."""
+        """Do nothing: it is never called, because this driver starts members by `contain`."""
 
-    # -- inside: the way of one member
+    # -- inside: the life of one member
 
     def _run(self, member: Member, way: Coroutine[Any, Any, None]) -> None:
         async def run() -> None:
             try:
                 await way
-            except Exception:  # a defect of ours: its devices stay quarantined, and other members run on
+            except Exception:  # a defect of moorage: the member's devices stay quarantined, other members run on
                 log.exception("lost track of the container of %s", member.name[1])
                 self.report(Stuck([member.name]))
 
@@ -283,7 +286,7 @@ class DockerDriver(Driver):
             await self._starter.start(member, assignment)
         except asyncio.CancelledError:
             if not member.is_ending:
-                raise  # the agent goes: the next one finds what is left
+                raise  # the agent stops: the next agent finds what is left
             await self._not_started(member, CannotStart(None, "it was asked to end before its start"))
         except CannotStart as refused:
             await self._not_started(member, refused)
@@ -304,13 +307,15 @@ class DockerDriver(Driver):
             await self._follow(member)
 
     async def _not_started(self, member: Member, refused: CannotStart) -> None:
-        """A start that did not happen: nothing of it is left in the engine, then it is told."""
+        """Report a start that failed, once nothing of it is left in the engine."""
         name, code, why, reason = member.name, refused.code, f"{START_FAILED}: {refused}", "exit"
         if member.is_told:
             await self._removal.remove(member)
             reason = (await member.over).reason
         elif member.container:
-            self._removal.begin(self._removal.remove(member))  # what is never started is not waited for
+            self._removal.begin(
+                self._removal.remove(member)
+            )  # it was never started, so its removal need not be awaited
         elif code is None:
             self._removal.begin(self._removal.remove_unknown(name))
         if member.is_ending or reason in ("timeout", "fence"):
@@ -321,7 +326,7 @@ class DockerDriver(Driver):
             self._over(member, StartFailed([(name, code, why)]))
 
     async def _adopt(self, member: Member) -> None:
-        """Go on with a container of the agent before; what was created and never started is removed."""
+        """Take over a container of an earlier agent; remove it if it was created but never started."""
         while True:
             try:
                 member.container = await self._host.container_of(member.name)
@@ -341,7 +346,7 @@ class DockerDriver(Driver):
         await self._follow(member)
 
     async def _follow(self, member: Member) -> None:
-        """Go on with a container until it is over, store what is to be kept of its folder, and report its end."""
+        """Follow a container until it is over, store the files to be kept of its folder, and report its end."""
         name = member.name
         ended, code, why = await self._follower.follow(member)
         if self._files.wants_store(name) and ended.proof != "never-ran":
@@ -349,7 +354,7 @@ class DockerDriver(Driver):
         self._over(member, Ended([(name, code, why)]))
 
     def _over(self, member: Member, report: Ended | NotStarted | StartFailed) -> None:
-        """Report the end of a member of which nothing is left but its folder."""
+        """Report the end of a member of which only its folder is left."""
         self._host.members.pop(member.name, None)
         self._notes.over(member.name)
         self._ports.give_back(self._host.key(member.name))

@@ -3,9 +3,9 @@
  *
  *     entry FILE PROGRAM [ARGUMENT...]
  *
- * FILE holds NAME=VALUE, each ended by a null. They become variables, and PROGRAM, which is looked for in PATH, takes this
- * one's place with its process id and all else that it has. It is linked statically, to run in an image without any
- * library. container_entry.py mounts it.
+ * FILE has entries NAME=VALUE, each ended by a null, which become variables. Then PROGRAM, searched in PATH, replaces
+ * this program in the same process (exec). This program is linked statically, so that it runs in an image without
+ * libraries. container_entry.py mounts it.
  */
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* CONTRACT is how it exits without arguments: raise it with every change of what is said above. */
+/* CONTRACT is the exit status without arguments: raise it whenever the description above changes. */
 enum { CONTRACT = 101, CANNOT_START = 126, NOT_FOUND = 127 };
 
 static int refuse(const char *what) {
@@ -30,7 +30,7 @@ int main(int count, char **arguments) {
     int file = open(arguments[1], O_RDONLY | O_CLOEXEC);
     struct stat about;
     if (file < 0 || fstat(file, &about) < 0) return refuse(arguments[1]);
-    /* One null more than the file has: its last variable ends, whatever is in it. */
+    /* One null more than the file has, so that the last variable always ends. */
     char *text = calloc(about.st_size + 1, 1);
     if (!text) return refuse(arguments[1]);
     for (off_t have = 0; have < about.st_size;) {

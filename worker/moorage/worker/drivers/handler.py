@@ -1,12 +1,12 @@
-"""The driver of handlers: functions in the service's own process, called for a job as another driver starts a process.
+"""Run handlers: functions in the service's own process, called for a job as another driver starts a process.
 
-`run.argv[0]` names the function; `driver_config.handler.input`, the other words and `run.env` are its input. The
-request must also say `requires: {"handler.<name>": ["1"]}`: that label is how a worker tells which functions it has.
+`run.argv[0]` names the function; `driver_config.handler.input`, the other arguments and `run.env` are its input. The
+request must also say `requires: {"handler.<name>": ["1"]}`: by that label a worker declares which functions it has.
 
-The code is the service's own and trusted. It is ended by asking: a coroutine is cancelled, a plain function, which
-runs in a thread of its own, finds `context.cancelled` true. One that has not stopped when its grace is over cannot be
-ended at all: its slots are quarantined, the service is told, and they come free when it returns after all. What it
-returns after it was asked to stop counts as ended, never as a result.
+The code is the service's own and trusted. A coroutine is cancelled; a plain function runs in a thread of its own and
+must read `context.cancelled`. A function that still runs after its grace cannot be ended: its slots are quarantined
+until it returns, and the service is informed. A value that a function returns after it was asked to stop counts as
+ended, never as a result.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from moorage.worker.settings import WorkerSettings
 
 Overdue = Callable[[HandlerContext], None]
 
-#: running at once, each with a task or a thread
+#: most functions running at once, each with a task or a thread
 RUNNING_MAX: Final = 256
 PROGRESS_PER_S_MAX: Final = 5
-#: of a traceback on the log subject: its end, which names the error
+#: characters of a traceback on the log subject: its end, which names the error
 TRACEBACK_CHARS_MAX: Final = 8 * 1024
-#: and as far as it is sent to those that wait for the result
+#: characters of it that are sent to clients that wait for the result
 TAIL_CHARS_MAX: Final = 2 * 1024
-#: of the line of a result that is sent to all of its tenant that wait for some, about as long as the events of its job
+#: bytes of a result that are sent to all waiting clients of its tenant: about the size of its job's events
 SENT_BYTES_MAX: Final = 2 * 1024
 DETAIL_CHARS_MAX: Final = 200
 #: how long closing waits for functions that were asked to stop
 CLOSE_S_MAX: Final = 1.0
-#: how long the storing of a result may hold up the end of its job
+#: how long storing a result may delay the end of its job
 STORE_S_MAX: Final = 30.0
 CODE_FAILED: Final = 1
-#: minus SIGTERM, as a process asked to end would tell it
+#: minus SIGTERM, the code of a process that was asked to end
 CODE_ENDED: Final = -15
 LABEL_PREFIX: Final = f"{DRIVER}."
 
@@ -83,7 +83,7 @@ class Store(Protocol):
 
 
 class _Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of standard output: how far a handler is."""
+    """A line of standard output: the progress of a handler."""
 
     progress: float
     text: str = ""
@@ -95,11 +95,11 @@ def _result_of(running: _Running) -> str:
 
 
 class _Full(MoorageError):
-    """So many functions run that there is no room for one more."""
+    """The limit of running functions is reached."""
 
 
 class _Running:
-    """One run of a function: its context and its work once there are any, and what has been asked of it."""
+    """One run of a function: its context, its work, and the request to stop it."""
 
     context: HandlerContext
     work: asyncio.Future[object]
@@ -112,22 +112,26 @@ class _Running:
         self.grace: asyncio.TimerHandle | None = None
         self.timeout: asyncio.TimerHandle | None = None
         self.checkpoint: asyncio.TimerHandle | None = None
-        self.notice: asyncio.TimerHandle | None = None  # told to save itself; then it is asked to stop
+        self.notice: asyncio.TimerHandle | None = (
+            None  # when it ends, a function told to save its work is asked to stop
+        )
         self.newest_progress: tuple[float, str] | None = None
-        self.progress_due = False  # somebody will look at the newest soon
+        self.progress_due = False  # the newest progress will be published soon
         self.offsets = {"out": 0, "err": 0}
 
 
 class HandlerDriver(Driver):
-    """`handlers` by name. `on_overdue` is called in the event loop for a function that does not stop.
+    """The driver of handlers, given by name.
 
-    Without `threads` a plain function is called in the event loop, where nothing can ask it to stop: for virtual time.
-    `level` tells the ledger's feature level: from `RESULT_LEVEL` on small results are kept together, and the end of a
-    job names the message that has its result.
+    `on_overdue` is called in the event loop for a function that does not stop.
+
+    Without `threads` a plain function is called in the event loop, where it cannot be asked to stop: for virtual time.
+    `level` returns the ledger's feature level: from `RESULT_LEVEL` on, small results are stored together, and the end
+    of a job names the message with its result.
     """
 
     name = DRIVER
-    #: the service keeps its context on the device from one call to the next, so the device's memory proves nothing
+    #: the service keeps its context on the device between calls, so the device's memory shows nothing about a job
     capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False)
     config = HandlerBlock
     members_max = RUNNING_MAX
@@ -157,16 +161,16 @@ class HandlerDriver(Driver):
         self._running: dict[MemberName, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._level = level
-        self._small: dict[str, list[tuple[_Running, bytes]]] = {}  # by tenant: lines of results that are to be kept
+        self._small: dict[str, list[tuple[_Running, bytes]]] = {}  # by tenant: lines of results still to be stored
         self._fence_s = NEVER_S
         self._closed = False
 
     def running(self) -> list[HandlerContext]:
-        """The runs whose function has not returned, or whose result is being kept."""
+        """The runs whose function has not returned, or whose result is being stored."""
         return [running.context for running in self._running.values()]
 
     async def close(self) -> None:
-        """Ask all to stop and wait a moment. A thread that goes on cannot hold up the end of the process."""
+        """Ask all functions to stop and wait a moment. A thread that runs on cannot delay the end of the process."""
         self._closed = True
         works: list[asyncio.Future[Any]] = [*self._tasks]
         for running in self._running.values():
@@ -229,7 +233,7 @@ class HandlerDriver(Driver):
         return {"result_s": settings.result_keep, "result_bytes": settings.result_bytes}
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
-        self._fence_s = deadline_s  # read by `context.cancelled`, in whatever thread
+        self._fence_s = deadline_s  # `context.cancelled` reads it, in any thread
 
     # -- starting
 
@@ -242,7 +246,7 @@ class HandlerDriver(Driver):
                 field="$.run.argv",
                 found=run.argv[0] if run.argv else "",
                 allowed=", ".join(self._handlers),
-                next='say requires: {"handler.<name>": ["1"]}, so that it is placed where that handler is',
+                next='add requires: {"handler.<name>": ["1"]}, so that the job is placed where that handler is',
             )
         return handler
 
@@ -254,7 +258,7 @@ class HandlerDriver(Driver):
                 raise refuse("invalid-argument", f"a function has no {field}", field=f"$.run.{field}")
 
     def _prepare(self, assignment: Assignment) -> _Running:
-        """Raises SharingUnavailable, SecretRefused, Refused; _Full where the bound was passed all the same."""
+        """Return the run of a function. Raises SharingUnavailable, SecretRefused, Refused; _Full at the limit."""
         if len(self._running) >= RUNNING_MAX:
             raise _Full(problem("queue-full", f"this worker runs {RUNNING_MAX} functions already"))
         self._policy.check_secrets(assignment.name[0], assignment.run.env)
@@ -264,9 +268,9 @@ class HandlerDriver(Driver):
 
         def say_progress(fraction: float, text: str) -> None:
             running.newest_progress = (fraction, text)
-            if not running.progress_due:  # at worst two threads both see False: then it is looked at twice
+            if not running.progress_due:  # if two threads both see False, it is published twice at worst
                 running.progress_due = True
-                with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever would listen
+                with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no listener
                     loop.call_soon_threadsafe(self._say_progress, running)
 
         running.context = HandlerContext(
@@ -299,7 +303,10 @@ class HandlerDriver(Driver):
     # -- stopping
 
     def _ask_to_stop(self, running: _Running, grace_s: float, reason: str, why: str) -> None:
-        """Once; a second word can only shorten the wait. A coroutine is cancelled once, so that it can clean up."""
+        """Ask a function to stop; a second call can only shorten its grace.
+
+        A coroutine is cancelled once, to let it clean up.
+        """
         if running.overdue or running.storing or running.work.done():
             return
         if not running.reason:
@@ -323,12 +330,12 @@ class HandlerDriver(Driver):
         if self._on_overdue is not None:
             self._on_overdue(context)
 
-    # -- what comes of it
+    # -- the outcome of a run
 
     def _returned(self, running: _Running, work: asyncio.Future[object]) -> None:
         if self._closed:
             if not work.cancelled():
-                work.exception()  # looked at, so that the loop does not complain of it
+                work.exception()  # retrieved, so that the loop does not warn about it
             return
         error: BaseException | None = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None and isinstance(exited := work.result(), Exited):
@@ -350,13 +357,15 @@ class HandlerDriver(Driver):
             self._keep(running, value)
 
     def _keep(self, running: _Running, value: object) -> None:
-        """Begin to store a result. The lines of small ones wait for those that their worker finishes in this turn, and
-        while the lines before them are stored."""
+        """Begin to store a result.
+
+        The lines of small results are collected while earlier lines are stored, and with results of the same turn.
+        """
         context, name = running.context, _result_of(running)
         try:
             result = encode_result(value)
             line = line_of(name, result)
-        except Exception as error:  # whatever it was, the job is over, and its GPUs are free
+        except Exception as error:  # in every case the job is over and its GPUs are free
             self._not_kept([running], error)
             return
         if (is_old := self._level() < RESULT_LEVEL) or not goes_together(result):
@@ -369,7 +378,7 @@ class HandlerDriver(Driver):
             self._spawn(self._store_small(context.tenant))
 
     async def _store_small(self, tenant: str) -> None:
-        """Store the lines that wait, one message after the other."""
+        """Store the waiting lines, one message after the other."""
         while waiting := self._small[tenant]:
             size = count = 0
             while count < len(waiting) and (not count or size + len(waiting[count][1]) < CHUNK_BYTES):
@@ -382,12 +391,13 @@ class HandlerDriver(Driver):
     async def _store_all(
         self, kept: list[tuple[_Running, bytes]], storing: Coroutine[Any, Any, int], reason: str = ""
     ) -> None:
-        """Report the end of these, with their lines on their log subjects, once `storing` has given the sequence.
+        """Report the end of these runs, with their lines on their log subjects, once `storing` has returned the
+        sequence.
 
-        The report names the sequence, unless it gives another reason.
+        The report names the sequence, unless `reason` replaces it.
         """
         try:
-            async with asyncio.timeout_at(kept[0][0].store_by_s):  # the first of them has waited longest
+            async with asyncio.timeout_at(kept[0][0].store_by_s):  # the first result has waited longest
                 seq = await storing
         except Exception as error:
             self._not_kept([running for running, _ in kept], error)
@@ -395,7 +405,7 @@ class HandlerDriver(Driver):
         reason = reason or f"{RESULT}{seq}"
         self._say_to_all(kept[0][0].context.tenant, [line for _, line in kept if len(line) <= SENT_BYTES_MAX])
         for running, line in kept:
-            self._flush_progress(running)  # what was said first stands first
+            self._flush_progress(running)  # progress that was reported earlier is published first
             self._close_run(running, line.decode() + "\n")
         self.report(Ended([(running.context.name, 0, reason) for running, _ in kept]))
 
@@ -429,20 +439,22 @@ class HandlerDriver(Driver):
             if timer is not None:
                 timer.cancel()
 
-    # -- what is said
+    # -- what is published
 
     def _say_to_all(self, tenant: str, lines: list[bytes]) -> None:
-        """Send results to all of a tenant that wait for some: one message a turn, and no subscription a job."""
+        """Send results to all waiting clients of a tenant: one message per turn, without a subscription per job."""
         if lines:
             self.publish((tenant, ALL_JOBS, 0, 0, 0), together(lines))
 
     def _say_progress(self, running: _Running) -> None:
-        """Say the newest, then let the next one wait."""
+        """Publish the newest progress, then wait before the next."""
         if running.context.name not in self._running or self._closed:
             return
         if running.newest_progress is None:
             running.progress_due = False
-            if running.newest_progress is None:  # again: a thread may have set it before it could see that nobody looks
+            if (
+                running.newest_progress is None
+            ):  # checked again: a thread may have set it before progress_due was cleared
                 return
             running.progress_due = True
         self._flush_progress(running)

@@ -1,4 +1,4 @@
-"""How a handler is called: as a task, in a thread of its own, or at once; whatever it raises is its own result."""
+"""Call a handler: as a task, in a thread of its own, or directly. An exception of the handler is its result."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import msgspec
 
 from moorage.worker.handler_context import HandlerContext
 
-#: a coroutine function, or a plain one for a thread; its result is bytes, text, what JSON can hold, or None
+#: a coroutine function, or a plain one for a thread; its result is bytes, text, a JSON value, or None
 Handler = Callable[[HandlerContext], Awaitable[object]] | Callable[[HandlerContext], object]
 
 
 class Exited(msgspec.Struct, frozen=True):
-    """Instead of a result: the function asked the whole process to exit."""
+    """Stands for a result if the function asked the whole process to exit."""
 
     error: SystemExit
 
 
 async def contained(work: Awaitable[object]) -> object:
-    """`sys.exit` in a task ends the event loop, and so the service, for one job's bad words (argparse says it so)."""
+    """Await a handler's work, but catch SystemExit: it would end the event loop, and so the whole service.
+
+    argparse raises it, for example, for a job's bad arguments.
+    """
     try:
         return await work
     except SystemExit as error:
@@ -30,7 +33,7 @@ async def contained(work: Awaitable[object]) -> object:
 
 
 def words_of(error: BaseException) -> str:
-    """In a line or so; some errors cannot say what they are."""
+    """Return an error in about one line; some errors raise when they are turned into text."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as broken:
@@ -38,8 +41,11 @@ def words_of(error: BaseException) -> str:
 
 
 def in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
-    """Call a plain function in a thread of its own: a pool's threads could all be held by functions that hang, and
-    those of asyncio's pool are waited for at the end of the process."""
+    """Call a plain function in a thread of its own.
+
+    The threads of a pool could all be blocked by functions that hang, and asyncio waits for its pool's threads at the
+    end of the process.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
 
@@ -50,7 +56,7 @@ def in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[objec
 
     try:
         threading.Thread(target=call, name=f"handler {context.job}", daemon=True).start()
-    except RuntimeError as error:  # no room for one more: this job's failure alone
+    except RuntimeError as error:  # the thread cannot start: only this job fails
         future.set_exception(error)
     return future
 
@@ -64,7 +70,7 @@ def at_once(handler: Handler, context: HandlerContext) -> asyncio.Future[object]
 def _outcome(handler: Handler, context: HandlerContext) -> tuple[object, BaseException | None]:
     try:
         return handler(context), None
-    except StopIteration as stop:  # a future cannot hold it
+    except StopIteration as stop:  # a future cannot store it
         return None, RuntimeError(f"the handler raised {stop!r}")
     except BaseException as caught:
         return None, caught

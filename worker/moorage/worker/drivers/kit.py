@@ -1,4 +1,4 @@
-"""What a worker has for the drivers that it makes."""
+"""Collect the parts of a worker that a driver may use."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ log = logging.getLogger("moorage.worker")
 
 
 class Kit(NamedTuple):
-    """What a worker has for the driver that is made for it. `own` are the settings that the driver declares.
+    """The parts of a worker for the driver that is made for it.
 
-    `supervisor` is the link to the process that starts, watches and fences members outside the agent. `files`
-    fetches what jobs bring along. `nodes` are the files in /dev that each device alone has, by its uuid. `hands` hands
-    devices on to VMs; None where that is not possible, as for simulated ones. `mps` has the MPS daemons, where the
-    worker runs them. `freezer` freezes processes, where the GPUs' driver can do that.
+    `own` are the settings that the driver declares. `supervisor` is the link to the process that starts, watches and
+    fences members outside the agent. `files` fetches the files that jobs bring along. `nodes` maps a device's uuid to
+    the files in /dev that belong to this device alone. `hands` hands devices on to VMs; None where that is not
+    possible, for example for simulated devices. `mps` runs the MPS daemons, if the worker runs them. `freezer` freezes
+    processes, if the GPUs' driver can do that.
     """
 
     worker: str
@@ -44,16 +45,19 @@ class Kit(NamedTuple):
     freezer: Freezer | None = None
 
     def limits(self, driver: str) -> Limits | None:
-        """Return what limits a driver's jobs from within, if the settings say so. Raises Refused where none can."""
+        """Return the limits that the limiter enforces inside this driver's jobs, or None without the limiter.
+
+        Raises Refused if the settings ask for the limiter and this host cannot have it.
+        """
         if self.simulated or not self.settings.limiter:
             return None
         return Limits(self.settings, owner_of(self.worker, driver))
 
 
 def keep_to(limits: Limits | None, name: MemberName, share: Share) -> None:
-    """Have the limiter, where there is one, hold an attempt to another share; log why where it cannot."""
+    """Have the limiter, if there is one, keep an attempt to a new share. Log a warning if that fails."""
     try:
         if limits is not None:
             limits.change(name, share)
     except OSError as error:
-        log.warning("%s: the limiter holds it to its former share: %s", name[1], error)
+        log.warning("%s: the limiter keeps it to its former share: %s", name[1], error)

@@ -1,11 +1,11 @@
-"""The driver of pods: the worker of a node starts them there through the cluster's API, and the kubelet runs them.
+"""Run pods: the worker of a node starts them on that node through the cluster's API, and the kubelet runs them.
 
-One worker a node. A member is one pod, bound to the node, whose name is that of the attempt: so a start that is sent
-twice starts once. What becomes of it is seen by a watch (kubernetes_verdict.py). A pod that is deleted stays in the
-cluster, by a finalizer, until its end is in the ledger: so no end is missed, whatever is down meanwhile.
+Each node has one worker. A member is one pod, bound to the node and named after the attempt, so a start that is sent
+twice starts one pod. A watch shows its state (kubernetes_verdict.py). A finalizer keeps a deleted pod in the cluster
+until its end is in the ledger, so no end is missed, whatever is down meanwhile.
 
-Nothing but the agent ends a pod of a worker that is cut off, and it has to reach the API server for that: `fence` is
-none. When such a worker is lost its attempts are kept, and not placed elsewhere.
+If a worker is cut off, only its agent ends its pods, and for that the agent must reach the API server: `fence` is none.
+When such a worker is lost, its attempts are kept, and are not placed on another host.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from moorage.worker.output_keeper import OutputBounds
 from moorage.worker.secret_files import secret_variables
 from moorage.worker.settings import WorkerSettings
 
-#: below the worker's state folder: what pods write
+#: below the worker's state folder: the pods' output
 FOLDER: Final = "kubernetes"
 #: between two tries to reach the API server
 RETRY_S: Final = 1.0
 RETRY_S_MAX: Final = 30.0
-#: how long after its grace a pod may still be there until its end is in doubt
+#: how long after its grace a pod may still exist before its end is in doubt
 STUCK_S: Final = 30.0
-#: pods that are created at once
+#: pods that are created at the same time
 STARTS_MAX: Final = 16
 _BUSY: Final = 429
 
@@ -80,7 +80,7 @@ class _Member:
         self.asked: tuple[float, str] | None = None
         """Grace and reason of the end that moorage has asked for."""
         self.given_up: Seen | None = None
-        """What is to be reported of a pod that is removed because it cannot start."""
+        """What to report about a pod that is removed because it cannot start."""
         self.waits_for = ""
         self.tasks: set[asyncio.Task[None]] = set()
         self.timers: list[asyncio.TimerHandle] = []
@@ -88,7 +88,7 @@ class _Member:
 
 
 class KubernetesDriver(Driver):
-    """See the module's text."""
+    """The driver `kubernetes`; see the module's docstring."""
 
     name = "kubernetes"
     settings = KubernetesSettings
@@ -146,7 +146,9 @@ class KubernetesDriver(Driver):
         for pod in pods:
             name, seen = member_of(pod), read(pod)
             if name is None:
-                log.warning("the pod %s has the label of this worker, and is no member", pod["metadata"]["name"])
+                log.warning(
+                    "the pod %s has the label of this worker, but is not one of its members", pod["metadata"]["name"]
+                )
                 continue
             if seen.is_over and seen.kind in ("refused", "failed"):
                 phase = "refused" if seen.kind == "refused" else "exited"
@@ -154,7 +156,7 @@ class KubernetesDriver(Driver):
                 continue
             member = self._members[name] = _Member(name)
             member.is_sent = member.is_there = member.has_secret = True
-            # an end is told once its output is read: until then it is as if it ran
+            # an end is reported once its output is read: until then the member counts as running
             member.is_started = seen.kind in ("running", "ended")
             living.append(Living(name, "running" if member.is_started else "starting"))
             found.append((member, pod))
@@ -202,7 +204,7 @@ class KubernetesDriver(Driver):
 
     def forget(self, names: list[MemberName]) -> None:
         for name in names:
-            member = self._members.pop(name, None)  # an operator has said that its devices are free
+            member = self._members.pop(name, None)  # it is still here if an operator said that its devices are free
             for task in member.tasks if member is not None else ():
                 task.cancel()
             self._over[pod_name(self._owner, name)] = None
@@ -255,7 +257,7 @@ class KubernetesDriver(Driver):
         return pod, secret_of(self._owner, assignment.name, hidden) if hidden else None
 
     async def _create(self, member: _Member, pod: dict[str, Any], secret: dict[str, Any] | None) -> None:
-        """Have the pod in the cluster. Raises CannotStart once it is known that it is not there."""
+        """Create the pod in the cluster. Raises CannotStart once it is certain that the pod does not exist."""
         loop = asyncio.get_running_loop()
         until_s, trouble, in_doubt = loop.time() + self._own.start_within, "", False
         name = pod["metadata"]["name"]
@@ -279,7 +281,7 @@ class KubernetesDriver(Driver):
                 if error.status in (400, 422):
                     raise CannotStart(CODE_CANNOT_START, trouble) from None
                 in_doubt |= error.status >= 500 and member.is_sent
-                # an earlier try may have come through, and a server that has just begun forbids what it will allow
+                # an earlier try may have succeeded, and a server that has just started forbids what it will allow later
                 if error.status != _BUSY and error.status < 500 and not in_doubt:
                     raise CannotStart(None, trouble) from None
             else:
@@ -304,11 +306,11 @@ class KubernetesDriver(Driver):
         for key in ("labels", "annotations"):
             wanted, there = made["metadata"].get(key, {}), found["metadata"].get(key) or {}
             if not wanted.items() <= there.items():
-                raise ClusterError(CONFLICT, f"another one of {kind} has the name {made['metadata']['name']}")
+                raise ClusterError(CONFLICT, f"another object of {kind} has the name {made['metadata']['name']}")
         return found
 
     async def _own_secret(self, name: str, uid: str) -> None:
-        """Have the cluster remove the Secret with its pod, should nothing here do it before."""
+        """Let the cluster remove the Secret with its pod, in case the worker does not."""
         owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
         with contextlib.suppress(ClusterDown, ClusterError):
             await self._cluster.patch("secrets", name, {"metadata": {"ownerReferences": [owner]}})
@@ -322,7 +324,7 @@ class KubernetesDriver(Driver):
             self._give_up(member, Seen("refused", f"{why}: {member.waits_for}" if member.waits_for else why))
 
     def _give_up(self, member: _Member, seen: Seen) -> None:
-        """Remove a pod that does not start; what is to be said of it is said once it is gone."""
+        """Remove a pod that does not start; its failure is reported once it is gone."""
         if member.given_up is None and not member.over.is_set():
             member.given_up = seen
             self._run(member, self._remove(member))
@@ -353,13 +355,13 @@ class KubernetesDriver(Driver):
             except ClusterDown as error:
                 log.warning("%s", error)
                 await asyncio.sleep(RETRY_S)
-            except Exception:  # a defect of ours, of one pod: the others are still to be seen
+            except Exception:  # a defect of moorage about one pod: the other pods must still be watched
                 log.exception("the pods of the cluster are listed again")
                 version = ""
                 await asyncio.sleep(RETRY_S)
 
     async def _look_for(self, member: _Member) -> None:
-        """It is not in a list of before or after its creation: only its name tells."""
+        """Ask for the pod by name: a list from before its creation lacks it, so a missing entry proves nothing."""
         while not member.over.is_set():
             with contextlib.suppress(ClusterDown, ClusterError):
                 if await self._cluster.get("pods", pod_name(self._owner, member.name)) is None:
@@ -387,8 +389,8 @@ class KubernetesDriver(Driver):
 
     def _vanished(self, member: _Member) -> None:
         log.error(
-            "%s: its pod was taken out of the cluster, and the kubelet has not said that it is over: whether it runs is"
-            " not known, and its devices stay out of use until an operator says that they are free", member.name[1],
+            "%s: its pod was removed from the cluster, and the kubelet has not reported its end: it may still run."
+            " Its devices stay out of use until an operator says that they are free", member.name[1],
         )  # fmt: skip
         self.report(Stuck([member.name]))
 
@@ -420,7 +422,7 @@ class KubernetesDriver(Driver):
         self._begin(self._tell(member, seen))
 
     async def _tell(self, member: _Member, seen: Seen) -> None:
-        """Report an end, once the output is told."""
+        """Report an end, once the output has been published."""
         if member.output is not None:
             await asyncio.wait((member.output,))
         name = member.name
@@ -439,10 +441,10 @@ class KubernetesDriver(Driver):
         else:
             self.report(Ended([(name, CODE_LOST, "lost")]))
 
-    # -- inside: ending a member, and what is left of it
+    # -- inside: ending a member, and clearing up after it
 
     async def _remove(self, member: _Member) -> None:
-        """Ask for the end of a pod. That the cluster has heard it is no end: the watch shows that."""
+        """Ask the cluster to end a pod. The watch shows the end; the cluster's answer does not."""
         name = pod_name(self._owner, member.name)
         grace_s, why = member.asked or (1.0, "lost")
         self._at(member, grace_s_of(grace_s) + STUCK_S, self._in_doubt)
@@ -452,19 +454,19 @@ class KubernetesDriver(Driver):
 
     def _in_doubt(self, member: _Member) -> None:
         if not member.over.is_set():
-            log.error("%s: its pod was asked to end, and the kubelet has not said that it is over", member.name[1])
+            log.error("%s: its pod was asked to end, and the kubelet has not reported its end", member.name[1])
             self.report(Stuck([member.name]))
 
     async def _drop_all(self) -> None:
-        """Leave nothing in the cluster of members whose end is in the ledger."""
+        """Remove everything of members whose end is in the ledger from the cluster."""
         wait_s = RETRY_S
         while self._over:
             name = next(iter(self._over))
             try:
                 await self._drop(name)
             except (ClusterDown, ClusterError) as error:
-                log.warning("pods that are over stay in the cluster: %s", error)
-                self._over[name] = self._over.pop(name)  # others have their turn first
+                log.warning("ended pods stay in the cluster: %s", error)
+                self._over[name] = self._over.pop(name)  # try the other pods first
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_S_MAX)
             else:
@@ -485,7 +487,7 @@ class KubernetesDriver(Driver):
             await self._cluster.delete("secrets", name)
 
     async def _drop_secrets(self) -> None:
-        """Remove the Secrets that an agent before this one left without a pod."""
+        """Remove the Secrets that an earlier agent left without a pod."""
         try:
             secrets, _ = await self._cluster.list("secrets", self._selector)
             for secret in secrets:
@@ -493,10 +495,10 @@ class KubernetesDriver(Driver):
                 if not any(pod_name(self._owner, each) == name for each in self._members):
                     await self._drop_secret(name)
         except (ClusterDown, ClusterError) as error:
-            log.warning("Secrets of before may be left in the cluster: %s", error)
+            log.warning("Secrets of an earlier agent may be left in the cluster: %s", error)
 
     async def _until_done(self, member: _Member, ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Ask the cluster until it has done it, or the member is over, or it never will."""
+        """Ask the cluster again and again, until it has done it, the member is over, or it refuses for good."""
         wait_s = RETRY_S
         while not member.over.is_set():
             try:
@@ -516,7 +518,10 @@ class KubernetesDriver(Driver):
     # -- inside: tasks
 
     def _run(self, member: _Member, way: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a part of a member's way. A defect of ours leaves its devices quarantined, and other members alone."""
+        """Run a step of a member.
+
+        A defect of moorage leaves its devices quarantined and does not affect other members.
+        """
 
         async def run() -> None:
             try:
@@ -566,5 +571,5 @@ def _no_cluster(error: ClusterDown | ClusterError) -> MoorageError:
         "failed-precondition",
         f"the driver kubernetes cannot use its cluster: {error}",
         field="$.driver.kubernetes",
-        next="see whether the API server is reachable, and whether the user may list pods and read the node",
+        next="check that the API server is reachable, and that the user may list pods and read the node",
     )

@@ -1,8 +1,7 @@
-"""A cluster's API, as far as the driver kubernetes needs it. `lightkube` is imported when a cluster is opened.
+"""Call a cluster's API for the driver kubernetes. `lightkube` is imported when a cluster is opened.
 
-lightkube reads the kubeconfig and does what goes with it: certificates, tokens that are renewed, programs that give a
-token. Requests are plain: a pod goes in and comes out as the cluster has it. What a cluster answers is sorted here: it
-does not answer (`ClusterDown`), or it answers with an error (`ClusterError`).
+lightkube reads the kubeconfig and handles what it names: certificates, tokens that expire, programs that give a token.
+Objects are plain JSON. A failed call is either `ClusterDown` (no answer) or `ClusterError` (an answer with an error).
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
     from httpx2 import AsyncClient
 
 ASK_S: Final = 30.0
-#: after this a watch is begun anew: a connection may be dead without either side's knowledge
+#: seconds until a watch is started again: a connection may be dead without either side noticing
 WATCH_S: Final = 240
-#: of a line of output without an end, which is then cut in pieces
+#: longest part of an output line; longer lines are cut
 _PIECE_BYTES_MAX: Final = 1 << 16
-#: of one object in a watch: what a cluster stores is far smaller
+#: most bytes of one object in a watch; a cluster stores far smaller ones
 _OBJECT_BYTES_MAX: Final = 1 << 24
 _MESSAGE_CHARS_MAX: Final = 500
-#: where a pod finds the account that it runs as
+#: where a pod finds its service account
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONFLICT: Final = 409
 GONE: Final = 410
@@ -38,11 +37,11 @@ NOT_FOUND: Final = 404
 
 
 class ClusterDown(Exception):
-    """The API server does not answer, or went away while it did: what was asked may be done or not."""
+    """The API server does not answer, or the connection broke: the request may or may not be done."""
 
 
 class ClusterError(Exception):
-    """The API server answered that it will not; `status` is that of HTTP."""
+    """The API server answered with an error; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -54,9 +53,9 @@ class Cluster:
     """One cluster, as one user, and one namespace of it. Its methods raise `ClusterDown` and `ClusterError`."""
 
     def __init__(self, kubeconfig: Path | None = None, context: str = "", namespace: str = "") -> None:
-        """`kubeconfig` None: as the pod that the agent runs in, else by KUBECONFIG, else by ~/.kube/config.
+        """Open the cluster. `kubeconfig` None: the account of the agent's pod, else KUBECONFIG, else ~/.kube/config.
 
-        Raises Refused where lightkube is not installed, and for a kubeconfig that is none.
+        Raises Refused if lightkube is not installed, or the kubeconfig is invalid.
         """
         try:
             import httpx2
@@ -76,7 +75,7 @@ class Cluster:
             timeout = httpx2.Timeout(ASK_S)
             parameters = client_adapter.ConnectionParams(timeout=timeout)
             self._http: AsyncClient = client_adapter.AsyncClient(config, parameters)
-        except Exception as error:  # lightkube raises whatever the text of a file leads to
+        except Exception as error:  # lightkube raises many kinds of errors for an invalid file
             where = kubeconfig or os.environ.get("KUBECONFIG") or "that of this pod or ~/.kube/config"
             raise refuse(
                 "failed-precondition",
@@ -109,23 +108,23 @@ class Cluster:
         return list(found.get("items") or ()), str(found["metadata"]["resourceVersion"])
 
     async def create(self, kind: str, made: Mapping[str, Any]) -> dict[str, Any]:
-        """Create an object and return it. A field that the cluster does not know is an error where it can say so."""
+        """Create an object and return it. The cluster is asked to refuse fields that it does not know."""
         return await self._ask("POST", self._path(kind), {"fieldValidation": "Strict"}, made)
 
     async def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Return an object; None where there is none of this name."""
+        """Return an object; None if no object has this name."""
         with _none_if(NOT_FOUND):
             return await self._ask("GET", self._path(kind, name))
         return None
 
     async def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Change an object (a merge patch) and return it; None where there is none of this name."""
+        """Change an object (a merge patch) and return it; None if no object has this name."""
         with _none_if(NOT_FOUND):
             return await self._ask("PATCH", self._path(kind, name), None, change, "application/merge-patch+json")
         return None
 
     async def delete(self, kind: str, name: str, grace_s: int | None = None) -> None:
-        """Ask for the end of an object; nothing where there is none, or where its end is asked for already."""
+        """Delete an object; do nothing if it does not exist or is being deleted."""
         body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
@@ -135,7 +134,7 @@ class Cluster:
     async def watch(self, kind: str, label: str, version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yield (ADDED | MODIFIED | DELETED | BOOKMARK, object) from a version on, until the cluster ends the watch.
 
-        Raises ClusterError with `GONE` where it has forgotten that version: then `list` again.
+        Raises ClusterError with `GONE` if the cluster no longer has that version: then `list` again.
         """
         params = {
             "labelSelector": label,
@@ -157,7 +156,7 @@ class Cluster:
     async def output(self, pod: str, container: str, since: str, follow: bool) -> AsyncIterator[Piece]:
         """Yield the kept output of a container from a time on (RFC 3339, "" for all), oldest first.
 
-        With `follow` until the container ends. The cluster does not tell one stream from the other.
+        With `follow`, until the container ends. The cluster does not say which stream a line is from.
         """
         params = {"container": container, "timestamps": "true", "follow": "true" if follow else "false"}
         if since:
@@ -212,11 +211,11 @@ class Cluster:
         except self._errors as error:
             raise ClusterDown(f"lost the API server: {type(error).__name__}: {error}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ClusterDown(f"the API server answers with what is no JSON: {error}") from None
+            raise ClusterDown(f"the API server's answer is not JSON: {error}") from None
 
 
 async def _lines(chunks: AsyncIterator[bytes], bytes_max: int) -> AsyncIterator[bytes]:
-    """Cut a stream at its line feeds, which the lines keep, and after so many bytes; the last one may have neither."""
+    """Yield the lines of a stream with their line feeds, cut after `bytes_max` bytes; the last may be incomplete."""
     rest = bytearray()
     async for chunk in chunks:
         seen = len(rest)
@@ -244,7 +243,7 @@ def _none_if(status: int) -> Iterator[None]:
 
 
 def _error_of(status: int, content: bytes) -> ClusterError:
-    """An API server's errors are objects with a message; what stands before one may answer with any text."""
+    """Return the error in an answer: an API server's object with a message, or the text of a proxy in front of it."""
     try:
         message = str(msgspec.json.decode(content)["message"])
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""A node's devices as slots: so many as the cluster counts there, without a name for any one of them.
+"""Show a node's devices as slots: the cluster counts them, but does not name any.
 
-Which device a pod gets is the cluster's choice, so a slot stands for a unit of the node's resource. Units of pods that
-are not moorage's are in the last slots that no pod of moorage has, and so are those that the node does not offer now.
+The cluster chooses which device a pod gets, so a slot stands for one unit of the node's resource. Units that foreign
+pods use, and units that the node does not offer now, are shown in the last slots without a pod of moorage.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from moorage.worker.drivers.kubernetes_pod import LABEL, SLOTS
 from moorage.worker.inventory.base import DeviceProcess, HeldUnknown, ReportFault, SlotReading
 from moorage.worker.inventory.machine import DEVICES_MAX
 
-#: how old what is known of a node may be; it is asked for all of its pods
+#: seconds until the node is asked again, for all of its pods
 LOOK_S: Final = 15.0
-#: whose devices a resource counts, by how its name begins
+#: the vendor of a resource, by the start of its name
 _VENDORS: Final = (("nvidia.com/", "nvidia"), ("amd.com/", "amd"), ("gpu.intel.com/", "intel"))
-#: where the vendors' feature discovery writes what a node has
+#: labels that the vendors' feature discovery sets on a node
 _PRODUCT: Final = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.intel.com/product")
 _MEMORY: Final = "nvidia.com/gpu.memory"
 
@@ -29,7 +29,7 @@ log = logging.getLogger("moorage.worker")
 
 
 def devices_of(node: Mapping[str, Any], resource: str) -> list[Device]:
-    """Return a device for each unit of the resource that a node has, whether it is offered now or not."""
+    """Return a device for each unit of the resource that a node has, offered now or not."""
     labels = node["metadata"].get("labels") or {}
     vendor = next((name for begin, name in _VENDORS if resource.startswith(begin)), resource.partition(".")[0])
     name = next((labels[key] for key in _PRODUCT if key in labels), resource)
@@ -47,7 +47,7 @@ def devices_of(node: Mapping[str, Any], resource: str) -> list[Device]:
 
 
 def units(counts: Mapping[str, Any], resource: str) -> int:
-    """Return how many units of a resource there are in a map of quantities; a device is always a whole number."""
+    """Return the number of units of a resource in a map of quantities; a device is always a whole number."""
     text = str(counts.get(resource, "0"))
     return int(text) if text.isdecimal() else 0
 
@@ -61,7 +61,9 @@ def is_ready(node: Mapping[str, Any]) -> bool:
 def taken_slots(
     node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], owner: str, resource: str, slots: int
 ) -> dict[int, str]:
-    """Return who else has each slot that is not free for moorage: a pod by its name, or that the node lacks it."""
+    """Return what else uses each slot that is not free for moorage: a foreign pod by its name, or that the node lacks
+    it.
+    """
     ours: set[int] = set()
     others: list[str] = []
     for pod in pods:
@@ -81,7 +83,7 @@ def taken_slots(
 
 
 def _asked(spec: Mapping[str, Any], resource: str) -> int:
-    """Containers run together; those that prepare a pod run before them, one after the other."""
+    """Return how many units a pod uses: its containers run together, its init containers before, one by one."""
 
     def of(key: str) -> list[int]:
         asked = ((each.get("resources") or {}).get("limits") or {} for each in spec.get(key) or ())
@@ -91,9 +93,9 @@ def _asked(spec: Mapping[str, Any], resource: str) -> int:
 
 
 class ClusterInventory:
-    """The devices of one node. A node that is not ready has devices that do not answer.
+    """The devices of one node. If the node is not ready, its devices do not answer.
 
-    `connect` opens the cluster: anew for each look, so that nothing is left to be closed.
+    `connect` opens the cluster; each reading opens and closes its own connection.
     """
 
     simulated = False
@@ -114,7 +116,7 @@ class ClusterInventory:
         return ()
 
     async def sample(self) -> list[SlotReading]:
-        """What was seen last, where the API server does not answer."""
+        """Return the readings; if the API server does not answer, the last ones."""
         now_s = asyncio.get_running_loop().time()
         if self._devices and now_s >= self._asked_s + LOOK_S:
             self._asked_s = now_s
@@ -123,7 +125,7 @@ class ClusterInventory:
                 node = await cluster.node(self._name)
                 pods = await cluster.pods_of_node(self._name)
             except (ClusterDown, ClusterError) as error:
-                log.warning("the node %s cannot be looked at: %s", self._name, error)
+                log.warning("the node %s cannot be read: %s", self._name, error)
                 return self._readings
             finally:
                 await cluster.close()
@@ -138,17 +140,17 @@ class ClusterInventory:
         return self._readings
 
     async def memory_is_free(self, slot: int) -> bool:
-        """The kubelet takes a device back with the end of its container, which is what ends a member here."""
+        """Return True: the kubelet takes a device back when its container ends, and that ends the member."""
         return True
 
     def memory_baseline_mib(self, slot: int) -> int:
         return 0
 
     async def held(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("what a pod holds of a device is not known outside it")
+        raise HeldUnknown("what a pod uses of a device is not visible outside the pod")
 
     def watch(self, report: ReportFault) -> None:
-        """A cluster tells nothing of a device by itself."""
+        """Do nothing: a cluster does not report device faults."""
 
     def close(self) -> None:
-        """Nothing is open between two looks."""
+        """Do nothing: between two readings no connection is open."""

@@ -1,6 +1,7 @@
-"""The output of pods: read from the cluster as it comes, kept in files of the worker, and published.
+"""Read the output of pods from the cluster while they run, store it in the worker's files, and publish it.
 
-A cluster drops a pod's output with the pod, and tells one stream only: all of it counts as standard output.
+A cluster deletes a pod's output with the pod, and does not tell stderr from stdout: all of it counts as standard
+output.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from moorage.worker.output_keeper import OutputBounds, OutputKeeper
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
 RETRY_S: Final = 0.5
-#: within which more of an output has to come once its container is over
+#: seconds within which more output must arrive once a container is over
 QUIET_S: Final = 10.0
 
 log = logging.getLogger("moorage.worker")
@@ -44,7 +45,7 @@ class PodOutputs:
         self._sweeps: asyncio.Task[None] | None = None
 
     async def open(self, names: Collection[MemberName]) -> None:
-        """Begin to keep within the bounds; these members live. Raises OSError."""
+        """Start to keep output within its limits; `names` are the living members. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         keys = [key_of(self._owner, name) for name in names]
         clear_marks(self._folder, self._owner, keys)
@@ -58,11 +59,11 @@ class PodOutputs:
             await asyncio.wait((self._sweeps,))
 
     async def page(self, name: MemberName, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
-        """Return a page of what is kept of a member. Raises Refused (`not-kept`)."""
+        """Return a page of a member's stored output. Raises Refused (`not-kept`)."""
         return await self.keeper.page(key_of(self._owner, name), ask, is_over, worker)
 
     async def follow(self, name: MemberName, pod: str, over: asyncio.Event) -> None:
-        """Keep the output of a pod whose container has begun, until it is `over` and all is read."""
+        """Store the output of a pod whose container has started, until it is `over` and all is read."""
         key = key_of(self._owner, name)
         self.keeper.started(key)
         output = ContainerOutput(self._folder, key, self._cap_bytes)
@@ -83,9 +84,9 @@ class PodOutputs:
         self.keeper.over(key)
 
     async def _read(self, name: MemberName, pod: str, output: ContainerOutput, over: asyncio.Event) -> bool:
-        """Keep the output to its end; False where the cluster has dropped it before."""
+        """Store the output to its end; return False if the cluster deleted it before that."""
         while True:
-            was_over = over.is_set()  # what is read from here on is all that there will be
+            was_over = over.is_set()  # then this pass reads all that there will be
             try:
                 await self._read_on(name, pod, output, follow=not was_over)
                 if was_over:

@@ -1,7 +1,7 @@
-"""What a pod is made of: the cluster's form of a member, by the operator's settings. Pure: no cluster is asked.
+"""Make the pod of a member, by the operator's settings. Without I/O.
 
-A member is one pod with one container, bound to the worker's node. What the driver has to know of it again stands in
-the pod itself: labels by which its pods are found, and the member's name as an annotation.
+A member is one pod with one container, bound to the worker's node. The pod itself has what the driver needs to know
+again: labels to find the worker's pods, and the member's name as an annotation.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from moorage.worker.member_messages import MemberName
 
 #: the one container of a pod
 CONTAINER: Final = "job"
-#: by which a worker finds its pods: a digest of the deployment and the worker's id
+#: label by which a worker finds its pods: a digest of the deployment and the worker's id
 LABEL: Final = "moorage/worker"
 #: the member's name, as JSON
 MEMBER: Final = "moorage/member"
-#: the devices' slots, commas between, for the count of what other pods use
+#: the devices' slots, separated by commas; used to count what other pods use
 SLOTS: Final = "moorage/slots"
-#: why moorage has asked the pod to end: written before it is deleted, so that the next agent knows, too
+#: why moorage asked the pod to end: written before the pod is deleted, so that the next agent knows it, too
 ENDS: Final = "moorage/ends"
 #: `run.timeout_s`
 TIMEOUT: Final = "moorage/timeout"
 #: keeps a deleted pod in the cluster until its end is in the ledger
 FINALIZER: Final = "moorage/ended"
-#: names of devices' environment that a device plugin sets in place of moorage
+#: variables that a device plugin sets instead of moorage
 _OF_DEVICES: Final = (
     "MOORAGE_GPU_UUIDS", "MOORAGE_GPU_INDICES", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
     "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "ZE_ENABLE_PCI_ID_DEVICE_ORDER",
@@ -51,7 +51,7 @@ def owner_label(prefix: str, worker: str) -> str:
 
 
 def pod_name(owner: str, name: MemberName) -> str:
-    """Return the name of a member's pod: the same for the same attempt, so that no second one can be created."""
+    """Return the name of a member's pod. It is the same for the same attempt, so a second pod cannot be created."""
     return f"moorage-{_digest(owner, *map(str, name))}"
 
 
@@ -60,7 +60,7 @@ def _digest(*words: str) -> str:
 
 
 def member_of(pod: Mapping[str, Any]) -> MemberName | None:
-    """Return the member of a pod; None for a pod whose annotation does not say it."""
+    """Return the member of a pod; None if its annotation names none."""
     text = pod["metadata"].get("annotations", {}).get(MEMBER, "")
     try:
         name: MemberName = msgspec.json.decode(text, type=MemberName)
@@ -70,7 +70,7 @@ def member_of(pod: Mapping[str, Any]) -> MemberName | None:
 
 
 def check_request(request: Request) -> None:
-    """Raise Refused for what no pod gives: `invalid-argument` where no other worker could run it either."""
+    """Raise Refused for what no pod can offer: `invalid-argument` if no other worker could run it either."""
     run, gpu = request.workload, request.gpu
     if run.checkpoint_signal is not None:
         raise refuse(
@@ -83,14 +83,14 @@ def check_request(request: Request) -> None:
     if gpu is not None and (gpu.scheduling == "gang" or gpu.distributed is not None):
         raise refuse(
             "failed-precondition",
-            "the driver kubernetes runs no gang: a rank that is lost with its node is kept, and would hold up the rest",
+            "the driver kubernetes runs no gang: a rank lost with its node is kept, and would block the others",
             field="$.gpu.scheduling",
             found="gang",
         )
     if gpu is not None and gpu.effective_sharing != "exclusive":
         raise refuse(
             "failed-precondition",
-            "the driver kubernetes gives whole units of its resource: whether one is a share is the cluster's to say",
+            "the driver kubernetes leases whole units of its resource: the cluster decides whether a unit is a share",
             field="$.gpu.sharing",
             found=gpu.effective_sharing,
             allowed="exclusive, on a worker whose resource is one of shares",
@@ -123,10 +123,10 @@ def pod_of(
     user: str | None = None,
     simulated: bool = False,
 ) -> dict[str, Any]:
-    """Return the pod of a member. Raises SharingUnavailable, and Refused for a user that has no number.
+    """Return the pod of a member. Raises SharingUnavailable, and Refused for a user without a number.
 
-    `user` is the one that the worker's policy or the request names; `start_within_s` is how long the pod may wait for
-    its container, and comes before the job's time-out. Values of secrets are not in it: they are in `secret_of`.
+    `user` is from the worker's policy or the request. `start_within_s` is how long the pod may wait for its container;
+    it does not count towards the job's time-out. Values of secrets are not in the pod but in `secret_of`.
     """
     name, request, run = assignment.name, assignment.request, assignment.run
     ours: dict[str, str] = assignment.environment(simulated=simulated)
@@ -171,7 +171,8 @@ def pod_of(
         "enableServiceLinks": False,
         "hostNetwork": False,
         "terminationGracePeriodSeconds": grace_s_of(run.grace_s),
-        # a cluster evicts pods from a node that does not answer, and forgets them: this pod ends when moorage asks it
+        # a cluster evicts pods from a node that does not answer, and forgets them: this pod ends only when moorage ends
+        # it
         "tolerations": [{"operator": "Exists"}],
         "containers": [container],
         "volumes": [
@@ -204,20 +205,20 @@ def pod_of(
 
 
 def literal(text: str) -> str:
-    """Return a word such that the kubelet's expansion of `$(NAME)` gives the text itself: there `$$` is one `$`."""
+    """Return text that the kubelet's expansion of `$(NAME)` turns back into this text: there `$$` is one `$`."""
     return text.replace("$", "$$")
 
 
 def grace_s_of(grace_s: float) -> int:
-    """Return a grace in whole seconds, at least 1: to a cluster 0 means to forget the pod, whether it runs or not."""
+    """Return a grace in whole seconds, at least 1: with 0 a cluster forgets the pod, even if it still runs."""
     return max(1, math.ceil(grace_s))
 
 
 def active_deadline_s(assignment: Assignment, start_within_s: float) -> int | None:
-    """Return after how many seconds the kubelet ends the pod, counted from when it takes it; None for never.
+    """Return after how many seconds the kubelet ends the pod, counted from when it takes the pod; None for never.
 
-    That is what is left of time-out and deadline. The time-out begins with the container, which may take
-    `start_within_s`: once it runs, the driver sets the exact end (`exact_deadline_s`).
+    It is the rest of time-out and deadline. The time-out begins with the container, which may take
+    `start_within_s`: once the container runs, the driver sets the exact end (`exact_deadline_s`).
     """
     timeout_s = assignment.run.timeout_s
     ends = [] if timeout_s is None else [timeout_s + start_within_s]
@@ -227,8 +228,10 @@ def active_deadline_s(assignment: Assignment, start_within_s: float) -> int | No
 
 
 def exact_deadline_s(pod: Mapping[str, Any], waited_s: float) -> int | None:
-    """Return what `activeDeadlineSeconds` is to be once the container has begun, `waited_s` after the kubelet took the
-    pod; None where it is so already. It may only become less."""
+    """Return the new `activeDeadlineSeconds` of a pod whose container began `waited_s` after the kubelet took the pod.
+
+    Return None if it need not change. It may only become less.
+    """
     timeout = pod["metadata"].get("annotations", {}).get(TIMEOUT)
     before = pod["spec"].get("activeDeadlineSeconds")
     if timeout is None or before is None:

@@ -1,4 +1,4 @@
-"""Settings of the driver kubernetes."""
+"""Declare the settings of the driver kubernetes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DIR_BYTES: Final = 10 << 30
 
 
 class KubernetesSettings(ImageSettings, frozen=True):
-    """Settings of the driver `kubernetes`. A job can change none of them, but for the user with `request_user`."""
+    """Settings of the driver `kubernetes`. A job cannot change them, except the user if `request_user` is set."""
 
     node: Annotated[str, setting("Name of the worker's node; in a pod, spec.nodeName by the downward API. Needed.")] = (
         ""

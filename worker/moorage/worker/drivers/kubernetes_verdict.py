@@ -1,7 +1,7 @@
-"""What a pod's status says of its member: whether it waits, runs or is over, and whose fault it is. Pure.
+"""Read from a pod's status whether its member waits, runs or is over, and what is at fault. Without I/O.
 
-A member is over when the kubelet says so: its container is terminated, or the kubelet has refused the pod and made no
-container. That the pod is deleted, or marked as failed by some other part of the cluster, says nothing of the node.
+A member is over when the kubelet reports it: its container is terminated, or the kubelet refused the pod and made no
+container. A deleted pod, or one that another part of the cluster marked as failed, proves nothing about the node.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from moorage.worker.drivers.container_engine import EngineError
 from moorage.worker.drivers.container_faults import NO_IMAGE, start_fault
 from moorage.worker.drivers.kubernetes_pod import ENDS
 
-#: what a kubelet says of a container whose program it could not start
+#: a kubelet's reasons for a container whose program it could not start
 _NOT_STARTED: Final = ("StartError", "ContainerCannotRun", "RunContainerError")
-#: an image that no other node has either: it cannot be named so, or this cluster's nodes must have it already
+#: reasons for an image that no other node has either: its name is invalid, or nodes of this cluster do not pull
 _BAD_IMAGE: Final = ("InvalidImageName", "ErrImageNeverPull")
 _PULLING: Final = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
 _TEXT_CHARS_MAX: Final = 300
 
 
 class Seen(NamedTuple):
-    """What a pod's status says. `ended`: its container has run and is over, with `code`. Of the others none has run:
-    `refused` is the node's fault, `failed` the job's, with `code`.
+    """The state of a member by its pod's status.
 
-    `is_over` is false for a pod that will not start and is still to be removed. `began` says that its container is
-    known to have begun.
+    `ended`: its container has run and is over, with `code`. In all other states it has not run: `refused` is the node's
+    fault, `failed` the job's, with `code`. `is_over` is false for a pod that will not start and must still be removed.
+    `began` is set if its container is known to have begun.
     """
 
     kind: Literal["waiting", "running", "ended", "refused", "failed"]
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
 
 def read(pod: Mapping[str, Any]) -> Seen:
-    """Return what a pod's status says of its member."""
+    """Return the state of a member by its pod's status."""
     status = pod.get("status", {})
     container: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
     state = container.get("state") or {}
@@ -76,12 +76,12 @@ def _terminated(pod: Mapping[str, Any], terminated: Mapping[str, Any]) -> Seen:
     if (asked := asked_at(pod)) is not None and not _was_before(terminated, asked):
         why = pod["metadata"].get("annotations", {}).get(ENDS, "lost" if why == "exit" else why)
     if why != "exit" and code in (137, 143):
-        code = 128 - code  # by the kubelet's signal
+        code = 128 - code  # ended by the kubelet's signal
     return Seen("ended", why, code, is_over=True, began=began)
 
 
 def asked_at(pod: Mapping[str, Any]) -> datetime | None:
-    """Return when the pod was asked to end; None for a pod that was not."""
+    """Return when the pod was asked to end; None if it was not."""
     metadata = pod["metadata"]
     if "deletionTimestamp" not in metadata:
         return None
@@ -90,7 +90,7 @@ def asked_at(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def waited_s(pod: Mapping[str, Any]) -> float:
-    """Return how long the kubelet had the pod before its container began; 0 where that is not known."""
+    """Return how long the kubelet had the pod before its container began; 0 if unknown."""
     status = pod.get("status", {})
     container: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
     began = ((container.get("state") or {}).get("running") or {}).get("startedAt")
@@ -105,7 +105,7 @@ def _was_before(terminated: Mapping[str, Any], moment: datetime) -> bool:
 
 
 def _is_forgotten(status: Mapping[str, Any]) -> bool:
-    """Whether the cluster, and not the kubelet, has set the pod to failed, since its node is gone."""
+    """Return whether the cluster, not the kubelet, marked the pod as failed, because its node is gone."""
     return any(
         each.get("type") == "DisruptionTarget" and each.get("reason") == "DeletionByPodGC"
         for each in status.get("conditions") or ()

@@ -1,7 +1,7 @@
 """Find the drivers that a worker's settings name, read the settings of each, and make them.
 
-A word of the setting `drivers` is the name of a driver that comes with moorage, or of one that an installed package
-offers as an entry point of the group `moorage.drivers`, or `module:Class`.
+An entry of the setting `drivers` is the name of a driver that comes with moorage, or of a driver that an installed
+package offers as an entry point of the group `moorage.drivers`, or `module:Class`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("moorage.worker")
 
 
 class Found(NamedTuple):
-    """A driver's class and its settings. `foreign`: it does not come with moorage."""
+    """A driver's class and its settings. `foreign` is set if it does not come with moorage."""
 
     kind: type[Driver]
     own: Any
@@ -44,9 +44,10 @@ class Found(NamedTuple):
 def find(
     words: Sequence[str], file: SettingsFile, env: Mapping[str, str] | None = None, *, simulated: bool
 ) -> list[Found]:
-    """Return the drivers of these words, with their settings from the environment and the file.
+    """Return the drivers that these entries name, with their settings from the environment and the file.
 
-    Raises Refused: failed-precondition for a word that names no driver, bad-settings for what a driver cannot have.
+    Raises Refused: failed-precondition for an entry that names no driver, bad-settings for a setting that a driver does
+    not have.
     """
     found = [_found(word, file, env) for word in dict.fromkeys(words)]
     names = [each.kind.name for each in found]
@@ -57,10 +58,10 @@ def find(
         if name not in names:
             raise refuse(
                 "bad-settings",
-                f"[{OF_DRIVERS}.{name}] in {file.path} is of no driver of this worker",
+                f"[{OF_DRIVERS}.{name}] in {file.path} belongs to no driver of this worker",
                 found=name,
                 allowed=", ".join(names),
-                next=f"add {name} to drivers of [worker], or take that section out",
+                next=f"add {name} to drivers of [worker], or remove that section",
             )
     for each in found:
         if each.kind.capabilities.simulated_only and not simulated:
@@ -68,7 +69,7 @@ def find(
                 "failed-precondition",
                 f"the driver {each.kind.name} runs nothing: only simulated workers offer it",
                 field="$.drivers",
-                next=f"add simulate, or take {each.kind.name} out",
+                next=f"set simulate, or remove {each.kind.name} from drivers",
             )
     return found
 
@@ -86,8 +87,8 @@ def _found(word: str, file: SettingsFile, env: Mapping[str, str] | None) -> Foun
 
 
 def _entry_point(name: str) -> str:
-    """Return the `module:Class` that an installed package offers under this name. Raises Refused where none does."""
-    from importlib.metadata import entry_points  # it reads what every installed package says of itself
+    """Return the `module:Class` that an installed package offers under this name. Raises Refused if no package does."""
+    from importlib.metadata import entry_points  # imported late: it reads the metadata of every installed package
 
     offered = entry_points(group=GROUP)
     for point in offered:
@@ -98,12 +99,12 @@ def _entry_point(name: str) -> str:
 
 
 def _check(word: str, kind: type[Driver]) -> None:
-    """Raise ValueError for a class that moorage cannot use as a driver."""
+    """Raise ValueError if moorage cannot use this class as a driver."""
     name, fence = kind.name, kind.capabilities.fence
     if name in ("", *UP_TO_0_2, *BUILT_IN):
         raise ValueError(f"{word}: its name {name!r} is taken or empty; give the class another `name`")
     if not is_own(word) and name != word:
-        raise ValueError(f"{word}: the class has the name {name!r}; call the entry point so")
+        raise ValueError(f"{word}: the class has the name {name!r}; give the entry point the same name")
     if fence not in FENCES:
         raise ValueError(f"{word}: its fence must be one of {', '.join(FENCES)}, found {fence!r}")
 
@@ -114,10 +115,10 @@ def _own_settings(kind: type[Driver], file: SettingsFile, env: Mapping[str, str]
     declared = kind.settings or _NoSettings
     found = settle(section, declared, env=env, file=file)
     for name in unknown_variables(section, found, env):
-        log.warning("%s is no setting of the driver %s: it does nothing", name, kind.name)
+        log.warning("%s is no setting of the driver %s: it has no effect", name, kind.name)
     if kind.settings is None:
         return None
-    # without the values: any of them may be a secret
+    # only the keys are logged: any value may be a secret
     given = "; ".join(f"{key} ({one.source})" for key, one in found.items() if one.source != DEFAULT)
     log.info("settings of the driver %s: %s", kind.name, given or "defaults")
     return made(kind.settings, found)

@@ -1,10 +1,10 @@
-"""The driver of simulated workers: claims are real, nothing runs. It measures and tests everything around a job.
+"""Implement the driver of simulated workers: claims are real, but nothing runs. Tests and benchmarks use it.
 
 A member ends at once with code 0, unless `argv` says otherwise, for tests:
 
     ["exit", "3"]            ends at once with code 3, -64..255 (negative: as by that signal)
-    ["sleep", "1.5"]         ends with code 0 after so many seconds, or by `timeout_s`, whichever is first
-    ["sleep", "1.5", "3"]    the same with code 3
+    ["sleep", "1.5"]         ends with code 0 after 1.5 seconds, or by `timeout_s`, whichever is first
+    ["sleep", "1.5", "3"]    ends with code 3 instead
     ["hang"]                 runs until it is ended
     ["fail", "no such file"] cannot be started: reported with that reason and code 127
 """
@@ -23,10 +23,10 @@ from moorage.schemas.job import DURATION_S_MAX, Request
 from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed
 
-#: minus SIGTERM and minus SIGKILL, as a real process would end by the two words
+#: minus SIGTERM, with which a real process would end, too
 CODE_ENDED: Final = -15
 CODE_TIMED_OUT: Final = -15
-#: of a reason that is reported
+#: length of a reported reason
 DETAIL_CHARS_MAX: Final = 200
 #: exit codes, and minus the numbers of signals
 CODE_MIN: Final = -64
@@ -35,7 +35,7 @@ _WORDS: Final = {"exit": (2, 2), "sleep": (2, 3), "hang": (1, 1), "fail": (1, 2)
 
 
 class NoopDriver(Driver):
-    """Only simulated workers offer it. Its members touch no device and die with the agent."""
+    """A driver for simulated workers only. Its members touch no device and die with the agent."""
 
     name = "noop"
     config = NoopBlock
@@ -88,7 +88,7 @@ class NoopDriver(Driver):
             self._over(name, CODE_ENDED, "fence" if why == "fence" else "end")
 
     async def read_log(self, ask: ReadLog) -> LogPage:
-        """Nothing runs, so nothing is said."""
+        """Return an empty page: nothing runs, so there is no output."""
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
         return LogPage(ask.attempt, ask.stream, over=ask.ended_ms > 0 and name not in self._running)
 
@@ -110,7 +110,7 @@ class NoopDriver(Driver):
 
 
 def _script(argv: list[str]) -> tuple[str, float, int, str]:
-    """(word, seconds, code, why). Raises Refused for words that the module's text does not list."""
+    """Return (word, seconds, code, why). Raises Refused for an argv that the module's docstring does not list."""
     word = argv[0]
     least, most = _WORDS.get(word, (0, 0))
     try:
@@ -126,7 +126,7 @@ def _script(argv: list[str]) -> tuple[str, float, int, str]:
     except ValueError:
         raise refuse(
             "invalid-argument",
-            "the driver noop does not know these words",
+            "the driver noop does not know this argv",
             field="$.run.argv",
             found=" ".join(argv)[:80],
             allowed=f"none, or exit <code>, sleep <seconds> [code], hang, fail [why]; codes {CODE_MIN}..{CODE_MAX}",
@@ -134,7 +134,7 @@ def _script(argv: list[str]) -> tuple[str, float, int, str]:
 
 
 def _code(text: str) -> int:
-    """Raises ValueError for what no process ends with: a report could not carry it."""
+    """Return an exit code. Raises ValueError for a code outside its bounds, which no report could carry."""
     code = int(text)
     if not CODE_MIN <= code <= CODE_MAX:
         raise ValueError
@@ -142,7 +142,7 @@ def _code(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Raises ValueError for what is no duration: NaN, too."""
+    """Return a number of seconds. Raises ValueError for what is no duration, also for NaN."""
     seconds = float(text)
     if not 0 <= seconds <= DURATION_S_MAX:
         raise ValueError

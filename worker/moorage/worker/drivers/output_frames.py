@@ -1,4 +1,4 @@
-"""A member's output on its way to the log subject: the supervisor's pieces, put together into frames of text."""
+"""Combine pieces of a member's output into frames of text for its log subject."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from moorage.schemas.codec import encode
 from moorage.worker.member_messages import MemberName
 from moorage.worker.supervisor.protocol import Ended, Output
 
-#: bytes of output in one frame; the supervisor's pieces are coalesced up to it
+#: most bytes of output in one frame
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
-#: seconds between two notes of one member, and what one says at most
+#: seconds between two notes about one member, and the length of a note
 NOTE_S: Final = 1.0
 NOTE_CHARS_MAX: Final = 400
 _STREAMS: Final[dict[str, frames.StreamName]] = {"stdout": "out", "stderr": "err"}
 
 
 class Notes:
-    """What a driver tells of a member beside its output: what it does before the start, and where it is reached.
+    """Publishes notes about a member beside its output: what is done before its start, and where it is reached.
 
-    It is told to those that follow the member now. `publish` is set once the driver is attached.
+    Only clients that follow the member now get them. `publish` is set once the driver is attached.
     """
 
     def __init__(self, *, publishes: bool) -> None:
@@ -32,7 +32,7 @@ class Notes:
         self._said: dict[MemberName, tuple[float, str]] = {}
 
     def say(self, name: MemberName, note: str) -> None:
-        """Tell what is being done for a member, unless it is what was told last, or that was a moment ago."""
+        """Publish what is being done for a member, unless it is the last note again, or that note is too recent."""
         now_s = time.monotonic()
         said_s, before = self._said.get(name, (-NOTE_S, ""))
         if note != before and now_s - said_s >= NOTE_S:
@@ -40,7 +40,7 @@ class Notes:
             self._send(name, note=note[:NOTE_CHARS_MAX])
 
     def started(self, name: MemberName, ports: dict[str, str]) -> None:
-        """Nothing more is done for a member before its start: tell where it is reached, if it publishes ports."""
+        """Take that a member has started; publish where it is reached, if it publishes ports."""
         self._said.pop(name, None)
         if ports:
             self._send(name, ports=ports)
@@ -54,7 +54,7 @@ class Notes:
 
 
 class OutputFrames:
-    """Pieces of output, coalesced by member and stream. Text cut inside a character waits for its other half."""
+    """Pieces of output, combined by member and stream. Half a character waits for its other half."""
 
     def __init__(self) -> None:
         self._decoders: dict[tuple[MemberName, str], codecs.IncrementalDecoder] = {}

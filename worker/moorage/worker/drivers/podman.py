@@ -1,9 +1,9 @@
-"""The driver of podman's containers: the supervisor runs `podman run`, and ends it with all that descends from it.
+"""Run containers through podman: the supervisor runs `podman run`, and ends it with everything that descends from it.
 
-`podman run` is the member's process; its output and its code are the container's. Conmon, the container's monitor, is
-the parent of the container's init, and becomes a child of the supervisor. Both are in cgroups that podman chooses, so
-the end is proven by the tree. A file that the runtime writes says that the container was made: until it is there, what
-podman says of an error is the reason why nothing started.
+`podman run` is the member's process; it passes on the container's output and exit code. Conmon, the container's
+monitor, is the parent of the container's init, and becomes a child of the supervisor. Both are in cgroups that podman
+chooses, so the end is proven by the process tree. The runtime writes a file once the container is made: until that file
+exists, podman's error message is the reason why nothing started.
 """
 
 from __future__ import annotations
@@ -71,39 +71,39 @@ from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
 log = logging.getLogger("moorage.worker")
 
-#: below the supervisor's state folder: a file for each container that was made, one once its start was reported, and
-#: one with the nodes that CDI is to bring
+#: below the supervisor's state folder: a file for each container that was made, a file once its start was reported, and
+#: a file with the device nodes that CDI is to inject
 FOLDER: Final = "podman"
 _MADE: Final = ".pid"
 _TOLD: Final = ".told"
 _NODES: Final = ".nodes"
 LABEL: Final = "moorage.member"
 LABEL_STATE: Final = "moorage.state"
-#: how the `why` of an end begins that was for want of a device
+#: prefix of an end's `why` if a device was missing
 NO_DEVICE: Final = "devices"
 LOOK_S_MIN: Final = 0.02
 LOOK_S_MAX: Final = 0.25
-#: images that are pulled at once, each within a time
+#: images that are pulled at the same time, and the time limit of each pull
 PULLS_MAX: Final = 4
 PULL_S_MAX: Final = 1800.0
-#: images that are known to be here: to ask podman is a process for each container
+#: images known to be present: asking podman costs a process for each container
 IMAGES_MAX: Final = 256
-#: how long after a forced end what podman knows of containers is removed: with that of others that end then
+#: how long after a forced end podman's data of containers is removed, together with other containers that end then
 CLEAN_S: Final = 0.2
-#: where podman could not
+#: how long until the next try if podman failed
 RETRY_S: Final = 10.0
 #: containers in one command
 AT_ONCE: Final = 100
-#: podman tells a signal as a shell does
+#: podman reports a signal as a shell does
 _SIGNALS: Final = (137, 143)
 
 
-#: of a file: when it was written, which one it is, and its size
+#: identifies a file's content: its time, inode and size
 _Stamp = tuple[int, int, int]
 
 
 class PodmanDriver(ProcessDriver):
-    """See the module's text."""
+    """The driver `podman`; see the module's docstring."""
 
     name = "podman"
     joins_mps = False
@@ -142,7 +142,7 @@ class PodmanDriver(ProcessDriver):
     own: PodmanSettings
     podman: Podman
     ports: Ports
-    #: the files of devices, as the kit has them
+    #: the files in /dev of each device, from the kit
     nodes: Mapping[str, Sequence[str]]
 
     def __init__(self, *words: Any, **fields: Any) -> None:
@@ -155,8 +155,8 @@ class PodmanDriver(ProcessDriver):
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[MemberName, asyncio.Task[None]] = {}
         self._to_remove: set[MemberName] = set()
-        self._images_file: Path | None = None  # podman writes it anew whenever an image comes, goes or is renamed
-        self._found: dict[str, _Stamp] = {}  # images, and which file had them; none once a start has failed
+        self._images_file: Path | None = None  # podman rewrites it when an image comes, goes or is renamed
+        self._found: dict[str, _Stamp] = {}  # images that were present at that stamp; emptied when a start fails
         self._cleans: asyncio.Task[None] | None = None
 
     async def open(self) -> list[Living]:
@@ -168,12 +168,13 @@ class PodmanDriver(ProcessDriver):
         self._notes.publish = self.publish
         living = [self._as_it_is(each) for each in living]
         self.ports.begin(self._key(each.name) for each in living)
-        # awaited: the first command of a user that is not root leaves a process behind, which must be no member's
+        # awaited: an unprivileged user's first podman command leaves a process behind, which must not belong to a
+        # member
         try:
             await self._sweep([each.name for each in living if each.phase != "stuck"])
         except (OSError, TimeoutError, ValueError) as error:
-            log.warning("podman: what an agent before left is not removed: %s", error or "no answer")
-        with contextlib.suppress(OSError, TimeoutError, ValueError):  # else podman is asked for each container
+            log.warning("podman: containers of an earlier agent are not removed: %s", error or "no answer")
+        with contextlib.suppress(OSError, TimeoutError, ValueError):  # on failure podman is asked for each container
             where = await self.podman.ask("info", "--format={{.Store.GraphDriverName}} {{.Store.GraphRoot}}")
             kind, root = where.out.strip().split(" ", 1)
             self._images_file = Path(root) / f"{kind}-images" / "images.json"
@@ -192,21 +193,21 @@ class PodmanDriver(ProcessDriver):
         uid = uid_of(tenant, request, self.own, self._policy)
         if not os.geteuid():
             return uid
-        return os.geteuid() if uid == 0 else None  # rootless, the other users of containers have numbers of their own
+        return os.geteuid() if uid == 0 else None  # rootless, a container's other users have other uids on the host
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         key = self._key((ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence))
         return msgspec.structs.replace(await super().read_log(ask), ports=self.ports.of(key))
 
-    # -- how it differs from processes
+    # -- differences from the driver of processes
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Raises Refused for what this worker forbids, HostAtFault, SecretRefused."""
+        """Return the member to start. Raises Refused for what this worker forbids, HostAtFault, SecretRefused."""
         name, request, run = assignment.name, assignment.request, assignment.run
         check_container_policy(name[0], request, self.own, self._policy)
         self._policy.check_secrets(name[0], run.env)
         check_network(name[0], request, self.own)
-        secret_variables(run.env, self._secrets_dir)  # what is missing is said now
+        secret_variables(run.env, self._secrets_dir)  # a missing secret is reported now
         marks = assignment.environment(
             interface=self._interface, simulated=self._simulated, has_own_mps=self._mps is not None
         )
@@ -232,7 +233,7 @@ class PodmanDriver(ProcessDriver):
 
     async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
         joined = await super()._made_ready(assignment, member)
-        # the daemon's client is the container, and not podman
+        # the MPS daemon's client is the container, not podman
         mps = {each: value for each, value in joined.env.items() if each not in member.env}
         name, request = assignment.name, assignment.request
         try:
@@ -248,7 +249,7 @@ class PodmanDriver(ProcessDriver):
             raise HostAtFault(f"podman: {error or 'it does not answer'}") from None
 
     def _begun(self, name: MemberName) -> None:
-        """Podman runs; its container does not yet."""
+        """Look for the container: podman runs, the container does not yet."""
         self._look_for(name)
 
     def _taken_over(self, name: MemberName) -> None:
@@ -266,25 +267,25 @@ class PodmanDriver(ProcessDriver):
             if looking is not None:
                 looking.cancel()
                 if self._file(name, _MADE).exists() and not event.why.startswith(NO_DEVICE):
-                    self._started.append(name)  # it was quicker than the look for it
+                    self._started.append(name)  # it ended before the look for it saw it
         super().on_event(key, event)
 
     def on_replaced(self) -> None:
-        """The supervisor died, and podman with it; what hides in a container only podman still knows."""
+        """Remove the containers: podman died with the supervisor, and only podman knows what hides in a container."""
         super().on_replaced()
         self._remove(self._known)
 
     def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
-        """Sort what `podman run` ended with: the container's own end, or a start that failed and why."""
+        """Tell the container's own end from a start that failed, by what `podman run` ended with."""
         change = msgspec.structs.replace
         if event.reason != "exit" or event.exit_code is None or event.exit_code in CODES:
-            self._to_remove.add(name)  # else podman has removed it
+            self._to_remove.add(name)  # otherwise podman has removed it itself
         if event.reason == "start-failed":
-            return change(event, stage=ENGINE) if event.stage in ("exec", "cwd") else event  # podman is not there
+            return change(event, stage=ENGINE) if event.stage in ("exec", "cwd") else event  # podman is missing
         if event.reason == "end" and event.why.startswith(NO_DEVICE):
             return change(event, reason="start-failed", stage=ENGINE, message=event.why)
         if event.reason == "exit" and event.exit_code in CODES and not self._file(name, _MADE).exists():
-            self._found.clear()  # the image may be gone
+            self._found.clear()  # the image may have been removed
             fault = run_fault(self._said(name))
             number = errno.ENOENT if fault.code == CODE_NOT_FOUND else errno.EACCES
             stage = ENGINE if fault.code is None else "exec"
@@ -312,7 +313,7 @@ class PodmanDriver(ProcessDriver):
         return f"moorage-{member_digest(f'{self._mark}|{self._key(name)}')}"
 
     def _as_it_is(self, living: Living) -> Living:
-        """A container that podman has not made yet is still starting."""
+        """Return a member as starting if podman has not made its container yet."""
         is_told = living.phase != "running" or self._file(living.name, _TOLD).exists()
         return living if is_told else msgspec.structs.replace(living, phase="starting")
 
@@ -323,14 +324,14 @@ class PodmanDriver(ProcessDriver):
         return task
 
     def _said(self, name: MemberName) -> str:
-        """Podman's last words on its standard error, which are the job's there."""
+        """Return podman's last error line, from its standard error, which it shares with the job."""
         with contextlib.suppress(OSError), open(output_path(self._link.state, self._key(name), "stderr"), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             return last_error(file.read())
-        return "podman said nothing of it"
+        return "podman printed no error"
 
     async def _have_image(self, name: MemberName, image: str) -> None:
-        """Have the image here, as the settings say. Raises CannotStart."""
+        """Make sure that the image is here, as the setting `pull` says. Raises CannotStart."""
         pull, words, head = self.own.pull, ["pull"], f"pulling the image {image}"
         if pull != "always":
             stamp = self._stamp()
@@ -346,7 +347,7 @@ class PodmanDriver(ProcessDriver):
             if found.code != 1:
                 raise CannotStart(None, found.error)
             if pull == "never":
-                raise CannotStart(CODE_CANNOT_START, f"there is no image {image} (and it is not pulled here)")
+                raise CannotStart(CODE_CANNOT_START, f"there is no image {image}, and this worker does not pull it")
         if self._pulls.locked():
             self._notes.say(name, f"waiting to pull the image {image}")
         async with self._pulls:
@@ -359,13 +360,13 @@ class PodmanDriver(ProcessDriver):
                         limit_s=PULL_S_MAX, heard=lambda line: self._notes.say(name, f"{head}: {line}"),
                     )  # fmt: skip
                 except TimeoutError:
-                    why = f"image {image} cannot be pulled: it is not here after {PULL_S_MAX / 60:g} minutes"
+                    why = f"image {image} cannot be pulled: the pull did not end within {PULL_S_MAX / 60:g} minutes"
                     raise CannotStart(None, why) from None
             if done.code != 0:
                 raise pull_fault(image, EngineError(500, done.error))
 
     def _stamp(self) -> _Stamp | None:
-        """Which list of images podman has now; None where that is not known."""
+        """Return the stamp of podman's present list of images; None if it is unknown."""
         with contextlib.suppress(OSError):
             if self._images_file is not None:
                 found = self._images_file.stat()
@@ -374,7 +375,7 @@ class PodmanDriver(ProcessDriver):
 
     @contextlib.contextmanager
     def _login_words(self, image: str) -> Iterator[list[str]]:
-        """Give podman's words for the login at a registry, which is in a file meanwhile. Raises CannotStart."""
+        """Give podman's arguments for the login at a registry, whose file exists meanwhile. Raises CannotStart."""
         login = login_for(image, self.own, self._secrets_dir)
         if login is None:
             yield []
@@ -391,7 +392,7 @@ class PodmanDriver(ProcessDriver):
             self._entries.folder.close()
 
     async def _image(self, name: str) -> Image:
-        """What an image says of its own program. Raises CannotStart."""
+        """Return an image's own program and variables. Raises CannotStart."""
         done = await self.podman.ask("image", "inspect", "--", name)
         if done.code != 0:
             raise CannotStart(None, done.error)
@@ -399,7 +400,10 @@ class PodmanDriver(ProcessDriver):
         return Image.of(inspected)
 
     def _nodes(self, assignment: Assignment) -> list[str]:
-        """The nodes that CDI is to bring for these devices. Raises CannotStart for a device that no spec has."""
+        """Return the device nodes that CDI must inject for these devices.
+
+        Raises CannotStart for a device without a spec.
+        """
         names = [each.cdi[0] for each in assignment.devices if each.vendor == "nvidia" and each.cdi]
         if self._simulated or not names:
             return []
@@ -410,7 +414,7 @@ class PodmanDriver(ProcessDriver):
             raise CannotStart(None, "; ".join([str(error), *registry.faults])) from None
 
     async def _words(self, assignment: Assignment, mps: Mapping[str, str] | None) -> tuple[str, ...]:
-        """The command line of `podman run`. Raises CannotStart."""
+        """Return the command line of `podman run`. Raises CannotStart."""
         name, run = assignment.name, assignment.run
         secrets = secret_variables(run.env, self._secrets_dir)
         limit = None if self._limits is None else self._limits.of_container(name, *assignment.part)
@@ -434,12 +438,12 @@ class PodmanDriver(ProcessDriver):
         return self.podman.words("run", *own, *words_of(config, limits_here()))
 
     def _look_for(self, name: MemberName) -> None:
-        if name in self._starting:  # begun here and found again behind a supervisor that came back
+        if name in self._starting:  # started here, and found again after a supervisor came back
             return
         self._starting[name] = asyncio.get_running_loop().create_task(self._look(name))
 
     async def _look(self, name: MemberName) -> None:
-        """Report the start once the container is made and has its devices; end it where it has not."""
+        """Report the start once the container is made and has its devices; end it if devices are missing."""
         delay_s = LOOK_S_MIN
         while not self._file(name, _MADE).exists():
             await asyncio.sleep(delay_s)
@@ -449,12 +453,12 @@ class PodmanDriver(ProcessDriver):
             return
         del self._starting[name]
         self._file(name, _TOLD).touch()
-        self._entries.remove(self._key(name))  # the container has it
+        self._entries.remove(self._key(name))  # the container has read it
         self.report(Started([name]))
         self._notes.started(name, self.ports.of(self._key(name)))
 
     async def _missing(self, name: MemberName) -> str:
-        """What a container should have got by CDI and has not; "" where all is well, or it is over."""
+        """Return which devices CDI should have injected and did not; "" if none is missing or the container is over."""
         try:
             wanted = self._file(name, _NODES).read_text().split("\n")
         except FileNotFoundError:
@@ -468,16 +472,16 @@ class PodmanDriver(ProcessDriver):
         missing = [each for each in wanted if each not in found]
         return f"podman did not inject {', '.join(missing)}" if missing else ""
 
-    # -- what podman keeps of containers
+    # -- containers that podman keeps
 
     def _remove(self, names: Collection[MemberName]) -> None:
-        """Begin to remove what podman knows of these, and of all others that are to be removed."""
+        """Begin to remove podman's data of these members, and of all others that wait for it."""
         self._to_remove.update(names)
         if self._cleans is None and self._to_remove:
             self._cleans = self._do(self._clean())
 
     async def _clean(self) -> None:
-        """Remove what podman still knows of members that are over; until it has, or the agent ends."""
+        """Remove podman's data of ended members, and try again until it is removed or the agent stops."""
         delay_s = CLEAN_S
         while self._to_remove:
             await asyncio.sleep(delay_s)
@@ -488,14 +492,14 @@ class PodmanDriver(ProcessDriver):
             except (OSError, TimeoutError) as error:
                 trouble = str(error) or "no answer"
             if trouble:
-                log.warning("podman: %d containers that are over cannot be removed yet: %s", len(names), trouble)
+                log.warning("podman: %d ended containers cannot be removed yet: %s", len(names), trouble)
                 delay_s = RETRY_S
             else:
                 self._to_remove.difference_update(names)
         self._cleans = None
 
     async def _end_by_podman(self, key: str, event: ChildEnded) -> None:
-        """Report an end that followed from a dead supervisor once podman, too, has nothing of the container."""
+        """Report an end that a dead supervisor caused, once podman has removed the container."""
         while True:
             with contextlib.suppress(OSError, TimeoutError):
                 words = ("rm", "--force", "--ignore", "--time=0", self._container(name_of(key)))
@@ -506,7 +510,7 @@ class PodmanDriver(ProcessDriver):
         self.on_events_over()
 
     async def _sweep(self, living: Sequence[MemberName]) -> None:
-        """Remove what an agent before this one did not come to remove. Raises OSError, TimeoutError, ValueError."""
+        """Remove the containers that an earlier agent left. Raises OSError, TimeoutError, ValueError."""
         known = {self._key(name) for name in living}
         form = f'--format={{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
         ours = f"--filter=label={LABEL_STATE}={self._mark}"

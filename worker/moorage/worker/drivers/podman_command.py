@@ -1,4 +1,4 @@
-"""The command `podman`, as the agent and the supervisor run it: its options, variables, words and errors."""
+"""Run the command `podman` for the agent and the supervisor: its options, variables, arguments and errors."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from moorage.worker.drivers.container_config import ContainerSettings
 from moorage.worker.drivers.container_engine import EngineError
 from moorage.worker.drivers.container_faults import CannotStart, start_fault
 
-#: for what takes podman a moment; on a busy host it takes longer
+#: time limit for commands that podman answers at once; on a busy host they take longer
 ASK_S: Final = 120.0
-#: podman's own words for a failure that is no program's: it, what it runs, and what is not there
+#: podman's exit codes for failures of podman, of the runtime, and for a missing program
 CODES: Final = (125, CODE_CANNOT_START, CODE_NOT_FOUND)
-#: of the agent's variables those that say where a user's engine has its things
+#: the agent's variables that podman gets: they say where a user's podman keeps its files
 _VARIABLES: Final = (
     "PATH", "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS", "TMPDIR",
     "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF", "REGISTRY_AUTH_FILE",
 )  # fmt: skip
-#: what a container may have at most of what bounds the agent
+#: upper bounds of a container's limits; the agent's own limits count if they are lower
 _ULIMITS: Final = (("nofile", resource.RLIMIT_NOFILE, 1 << 20), ("nproc", resource.RLIMIT_NPROC, 32768))
 _ERROR_BYTES_MAX: Final = 4096
-#: whose faults are the job's beside those that all engines say alike
+#: messages of podman for a fault of the job, beside those that all engines have
 _THE_JOBS: Final = ("workdir ", "unable to find user ", "unable to find group ")
 _NOT_FOUND: Final = "attempted to invoke a command that was not found"
 
 
 class PodmanSettings(ContainerSettings, frozen=True):
-    """Settings of the driver `podman`: those of all containers, and podman's own options."""
+    """Settings of the driver `podman`: those of all container drivers, and podman's own options."""
 
     user: Annotated[
         str,
         setting(
             "User of the processes in a container, as UID or UID:GID; image is the image's own, maybe root. Empty: "
-            "65534:65534, and rootless 0:0, which is the agent's user on the host."
+            "65534:65534, or rootless 0:0, which is the agent's user on the host."
         ),
     ] = ""
     options: Annotated[
@@ -57,19 +57,19 @@ class PodmanSettings(ContainerSettings, frozen=True):
         if self.user:
             super().__post_init__()
         else:
-            msgspec.structs.replace(self, user=default_user())  # which checks all others
+            msgspec.structs.replace(self, user=default_user())  # this checks all other settings
         for option in self.options:
             if not option.startswith("--"):
                 raise ValueError(f"options must be as --name=value, found {option!r}")
 
 
 def default_user() -> str:
-    """Return the user of containers: nobody; rootless, the agent's own user as its containers see it."""
+    """Return the default user of containers: 65534:65534; rootless, the agent's own user as its containers see it."""
     return "0:0" if os.geteuid() else "65534:65534"
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What a command answered."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -77,31 +77,31 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Podman:
-    """The command with the operator's options. It shares nothing with the commands of other options but its files."""
+    """The command podman with the operator's options."""
 
     def __init__(self, options: Sequence[str]) -> None:
-        """Raises Refused where there is no podman."""
+        """Check that podman exists. Raises Refused if it does not."""
         self._options = tuple(options)
         if shutil.which("podman") is None:
             raise refuse(
                 "failed-precondition",
                 "the driver podman needs the command podman on the agent's PATH",
-                next="install podman, or take podman out of drivers",
+                next="install podman, or remove podman from drivers",
             )
 
     def words(self, *words: str) -> tuple[str, ...]:
-        """Return a command line. Warnings are left out: what it writes would stand in the output of a job."""
+        """Return a command line. Podman's warnings are off, because they would be in the output of a job."""
         return ("podman", *self._options, "--log-level=fatal", *words)
 
     @staticmethod
     def environment() -> dict[str, str]:
-        """Return the variables that podman gets: none of them is a job's."""
+        """Return podman's variables; none is a job's."""
         return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
     async def ask(self, *words: str, limit_s: float = ASK_S, heard: Callable[[str], None] | None = None) -> Done:
         """Run a command to its end; `heard` gets the last line of its standard error whenever it writes there.
 
-        Raises TimeoutError, and OSError where it cannot be run.
+        Raises TimeoutError, and OSError if the command cannot be run.
         """
         process = await asyncio.create_subprocess_exec(
             *self.words(*words),
@@ -127,7 +127,7 @@ class Podman:
 
 
 async def _last_of(stream: asyncio.StreamReader, heard: Callable[[str], None] | None) -> bytes:
-    """Read a stream to its end, and return the last of it."""
+    """Read a stream to its end, and return its last bytes."""
     last = b""
     while piece := await stream.read(_ERROR_BYTES_MAX):
         last = (last + piece)[-_ERROR_BYTES_MAX:]
@@ -137,9 +137,9 @@ async def _last_of(stream: asyncio.StreamReader, heard: Callable[[str], None] | 
 
 
 def words_of(config: Mapping[str, Any], limits: frozenset[str]) -> list[str]:
-    """Return the words of `podman run` for a container in the form of an engine's API, its image and command last.
+    """Return the arguments of `podman run` for a container in the form of an engine's API, its image and command last.
 
-    `limits` are those that this host can set for its containers: cpu, memory and pids.
+    `limits` are the limits that this host can set for its containers: cpu, memory and pids.
     """
     host = config["HostConfig"]
     words = [
@@ -173,7 +173,7 @@ def words_of(config: Mapping[str, Any], limits: frozenset[str]) -> list[str]:
 
 
 def _published(bindings: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
-    """Return address, port of the host and port of the container, as podman writes them."""
+    """Return the port bindings in podman's form: address, port of the host, port of the container."""
     return [
         f"{each['HostIp']}:{each['HostPort']}:{own}" if each["HostIp"] else f"{each['HostPort']}:{own}"
         for own, places in bindings.items()
@@ -182,14 +182,17 @@ def _published(bindings: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]
 
 
 def _mount(mount: Mapping[str, Any]) -> str:
-    """What is not read alone becomes the container's user's: podman alone knows who that is on the host."""
+    """Return the option of a mount.
+
+    A writable one is given to the container's user: only podman knows its uid on the host.
+    """
     words = [f"type=bind,source={mount['Source']},destination={mount['Target']}"]
     words.append("ro=true" if mount.get("ReadOnly") else "U=true")
     return ",".join(words)
 
 
 def limits_here() -> frozenset[str]:
-    """Return which limits podman can set: root all; other users what their cgroup of version 2 was given."""
+    """Return the limits that podman can set: all for root; for other users those that their cgroup v2 was given."""
     if os.geteuid() == 0:
         return frozenset({"cpu", "memory", "pids"})
     folder = own_cgroup()
@@ -202,7 +205,7 @@ def limits_here() -> frozenset[str]:
 
 
 def ulimits_here() -> list[str]:
-    """Return the agent's own bounds: podman's default ones are refused to an agent without CAP_SYS_RESOURCE."""
+    """Return the agent's own limits: an agent without CAP_SYS_RESOURCE cannot set podman's defaults."""
     words = []
     for name, kind, most in _ULIMITS:
         soft, hard = (most if each == resource.RLIM_INFINITY else min(each, most) for each in resource.getrlimit(kind))
@@ -211,14 +214,14 @@ def ulimits_here() -> list[str]:
 
 
 def last_error(text: bytes) -> str:
-    """Return what podman said last of an error, without its word for it; "" where it said nothing."""
+    """Return podman's last error message without its prefix; "" if it printed none."""
     lines = text[-_ERROR_BYTES_MAX:].decode(errors="replace").strip().splitlines()
     errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
     return "".join((errors or lines)[-1:])
 
 
 def run_fault(message: str) -> CannotStart:
-    """Return whose fault it is that `podman run` started nothing, from what it said."""
+    """Return the fault, by podman's message, if `podman run` started nothing."""
     if _NOT_FOUND in message:
         return CannotStart(CODE_NOT_FOUND, message)
     if message.startswith(_THE_JOBS):

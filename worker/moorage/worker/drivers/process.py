@@ -1,4 +1,4 @@
-"""The driver of plain processes: the supervisor runs them, ends them, and proves that they are over."""
+"""Run plain processes: the supervisor starts them, ends them, and proves that they are over."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 log = logging.getLogger("moorage.worker")
 
-#: the stage of a start that failed because the VM of the job did not come up
+#: the stage of a start that failed because the job's VM did not boot
 STAGE_BOOT: Final = "boot"
 _MIB: Final = 1024 * 1024
-#: by stage of a start, what this host had too little of; a program's own bound of memory makes its exec fail, too
+#: by stage of a start, the errors for which this host lacks room; a program's own memory limit makes its exec fail, too
 _WANTS: Final = {
     "request": (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
     "exec": (errno.EMFILE, errno.ENFILE),
 }
-#: the stage of a start that an engine could not do, and no job is at fault for
+#: the stage of a start that an engine could not do, through no fault of the job
 ENGINE: Final = "engine"
 
 
@@ -79,7 +79,10 @@ class ProcessSettings(msgspec.Struct, frozen=True):
 
 
 class ProcessDriver(Driver):
-    """`link` may be shared by several workers of one process. `simulated` checks no MPS directory and no file."""
+    """The driver `process`. Several workers of one process may share `link`.
+
+    If `simulated`, MPS files are not checked.
+    """
 
     name = "process"
     tells_processes = True
@@ -133,8 +136,10 @@ class ProcessDriver(Driver):
         mps: ManagedMps | None = None,
         freezer: Freezer | None = None,
     ) -> None:
-        """Without `folders` no member has one, and starts in /; without `limits` none is limited from within. `mps` is
-        there where the worker runs MPS daemons, `freezer` where its members can be frozen."""
+        """Without `folders` members have no folder and start in /; without `limits` the limiter is not used.
+
+        `mps` is set if the worker runs MPS daemons, `freezer` if its members can be frozen.
+        """
         super().__init__()
         self._freezer = freezer
         self._freezing: dict[MemberName, asyncio.Task[None]] = {}
@@ -203,7 +208,7 @@ class ProcessDriver(Driver):
         for task in self._look_after:
             task.cancel()
             await asyncio.wait((task,))
-        # those that have not begun the next agent reports; of those that are over it stores the files
+        # the next agent reports members that have not started, and stores the files of those that are over
         for task in [*self._bringing.values(), *self._storing.values(), *self._freezing.values()]:
             task.cancel()
             await asyncio.wait((task,))
@@ -229,11 +234,11 @@ class ProcessDriver(Driver):
                     members.append(member)
                 else:
                     self._bring(assignment, member)
-            except HostAtFault as error:  # what `check` saw has gone since
+            except HostAtFault as error:  # it was there when `check` looked
                 not_started.append((assignment.name, error.problem.message))
             except MoorageError as error:
                 failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
-            except Exception:  # what a request holds must end no agent: every worker that it comes to would go down
+            except Exception:  # no request may end an agent: every worker that gets the request would go down
                 log.exception("%s of %s could not be made ready to start", assignment.name[1], assignment.name[0])
                 failed.append((assignment.name, CODE_CANNOT_START, "moorage failed on this request"))
         self._over([*(each[0] for each in failed), *(each[0] for each in not_started)])
@@ -245,7 +250,7 @@ class ProcessDriver(Driver):
             self._link.start(members)
 
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
-        if (bringing := self._bringing.pop(name, None)) is not None:  # no process of it runs yet
+        if (bringing := self._bringing.pop(name, None)) is not None:  # none of its processes runs yet
             bringing.cancel()
             self._over([name])
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
@@ -301,7 +306,7 @@ class ProcessDriver(Driver):
         is_over = ask.ended_ms > 0 and name not in self._known
         return await self._link.keeper.page(self._key(name), ask, is_over, self._worker)
 
-    # -- what the supervisor says (see `supervisor_link.Listener`)
+    # -- events of the supervisor (see `supervisor_link.Listener`)
 
     def on_event(self, key: str, event: Event) -> None:
         name = name_of(key)
@@ -327,7 +332,7 @@ class ProcessDriver(Driver):
             self._stuck.append(name)
 
     def on_events_over(self) -> None:
-        """Report by kind: a member's start always comes before its end, whatever else came between."""
+        """Report the collected events by kind, so that a member's start always comes before its end."""
         started, self._started = self._started, []
         ended, self._ended = self._ended, []
         failed, self._failed = self._failed, []
@@ -356,7 +361,7 @@ class ProcessDriver(Driver):
             missing.discard(name_of(key))
             if event is not None:
                 self.on_event(key, event)
-        for name in missing:  # its start never reached a supervisor, or not its journal: nothing of it ever ran
+        for name in missing:  # its start never reached a supervisor or its journal: nothing of it ever ran
             self._known.discard(name)
             self._over([name])
             self._processes.ended(name)
@@ -376,20 +381,20 @@ class ProcessDriver(Driver):
     def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
         return self._processes.members_of(pids, self._link.pid)
 
-    # -- what a driver whose processes are an engine's does otherwise (see `podman`, `vm`)
+    # -- what drivers with an engine's processes override (see `podman`, `vm`)
 
     def _is_ready(self, assignment: Assignment) -> bool:
-        """Return whether it can start at once; else `_made_ready` is awaited first."""
+        """Return whether the member can start at once; if not, `_made_ready` is awaited first."""
         return assignment.run.files is None and not self._shares_by_mps(assignment)
 
     def _shares_by_mps(self, assignment: Assignment) -> bool:
-        """Return whether it is a client of a daemon that the worker runs."""
+        """Return whether the member is a client of an MPS daemon that the worker runs."""
         return self._mps is not None and assignment.mode == "mps"
 
     async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
-        """Have all here that it needs, and return it as it is to start.
+        """Bring everything that the member needs, and return the member in the form to start.
 
-        Raises HostAtFault, and other MoorageErrors where the job is at fault.
+        Raises HostAtFault, and other MoorageErrors if the job is at fault.
         """
         name, address = assignment.name, assignment.run.files
         user = None if member.user is None else str(member.user)
@@ -403,14 +408,14 @@ class ProcessDriver(Driver):
         return member
 
     def _begun(self, name: MemberName) -> None:
-        """Its process runs its program: report that it has started."""
+        """Note that the member's process runs its program, so that its start is reported."""
         self._started.append(name)
 
     def _taken_over(self, name: MemberName) -> None:
-        """An agent before this one has started it, and it is not over."""
+        """Called for a member that an earlier agent started and that is not over."""
 
     def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
-        """Return what the end of its process means for a member: as it is to be reported."""
+        """Return the end to report for a member whose process ended so."""
         return event
 
     # -- inside
@@ -431,7 +436,7 @@ class ProcessDriver(Driver):
         except MoorageError as error:
             why = error.problem.message
             self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
-        except Exception:  # as in `start`
+        except Exception:  # no request may end an agent, as in `start`
             log.exception("%s could not be made ready to start", name[1])
             why = "moorage failed on this request"
             self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
@@ -444,13 +449,13 @@ class ProcessDriver(Driver):
             self._link.start([member])
 
     def _store(self, name: MemberName, event: ChildEnded) -> bool:
-        """Begin to store what a member that is over leaves, and report its end then; returns whether there is any."""
+        """Begin to store the files of an ended member, and report its end then. Return False if there are none."""
         if name in self._storing:
             return True
         if self._files is None or not self._files.wants_store(name):
             return False
         if event.proof == "never-ran" or event.reason == "start-failed":
-            return False  # it left nothing, and whose fault that is decides where it goes next
+            return False  # it left no files, and the fault decides where it is tried next
         storing = self._files.store(name, *_verdict(event), event.reason != "exit")
         self._storing[name] = asyncio.get_running_loop().create_task(self._store_then_end(name, storing))
         return True
@@ -469,7 +474,7 @@ class ProcessDriver(Driver):
         self.report(report)
 
     def _over(self, names: Sequence[MemberName]) -> None:
-        """Nothing of these members runs: their folders and segments need stay no longer."""
+        """Release the folders and limiter segments of these members, of which nothing runs."""
         for name in names:
             if self._folders is not None:
                 self._folders.over(name)
@@ -486,7 +491,7 @@ class ProcessDriver(Driver):
         return key_of(self._owner, name)
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Raises HostAtFault, SecretRefused, and Refused for what the policy forbids."""
+        """Return the member to start. Raises HostAtFault, SecretRefused, and Refused for what the policy forbids."""
         run, request = assignment.run, assignment.request
         tenant = assignment.name[0]
         self._policy.check_program(tenant, run)
@@ -502,7 +507,7 @@ class ProcessDriver(Driver):
             folder = self._folders.make(assignment.name, run.grace_s, run.keep)
             if run.files is None:
                 self._folders.give(assignment.name, user)
-            cwd = os.path.join(folder, run.cwd or "")  # which is `cwd` where that is absolute
+            cwd = os.path.join(folder, run.cwd or "")  # an absolute `cwd` replaces the folder
         env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
         if self._limits is not None and (limit := self._limits.of_process(assignment.name, *assignment.part, user)):
             env = JobEnvironment(limit.laid_over(env))
@@ -526,21 +531,21 @@ class ProcessDriver(Driver):
 
 
 def _is_the_hosts(event: ChildEnded) -> bool:
-    """A start that failed before any program of it ran, for want of room, processes or descriptors here."""
+    """Return whether a start failed because this host lacks room, processes or descriptors, before its program ran."""
     return event.reason == "start-failed" and (
         event.stage in ("journal", "cgroup", "clone", ENGINE, STAGE_BOOT) or event.errno in _WANTS.get(event.stage, ())
     )
 
 
 def _verdict(event: ChildEnded) -> tuple[int, str]:
-    """(code, reason) for the fact `exited`."""
+    """Return (code, reason) for the report `exited`."""
     if event.reason == "start-failed" and event.stage == "launcher":
         return CODE_LOST, "lost"  # it may have run
     if event.reason == "start-failed":
         is_absent = event.errno == errno.ENOENT and event.stage == "exec"
         words = [event.stage, event.message]
         if event.stage in ("exec", "cwd", ENGINE) and event.message != os.strerror(event.errno or 0):
-            words = [event.message]  # it names what was not found; that of the release before says no more than errno
+            words = [event.message]  # it names what was not found; an older release sends only the text of errno
         return CODE_NOT_FOUND if is_absent else CODE_CANNOT_START, f"start-failed: {': '.join(filter(None, words))}"
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
         return CODE_LOST, "lost" if event.reason in ("exit", "supervisor-died") else event.reason

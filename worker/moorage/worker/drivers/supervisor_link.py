@@ -1,8 +1,9 @@
-"""The agent process's one connection to its supervisor, shared by all drivers of all its workers that use it.
+"""Share the agent process's one connection to its supervisor among all drivers of all its workers.
 
-It reconnects by itself. A supervisor that closed the socket and lives is the same world; another one means that all
-jobs of the first are dead: it tells which are proven so. One that fell silent is killed, and its jobs with it, since
-a job nobody can end must not outlive its lease (parent-death signal and cgroup).
+It reconnects by itself. If the supervisor closed the socket but lives, its jobs live on. If there is another
+supervisor, all jobs of the former one are dead, and the new one reports which are proven so. A supervisor that falls
+silent is killed together with its jobs (parent-death signal and cgroup), because a job that cannot be ended must not
+outlive its lease.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from moorage.worker.supervisor.protocol import (
 )
 
 RETRY_S: Final = 1.0
-#: for jobs that nobody of this process knows to end; a process in the kernel may take for ever
+#: how long to wait for jobs that no worker of this process can end; a process stuck in the kernel may take for ever
 END_S_MAX: Final = 15.0
-#: why a job ended that was ended with all that its worker runs, by `moorage up` or a service manager
+#: the reason for a job that ended with its whole worker, by `moorage up` or a service manager
 WORKER_STOPPED: Final = "its worker was stopped"
-#: members that wait for a supervisor to come back; beyond it a start fails at once
+#: members that wait for a supervisor to come back; further starts fail at once
 PENDING_MAX: Final = 4096
 
 log = logging.getLogger("moorage.worker")
@@ -65,24 +66,24 @@ class SupervisorMissing(MoorageError):
 
 
 class Listener(Protocol):
-    """A driver of a worker. Keys are without the prefix of their owner."""
+    """What a driver of a worker implements. Keys are without the prefix of their owner."""
 
     def on_event(self, key: str, event: Event) -> None: ...
 
     def on_events_over(self) -> None:
-        """The events of one turn have been given."""
+        """All events of one turn were given."""
 
     def on_replaced(self) -> None:
-        """Another supervisor is there; `on_listed` follows."""
+        """There is a new supervisor; `on_listed` follows."""
 
     def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
-        """What it holds of this owner: (key, waiting | running | ended | unproven, the event that said so)."""
+        """Take all that the supervisor has of this owner: (key, waiting | running | ended | unproven, the event that reported it)."""
 
     def on_start_refused(self, keys: Sequence[str], why: str) -> None: ...
 
 
 def owner_of(worker: str, driver: str) -> str:
-    """Return the name under which a driver of a worker has its members and its fence at the supervisor."""
+    """Return the name that a driver of a worker has at the supervisor, for its members and its fence."""
     return worker if driver == DRIVER_DEFAULT else f"{worker}@{driver}"
 
 
@@ -93,13 +94,13 @@ def key_of(owner: str, name: MemberName) -> str:
 
 
 def name_of(key: str) -> MemberName:
-    """Return the member of a key, which comes with or without its owner."""
+    """Return the member of a key with or without its owner."""
     tenant, job, replica, attempt, fence = key.rpartition("|")[2].split("/")
     return (tenant, job, int(replica), int(attempt), int(fence))
 
 
 class SupervisorLink:
-    """`open` it once or more; every `open` needs its `close`. An owner is a driver of a worker: see `owner_of`."""
+    """The link. Each `open` needs its `close`. An owner is a driver of a worker: see `owner_of`."""
 
     def __init__(
         self,
@@ -108,7 +109,10 @@ class SupervisorLink:
         bounds: OutputBounds | None = None,
         on_broken: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`on_broken` gets what ends the reading of events, a defect: without them no end of a job is known."""
+        """Set it up.
+
+        `on_broken` gets an exception that ends the reading of events: then no end of a job would be known.
+        """
         self.state = state
         self._on_broken = on_broken
         self.boot = ""
@@ -126,11 +130,11 @@ class SupervisorLink:
 
     @property
     def pid(self) -> int:
-        """The supervisor's; 0 while none is there."""
+        """The supervisor's pid; 0 without one."""
         return self._supervised.identity.pid if self._supervised is not None else 0
 
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
-        """Connect, or start a supervisor; what it holds of this owner. Raises SupervisorMissing."""
+        """Connect, or start a supervisor; return what it has of this owner. Raises SupervisorMissing."""
         async with self._opening:
             if self._supervised is None:
                 self._supervised = await self._connect()
@@ -145,10 +149,10 @@ class SupervisorLink:
             return _of_owner(owner, listed)
 
     async def end_others(self, spared: Callable[[str], bool]) -> None:
-        """End what an agent with other settings left running here, but for owners that are spared.
+        """End jobs that an agent with other settings left running, except those of owners that are `spared`.
 
-        Call it before any worker of this process joins: nobody would tell what becomes of those jobs, nor end them at
-        their lease's end. Raises SupervisorMissing, and Refused where one of them cannot be ended.
+        Call it before any worker of this process joins: no worker would report the ends of those jobs, or end them when
+        their lease is over. Raises SupervisorMissing, and Refused if one of them cannot be ended.
         """
         if not (self.state / JOURNAL_NAME).exists():
             return
@@ -179,7 +183,7 @@ class SupervisorLink:
             supervised.close()
 
     async def close(self, owner: str) -> None:
-        """Let go; the supervisor and what it runs live on. One that runs nothing ends."""
+        """Close one owner's use of the link. The supervisor and its members live on; one without members ends."""
         self._listeners.pop(owner, None)
         self._fences.pop(owner, None)
         if self._listeners:
@@ -189,7 +193,7 @@ class SupervisorLink:
         for task in (self._pump, self._sweeps):
             if task is not None:
                 task.cancel()
-                await asyncio.wait((task,))  # what it raised was handed on already
+                await asyncio.wait((task,))  # its exception was passed on already
         self._pump = self._sweeps = None
         if self._supervised is not None:
             with contextlib.suppress(SupervisorError, TimeoutError):
@@ -198,7 +202,7 @@ class SupervisorLink:
             self._supervised.close()
             self._supervised = None
 
-    # -- asking: begun here in order, each request written at once; what becomes of it is heard as an event
+    # -- requests: each is written at once, in order; its outcome comes as an event
 
     def start(self, members: list[StartMember]) -> None:
         if self._supervised is None:
@@ -214,16 +218,16 @@ class SupervisorLink:
             except (FrameTooLarge, SupervisorRefused) as error:
                 self._start_refused(part, str(error))
             except SupervisorGone:
-                pass  # the next one's list says what became of them
+                pass  # the next supervisor's list says what became of them
 
     async def contain(self, member: StartMember, container: str) -> None:
-        """Have the supervisor take on a container, which may be started once this returns. Raises SupervisorError."""
+        """Have the supervisor take on a container; once this returns, start the container. Raises SupervisorError."""
         if self._supervised is None:
             raise SupervisorGone("the supervisor is away")
         await self._supervised.contain(member, container)
 
     def removed(self, key: str) -> None:
-        """The engine has the container of this member no more, so it cannot start."""
+        """Take that the engine has removed the container of this member, so it cannot start."""
         if self._supervised is not None:
             self._begin(partial(self._supervised.begin_removed, [key]))
 
@@ -234,12 +238,12 @@ class SupervisorLink:
             self._begin(partial(self._supervised.begin_end, [member]))
 
     def forget(self, keys: list[str]) -> None:
-        """Their ends are dealt with; their output stays as long as the keeper's bounds say."""
+        """Forget members whose ends are dealt with; their output stays as long as the keeper's limits allow."""
         if self._supervised is not None:
             self._begin(partial(self._supervised.begin_forget, keys, keep_output=True))
 
     def set_fence(self, owner: str, deadline_s: float, grace_s: float) -> None:
-        """The earliest deadline of all owners holds: with more than one here, one's partition is everybody's."""
+        """Set an owner's deadline. The earliest deadline of all owners holds, so a partition of one fences all."""
         self._fences[owner] = (deadline_s, grace_s)
         fence = min(self._fences.values())
         if fence != self._fence and self._supervised is not None:
@@ -252,20 +256,20 @@ class SupervisorLink:
         try:
             supervised = await Supervised.connect(self.state, arguments=self._arguments)
             if supervised.protocol < PROTOCOL and not (await supervised.list()).living:
-                # of the release before, with nothing to live on for: the next one is of ours
+                # of the previous release, without members: replace it by a new one
                 await supervised.shutdown(0.0)
                 supervised = await Supervised.connect(self.state, arguments=self._arguments)
             if supervised.protocol < PROTOCOL:
                 log.warning(
-                    "the supervisor is of an older release and keeps its jobs: until it is replaced (once the agent"
-                    " starts while none runs) it ends no containers, and one of 0.2 tells no job of an operator's end"
+                    "the supervisor is of an older release and still has jobs: until it is replaced (when the agent"
+                    " starts while no job runs) it ends no containers, and one of 0.2 gives jobs no notice of an end"
                 )
             return supervised
-        except (SupervisorError, OSError) as error:  # no process or descriptor to be had, a disk that is full
+        except (SupervisorError, OSError) as error:  # no process or descriptor left, or a full disk
             raise SupervisorMissing(self.state, str(error)) from error
 
     async def _look_at_output(self, supervised: Supervised) -> None:
-        """The folder first, then who lives: what starts in between is in neither, and nobody's to clear."""
+        """Scan the output folder first, then list the members: a member that starts in between must not be cleared."""
         try:
             scanned = await asyncio.to_thread(self.keeper.scan)
         except OSError as error:
@@ -283,16 +287,16 @@ class SupervisorLink:
                 self._listeners[owner].on_start_refused(of_owner, why)
 
     def _begin(self, ask: Callable[[], asyncio.Future[Answer]]) -> None:
-        """Ask now, in the order of the calls; what is answered matters to nobody but the log."""
+        """Send a request, in the order of the calls; its answer is only logged."""
         try:
             self._heed(ask(), partial(log.error, "the supervisor refused: %s"))
         except SupervisorGone:
-            pass  # the next one's list says what became of it
+            pass  # the next supervisor's list says what became of it
         except FrameTooLarge as error:
             log.error("the supervisor cannot be asked: %s", error)
 
     def _heed(self, answer: asyncio.Future[Answer], refused: Callable[[str], None]) -> None:
-        """Have it told if the supervisor refuses: by a callback, as a task would take its turns beside a start."""
+        """Log a refusal of the supervisor. By a callback, because a task would delay a start."""
         self._unanswered[answer] = refused
         answer.add_done_callback(self._heard)
 
@@ -300,7 +304,7 @@ class SupervisorLink:
         refused = self._unanswered.pop(answer)
         error = answer.exception()
         if isinstance(error, SupervisorRefused):
-            refused(str(error))  # any other says that it is gone: the next one's list says what became of it
+            refused(str(error))  # other errors mean that it is gone: the next one's list says what became of it
 
     def _over(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -347,7 +351,7 @@ class SupervisorLink:
                 break
             except (MoorageError, SupervisorError) as error:
                 if supervised is not None:
-                    supervised.close()  # it takes few connections
+                    supervised.close()  # a supervisor takes few connections
                 log.error("%s", error)
                 pending, self._pending = self._pending, []
                 self._start_refused(pending, "no supervisor can be started")
@@ -357,7 +361,7 @@ class SupervisorLink:
         self._supervised = supervised
         if self._fence is not None:
             self._begin(partial(supervised.begin_fence, *self._fence))
-        # what was asked for meanwhile is in no list, so its listeners tell it lost: it must not start after that
+        # members requested meanwhile are in no list, so their listeners report them as lost: they must not start later
         self._pending.clear()
         for owner, listener in list(self._listeners.items()):
             if replaced:
@@ -366,7 +370,7 @@ class SupervisorLink:
 
 
 def _boot_of(supervised: Supervised) -> str:
-    """What tells one supervisor from another in one boot of the machine."""
+    """Return what distinguishes one supervisor from another within one boot of the machine."""
     identity = supervised.identity
     return f"{identity.start_ticks}.{identity.pid}"
 

@@ -1,8 +1,8 @@
-"""The driver of virtual machines: the supervisor starts a runner for each job, and the runner starts QEMU.
+"""Run virtual machines: the supervisor starts a runner for each job, and the runner starts QEMU.
 
-The runner is a process as any job's: it is asked to end, timed out, fenced and taken over as one, so this is the driver
-of processes with another command line. `vm/runner.py` tells how a job comes into its VM and out of it. A GPU is bound
-to vfio-pci before its runner starts, and given back once nothing of the member is left (`inventory/handed_on.py`).
+The runner is ended, timed out, fenced and taken over like any job's process, so this is the driver of processes with
+another command line. `vm/runner.py` says how a job gets into its VM and its results out. A GPU is bound to vfio-pci
+before its runner starts, and given back once nothing of the member is left (`inventory/handed_on.py`).
 """
 
 from __future__ import annotations
@@ -45,50 +45,50 @@ from moorage.worker.vm.runner import SIGNALS, UP, VARIABLE, Plan
 log = logging.getLogger("moorage.worker")
 
 _MIB: Final = 1024 * 1024
-#: what the guest's own kernel and programs may take, beside what the job asked for
+#: memory for the guest's own kernel and programs, on top of what the job asked for
 GUEST_MIB: Final = 128
-#: of a VM with a GPU whose job names no resources
+#: size of a VM with a GPU if its job names no resources
 GPU_CPUS: Final = 4
 GPU_MEMORY_MIB: Final = 8192
-#: how long after a GPU could not be given back it is tried again
+#: how long after a failed return of a GPU it is tried again
 GIVE_BACK_S: Final = 10.0
 PASSED_ON: Final = tuple(number.name for number in SIGNALS)
-#: of what a runner writes while its VM comes up, at most
+#: most bytes that a runner writes while its VM boots
 _BOOT_BYTES_MAX: Final = 1 << 16
 _KVM: Final = Path("/dev/kvm")
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
 
 class VmSettings(msgspec.Struct, frozen=True):
-    """Settings of the driver `vm`. A job can change none of it."""
+    """Settings of the driver `vm`. A job cannot change them."""
 
     gpu_enabled: Annotated[bool, setting("Whether its jobs may have GPUs.")] = True
-    kernel: Annotated[Path | None, setting("Linux kernel that the VMs boot. Needed.")] = None
+    kernel: Annotated[Path | None, setting("Linux kernel that the VMs boot. Required.")] = None
     initramfs: Annotated[
-        Path | None, setting("Initramfs with what jobs run: a shell, tar, the modules of virtio. Needed.")
+        Path | None, setting("Initramfs with the programs that jobs need: a shell, tar, virtio modules. Required.")
     ] = None
     qemu: Annotated[str, setting("QEMU's program: a path, or a name in PATH.")] = "qemu-system-x86_64"
     accelerator: Annotated[
         Literal["auto", "kvm", "tcg"],
-        setting("What runs the guests' code: kvm, the slow tcg, or auto: kvm where it works, else tcg."),
+        setting("How the guests' code runs: kvm, the slow tcg, or auto: kvm if it works, else tcg."),
     ] = "auto"
-    boot: Annotated[float, setting("How long a VM may take to come up.", unit="s", ge=1, le=3600)] = 120.0
-    cpus: Annotated[int, setting("CPUs of a VM whose job asks for none.", ge=1, le=255)] = 1
+    boot: Annotated[float, setting("How long a VM may take to boot.", unit="s", ge=1, le=3600)] = 120.0
+    cpus: Annotated[int, setting("CPUs of a VM if its job asks for none.", ge=1, le=255)] = 1
     memory: Annotated[
-        int, setting("Memory of a VM whose job asks for none.", unit="bytes", ge=32 * _MIB, le=1 << 44)
+        int, setting("Memory of a VM if its job asks for none.", unit="bytes", ge=32 * _MIB, le=1 << 44)
     ] = 512 * _MIB
     images: Annotated[
         tuple[str, ...], setting("Folders with disk images that jobs may name; empty: jobs may name none.")
     ] = ()
     images_for: Annotated[
         dict[str, str],
-        setting("Folders with a tenant's disk images in place of these, blanks between; * is every other tenant."),
+        setting("Folders with a tenant's disk images instead of images, split by blanks; * is every other tenant."),
     ] = {}
     disk: Annotated[
         int, setting("How much a job may write to its copy of a disk image.", unit="bytes", ge=_MIB, le=1 << 44)
     ] = 10 * 1024 * _MIB
     user: Annotated[
-        str | None, setting("User that QEMU becomes once it has opened its files, where the agent is root.")
+        str | None, setting("User that QEMU switches to once it has opened its files, if the agent is root.")
     ] = "nobody"
 
     def __post_init__(self) -> None:
@@ -96,27 +96,27 @@ class VmSettings(msgspec.Struct, frozen=True):
 
     @property
     def all_folders(self) -> list[str]:
-        """The folders with disk images of whatever tenant."""
+        """Return the folders with disk images of all tenants."""
         return [*self.images, *(folder for words in self.images_for.values() for folder in words.split())]
 
     def folders_of(self, tenant: str) -> Sequence[str]:
-        """Return where the disk images lie that this tenant may name."""
+        """Return the folders whose disk images this tenant may use."""
         own = self.images_for.get(tenant, self.images_for.get(OTHERS))
         return self.images if own is None else own.split()
 
 
 class VmDriver(ProcessDriver):
-    """See the module's text. `own` are its settings."""
+    """The driver `vm`; see the module's docstring. `own` are its settings."""
 
     name = "vm"
-    tells_processes = False  # what holds a GPU is in the guest, and no process of the host
+    tells_processes = False  # the processes that use a GPU are in the guest, not on the host
     joins_mps = False
     settings = VmSettings
     config = VmBlock
     own = VmSettings()
-    #: what the runners of these members said last; their VMs are not up yet
+    #: members whose VM is still booting, with the runner's last line
     _booting: dict[MemberName, str]
-    #: hands GPUs on; None where none can be
+    #: hands GPUs on to VMs; None if that is not possible
     _hands: HandingInventory | None = None
     #: the PCI addresses of the GPUs that are handed on to members that this agent has started
     _handed: dict[MemberName, str]
@@ -145,16 +145,16 @@ class VmDriver(ProcessDriver):
                     f"the driver vm has no {name} that it can read",
                     field=f"$.driver.vm.{name}",
                     found=str(path or getattr(own, name)),
-                    next=f"set {name} in [driver.vm], or take vm out of drivers",
+                    next=f"set {name} in [driver.vm], or remove vm from drivers",
                 )
         if own.accelerator == "kvm" and not has_kvm():
             raise refuse(
                 "failed-precondition",
-                "the driver vm is to use KVM alone, and this host has none: no /dev/kvm that opens, or no vmx or svm",
+                "accelerator is kvm, and this host has no KVM: /dev/kvm does not open, or there is no vmx or svm",
                 field="$.driver.vm.accelerator",
                 found="kvm",
                 allowed="auto or tcg",
-                next="set accelerator in [driver.vm], or take vm out of drivers",
+                next="set accelerator in [driver.vm], or remove vm from drivers",
             )
         living = [self._as_it_is(each) for each in await super().open()]
         self._give_back()
@@ -167,13 +167,13 @@ class VmDriver(ProcessDriver):
         await super().close()
 
     def check(self, request: Request) -> None:
-        """Raise Refused (`invalid-argument`) for what no VM gives."""
+        """Raise Refused (`invalid-argument`) for what no VM can offer."""
         gpu, run = request.gpu, request.workload
         if run.user is not None:
             raise _wrong("run.user", run.user, "a VM runs its job as the guest's root: name no user")
         if run.checkpoint_signal is not None and run.checkpoint_signal not in PASSED_ON:
             allowed = ", ".join(PASSED_ON)
-            raise _wrong("run.checkpoint_signal", run.checkpoint_signal, f"a VM is told of these alone: {allowed}")
+            raise _wrong("run.checkpoint_signal", run.checkpoint_signal, f"a VM gets only these signals: {allowed}")
         if request.image and format_of(request.image) is None:
             allowed = ", ".join(FORMATS)
             raise _wrong("run.image", request.image, f"an image of a VM is the name of a file that ends with {allowed}")
@@ -190,12 +190,12 @@ class VmDriver(ProcessDriver):
         if gpu is not None and gpu.effective_sharing != "exclusive":
             raise _wrong("gpu.sharing", gpu.effective_sharing, "a VM has its GPU alone: ask for the mode exclusive")
 
-    # -- what the supervisor says of runners
+    # -- events of the supervisor about runners
 
     def on_event(self, key: str, event: Event) -> None:
         name = name_of(key)
         if isinstance(event, Started):
-            return  # the start of the job is reported once its VM is up
+            return  # the start of the job is reported once its VM has booted
         if isinstance(event, Output):
             if event.stream == "stderr" and name in self._booting:
                 self._hear(name, event.data.decode(errors="replace"))
@@ -204,7 +204,7 @@ class VmDriver(ProcessDriver):
         super().on_event(key, event)
 
     def _hear(self, name: MemberName, said: str) -> None:
-        """What the runner writes while its VM comes up; all of it is its own, and none the guest's."""
+        """Read what the runner writes while its VM boots; the guest writes nothing there yet."""
         if UP in said:
             del self._booting[name]
             self._started.append(name)
@@ -213,10 +213,12 @@ class VmDriver(ProcessDriver):
             self._booting[name] = lines[-1] if lines else self._booting[name]
 
     def _end_of(self, name: MemberName, event: Ended) -> Ended:
-        """A runner that a signal ended, unasked, heard no end of its job: the VM did not come up, or is lost."""
+        """Return the end of a member: a runner that an unrequested signal ended means that its VM did not boot, or is
+        lost.
+        """
         if event.reason != "exit" or event.signal is None:
             return event
-        if name not in self._booting and self._said_to_boot(name):  # it ended while there was no agent
+        if name not in self._booting and self._said_to_boot(name):  # it ended while no agent ran
             self._taken_over(name)
         if name in self._booting:
             message = self._booting[name].removeprefix("moorage: ") or "its runner was killed"
@@ -224,7 +226,7 @@ class VmDriver(ProcessDriver):
         return msgspec.structs.replace(event, reason="supervisor-died")
 
     def _taken_over(self, name: MemberName) -> None:
-        """Its VM is not up unless its runner has said so, to an agent before this one."""
+        """Read again how far the VM has booted: its runner may have reported it to an earlier agent."""
         if (said := self._said_to_boot(name)) is not None:
             self._booting[name] = ""
             self._hear(name, said)
@@ -232,7 +234,7 @@ class VmDriver(ProcessDriver):
     # -- inside
 
     def _said_to_boot(self, name: MemberName) -> str | None:
-        """Return what a runner has written while its VM came up; None where the VM is up, or that cannot be told."""
+        """Return what a runner has written while its VM boots; None if the VM is up or the file cannot be read."""
         try:
             with open(output_path(self._link.state, self._key(name), "stderr"), "rb") as file:
                 said = file.read(_BOOT_BYTES_MAX)
@@ -244,7 +246,7 @@ class VmDriver(ProcessDriver):
         return None if UP in text or cut_at(said, 0) is not None else text
 
     def _as_it_is(self, living: Living) -> Living:
-        """A VM that is not up yet is still starting."""
+        """Return a member as starting if its VM is still booting."""
         is_up = living.phase != "running" or living.name not in self._booting
         return living if is_up else msgspec.structs.replace(living, phase="starting")
 
@@ -256,7 +258,7 @@ class VmDriver(ProcessDriver):
         self._give_back()
 
     def _disk_of(self, tenant: str, image: str) -> str:
-        """Return the file of a job's disk image, "" for none. Raises Refused where the tenant may have none of it."""
+        """Return the file of a job's disk image, "" for none. Raises Refused if the tenant may not use that image."""
         if not image:
             return ""
         folders = self.own.folders_of(tenant)
@@ -264,7 +266,7 @@ class VmDriver(ProcessDriver):
         if found is None:
             allowed = f"a file in {', '.join(folders[:5])}" if folders else "none"
             message = f"{NOT_PERMITTED}no disk image {image} that {tenant} may use on this worker (allowed: {allowed})"
-            raise refuse("not-permitted", message, found=image, allowed=allowed, next="ask who runs the worker")
+            raise refuse("not-permitted", message, found=image, allowed=allowed, next="ask the operator of the worker")
         return found
 
     def _is_ready(self, assignment: Assignment) -> bool:
@@ -279,9 +281,9 @@ class VmDriver(ProcessDriver):
             return member
         [device] = assignment.devices
         if self._hands is None:
-            raise HostAtFault("this worker hands no GPU on to VMs")
+            raise HostAtFault("this worker cannot hand a GPU on to a VM")
         address = self._handed[assignment.name] = sysfs_address(device.pci)
-        # in a task: the start may be withdrawn meanwhile, and what is half bound must not be left so
+        # in a task of its own: if the start is cancelled meanwhile, the GPU must not be left half bound
         binding = asyncio.get_running_loop().create_task(self._hands.hand_on(device))
         binding.add_done_callback(self._bound)
         try:
@@ -300,13 +302,13 @@ class VmDriver(ProcessDriver):
             self._give_back()  # if its start was withdrawn
 
     def _give_back(self) -> None:
-        """Begin to give the host back the GPUs of members that are over."""
+        """Begin to give GPUs of ended members back to the host."""
         self._gives_again = True
         if self._hands is not None and self._hands.away and self._gives_back is None:
             self._gives_back = asyncio.get_running_loop().create_task(self._give_back_all())
 
     async def _give_back_all(self) -> None:
-        """Until nothing is left to give back: what the kernel refuses now is tried again, and told once."""
+        """Give back all GPUs; try again what the kernel refuses now, and log each fault once."""
         assert self._hands is not None
         told: list[str] = []
         while self._gives_again:
@@ -320,7 +322,7 @@ class VmDriver(ProcessDriver):
         self._gives_back = None
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Raises HostAtFault, SecretRefused, and Refused for what the policy forbids."""
+        """Return the runner to start. Raises HostAtFault, SecretRefused, and Refused for what the policy forbids."""
         run, own = assignment.run, self.own
         tenant, resources = assignment.name[0], assignment.request.resources
         self._policy.check_program(tenant, run)
@@ -364,21 +366,24 @@ class VmDriver(ProcessDriver):
             checkpoint_before_s=run.checkpoint_before_s if run.checkpoint_signal else None,
             on_partition=assignment.request.on_partition,
             output_cap_bytes=self._output_cap_bytes,
-            stream_output=True,  # the runner's word that the VM is up is needed in any case
+            stream_output=True,  # the runner's report that the VM is up is always needed
             cpu_milli=cpu_milli if resources and resources.cpu_milli else None,
         )
 
 
 def _qemu_user(user: str | None) -> str | None:
-    """Return what QEMU's -runas takes for a user; None where this agent can make it no other one."""
+    """Return a user in the form of QEMU's -runas; None if this agent cannot change the user."""
     if user is None or os.geteuid() != 0:
         return None
     return f"{user}:{user}" if user.isdecimal() else user
 
 
 def has_kvm(kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> bool:
-    """Return whether KVM can work here. /dev/kvm alone says nothing: a machine without the processor's part of it may
-    have the file, and QEMU then starts, gives no error, and the guest never begins."""
+    """Return whether KVM can work here.
+
+    /dev/kvm alone proves nothing: it may exist on a machine whose processor lacks virtualization. QEMU then starts
+    without an error, and the guest never runs.
+    """
     try:
         flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")).split()
     except (OSError, StopIteration):
@@ -387,7 +392,7 @@ def has_kvm(kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> bool:
 
 
 def accelerators(wanted: str, kvm: Path = _KVM, cpuinfo: Path = _CPUINFO) -> list[str]:
-    """Return what QEMU is to try, in this order."""
+    """Return the accelerators that QEMU tries, in this order."""
     if wanted != "auto":
         return [wanted]
     return ["kvm", "tcg"] if has_kvm(kvm, cpuinfo) else ["tcg"]

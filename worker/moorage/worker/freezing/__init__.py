@@ -1,1 +1,1 @@
-"""Freezes processes that use a GPU, and resumes them: their memory is in the host's RAM meanwhile."""
+"""Freeze processes that use a GPU, and resume them: meanwhile their GPU memory is in the host's RAM."""

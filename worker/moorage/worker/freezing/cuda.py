@@ -21,33 +21,33 @@ from typing import Any, Final, Literal
 from moorage.system.proctree import read_process
 
 LIBRARY: Final = "libcuda.so.1"
-#: of the driver's API, there from driver 570 on; each takes a pid and its arguments
+#: functions of the driver's API, since driver 570; each takes a pid and its arguments
 CALLS: Final = tuple(f"cuCheckpointProcess{word}" for word in ("Lock", "Checkpoint", "Restore", "Unlock", "GetState"))
 #: states of a process as the driver numbers them
 RUNNING: Final = 0
 LOCKED: Final = 1
 CHECKPOINTED: Final = 2
 BROKEN: Final = 3
-#: of newer drivers: on its way to CHECKPOINTED, and on its way back to LOCKED
+#: states of newer drivers: on the way to CHECKPOINTED, and on the way back to LOCKED
 CHECKPOINTING: Final = 4
 RESTORING: Final = 5
-#: from a helper's start: how long processes may be on their way, since a call goes on in the driver where the helper
-#: that made it was killed. Less than the least time that a helper is given
+#: how long processes may be on the way, from a helper's start: a call goes on in the driver even if its helper was
+#: killed. It is shorter than the shortest time limit of a helper
 PASSING_S: Final = 45.0
 _PASSING_STEP_S: Final = 0.05
-#: the arguments of every call have so many bytes, all 0 but the first word of Lock: how many milliseconds it may wait
+#: size of every call's arguments: all bytes are 0, except Lock's first word, its time limit in milliseconds
 ARGUMENT_BYTES: Final = 64
 
-#: what becomes of the processes: all are frozen, all run, or at least one can neither run on nor be frozen
+#: the result for the processes: all are frozen, all run, or at least one can neither run on nor be frozen
 Outcome = Literal["frozen", "running", "broken"]
 
 
 class CallFailed(Exception):
-    """A call of the driver has failed."""
+    """A call of the driver failed."""
 
 
 def library_fault(name: str) -> str:
-    """Return why this host's driver cannot freeze a process; "" where it can."""
+    """Return why this host's driver cannot freeze a process; "" if it can."""
     try:
         library = ctypes.CDLL(name)
     except OSError:
@@ -76,7 +76,7 @@ class Cuda:
         return found.value
 
     def settled(self, pid: int) -> int:
-        """Return the state of a process once it is not on its way to another one, or PASSING_S are over."""
+        """Return the state of a process once it is not on the way to another one, or after PASSING_S."""
         while (state := self.state(pid)) in (CHECKPOINTING, RESTORING) and time.monotonic() < self._passing_until:
             time.sleep(_PASSING_STEP_S)
         return state
@@ -101,7 +101,7 @@ class Cuda:
 
 
 def freeze(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
-    """Freeze all of these processes, or none. Returns what became of them, and why where they are not frozen."""
+    """Freeze all of these processes, or none. Return the result, and why they are not frozen."""
     try:
         for pid in _living(processes):
             if cuda.settled(pid) == RUNNING:
@@ -121,7 +121,7 @@ def freeze(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, s
 
 
 def resume(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, str]:
-    """Have all of these processes run on. Returns what became of them, and why where one cannot."""
+    """Let all of these processes run on. Return the result, and why one of them cannot."""
     whys = []
     for undo in (_restore, _unlock, _check):  # a process must not meet another one that is still away
         for pid in _living(processes):
@@ -152,7 +152,7 @@ def _check(cuda: Cuda, pid: int) -> None:
 
 
 def _living(processes: Sequence[tuple[int, int]]) -> list[int]:
-    """The pids of those that are still the processes that they were."""
+    """Return the pids that still belong to the same processes."""
     living = []
     for pid, ticks in processes:
         process = read_process(pid)
@@ -162,7 +162,7 @@ def _living(processes: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def carry_out(asked: Mapping[str, Any]) -> tuple[Outcome, str]:
-    """Do what was asked. Where there is no driver, nothing of the processes has changed."""
+    """Do what was asked. Without a driver, the processes are unchanged."""
     processes = [(int(pid), int(ticks)) for pid, ticks in asked["processes"]]
     try:
         cuda = Cuda(asked["library"], int(asked["lock_ms"]))

@@ -25,14 +25,14 @@ from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.inventory.base import HeldUnknown
 from moorage.worker.member_messages import MemberName
 
-#: how long work on the GPU may go on before a lock fails, and all runs on
+#: how long work on the GPU may go on until a lock fails; then all processes run on
 LOCK_S: Final = 30.0
-#: a helper that takes longer is killed: 80 GiB of memory take about a minute where the host is slow
+#: a helper that takes longer is killed: large memories take minutes on a slow host
 HELPER_S: Final = 600.0
-#: the same for what an earlier agent has begun: the worker does not join before
+#: the limit for what an earlier agent has begun, because the worker joins only afterwards
 OPEN_S: Final = 60.0
 MEMINFO: Final = Path("/proc/meminfo")
-#: of the host's RAM, in MiB, is left to all else
+#: MiB of the host's RAM that stay free for all else
 MARGIN_MIB: Final = 1024
 
 log = logging.getLogger("moorage.worker")
@@ -41,7 +41,7 @@ MembersOf = Callable[[Collection[int]], Mapping[int, MemberName | None]]
 
 
 class _Entry(msgspec.Struct, array_like=True):
-    """An attempt's processes, by pid and start; `done` once all of them are frozen."""
+    """An attempt's processes, by pid and start time; `done` once all of them are frozen."""
 
     name: MemberName
     processes: list[tuple[int, int]]
@@ -101,7 +101,7 @@ class Freezer:
         return outcome, why
 
     async def resume(self, name: MemberName) -> tuple[Outcome, str]:
-        """Have the processes of an attempt run on. Returns what became of them, and why where they cannot."""
+        """Let the processes of an attempt run on. Return the result, and why they cannot."""
         entry = self._entries.get(name)
         if entry is None:
             return "running", ""
@@ -115,7 +115,7 @@ class Freezer:
             self._note()
 
     async def _help(self, act: str, processes: Sequence[tuple[int, int]], seconds: float) -> tuple[Outcome, str]:
-        """Have a helper process do it. One that gives no answer is ended, and another one resumes what it left."""
+        """Have a helper process do it. If it gives no answer it is ended, and another helper resumes the processes."""
         answer = await self._run(act, processes, seconds)
         if answer is None and act == "freeze":
             outcome, why = await self._run("resume", processes, seconds) or ("broken", "nor can it be resumed")
@@ -123,7 +123,7 @@ class Freezer:
         return answer or ("broken", "the driver did not resume it")
 
     async def _run(self, act: str, processes: Sequence[tuple[int, int]], seconds: float) -> tuple[Outcome, str] | None:
-        """Run one helper; None where it gives no answer."""
+        """Run one helper and return its answer; None if it gives none."""
         asked = {
             "do": act,
             "processes": processes,
@@ -142,7 +142,7 @@ class Freezer:
             found = json.loads(said)
             return cast(Outcome, found["state"]), str(found["why"])
         except (TimeoutError, ValueError, KeyError, TypeError) as error:
-            log.error("the helper that is to %s %s gave no answer: %r", act, processes, error)
+            log.error("the helper to %s %s gave no answer: %r", act, processes, error)
             return None
         finally:
             if helper.returncode is None:
@@ -155,7 +155,7 @@ class Freezer:
         except FileNotFoundError:
             return []
         except (OSError, *UNREADABLE) as error:
-            log.error("%s tells nothing of frozen jobs: %s", self._file, error)
+            log.error("%s cannot be read as a record of frozen jobs: %s", self._file, error)
             return []
 
     def _note(self) -> None:
@@ -176,7 +176,7 @@ class Freezer:
 
 
 def _room_fault(wanted_mib: int) -> str:
-    """Return why the host's RAM cannot take so much of GPU memory; "" where it can, or where that is not known."""
+    """Return why the host's RAM has no room for this much GPU memory; "" if it has, or if that is unknown."""
     try:
         lines = MEMINFO.read_text().splitlines()
         available_mib = int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) // 1024

@@ -1,1 +1,1 @@
-"""What is in this machine: devices in slot order, their load and health, and when their memory is free again."""
+"""Read this machine's devices: in slot order, with their load and health, and whether their memory is free."""

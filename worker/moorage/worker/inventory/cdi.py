@@ -1,11 +1,11 @@
-"""CDI: what the spec files of a host say that a container needs for a device, read, resolved and written.
+"""Read, resolve and write CDI specs: files of a host that say what a container needs for a device.
 
-Source: the Container Device Interface specification up to 1.1.0. Where the document leaves a case open, or engines do
-otherwise, this module does what Docker 26.1 and Podman 4.3 do: the same device in two files of one folder is none, a
-later folder goes before an earlier one, and a file that is wrong in one place counts as a whole as not there. A vendor
-or class of one letter ends dockerd 26.1 as it reads the file, so neither is read nor written.
+Source: the Container Device Interface specification up to 1.1.0. Where the document leaves a case open, or engines
+differ from it, this module does what Docker 26.1 and Podman 4.3 do: a device that is in two files of one folder does
+not exist, a later folder overrides an earlier one, and a file with an error is ignored as a whole. A vendor or class of
+one letter crashes dockerd 26.1 when it reads the file, so this module neither reads nor writes one.
 
-A file that cannot be used is a line in `Registry.faults`, and no error: it must not keep the others from being used.
+A file that cannot be used is a line in `Registry.faults`, not an error: the other files must stay usable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 from moorage.schemas.printable import in_one_line
 
-#: where specs lie, the folder that goes before the other one last; more are named by this variable, as PATH is
+#: folders of specs, the one with precedence last; the variable names more folders, separated as in PATH
 FOLDERS: Final = ("etc/cdi", "var/run/cdi")
 FOLDERS_VARIABLE: Final = "CDI_SPEC_DIRS"
 SUFFIXES: Final = (".json", ".yaml", ".yml")
@@ -36,7 +36,7 @@ ALL: Final = "all"
 #: the kind of each vendor's devices
 KINDS: Final = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "intel.com/gpu"}
 
-#: the versions that there are; `lowest_version` says what came with which
+#: the known versions; `lowest_version` says which version introduced what
 VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 _VENDOR: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]")
 _CLASS: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]")
@@ -97,7 +97,7 @@ class Edits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
     intel_rdt: IntelRdt | None = None
 
     def __add__(self, other: Edits) -> Edits:
-        """Return both, `other` behind; of one `intelRdt` the later."""
+        """Return both edits, `other` last; of two `intelRdt` the later one."""
         lists = (name for name in self.__struct_fields__ if name != "intel_rdt")
         joined: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in lists}
         return Edits(**joined, intel_rdt=other.intel_rdt or self.intel_rdt)
@@ -110,7 +110,7 @@ class SpecDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """One file. `container_edits` are applied once, before those of its devices, if any of these is used."""
+    """One file. If any of its devices is used, `container_edits` are applied once, before the devices' edits."""
 
     cdi_version: str
     kind: str
@@ -120,12 +120,12 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
 
 
 class CdiError(ValueError):
-    """A spec that cannot be used, or names that no spec has."""
+    """A spec that cannot be used, or names that are in no spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The devices of all specs by qualified name, `nvidia.com/gpu=0`, each with the spec that it is from."""
+    """The devices of all specs by qualified name, `nvidia.com/gpu=0`, each with its spec."""
 
     devices: Mapping[str, tuple[Spec, SpecDevice]] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
@@ -135,9 +135,9 @@ class Registry:
         return [name.removeprefix(f"{kind}=") for name in self.devices if name.startswith(f"{kind}=")]
 
     def resolve(self, names: Iterable[str]) -> Edits:
-        """Return what a container of these devices gets: the edits of each spec once, and those of the devices.
+        """Return what a container with these devices gets: the edits of each spec once, and those of the devices.
 
-        Raises CdiError that has the names that no spec has.
+        Raises CdiError with the names that are in no spec.
         """
         wanted = list(dict.fromkeys(names))
         if missing := [name for name in wanted if name not in self.devices]:
@@ -152,7 +152,7 @@ class Registry:
         return edits
 
     def own_nodes(self, name: str) -> frozenset[str]:
-        """Return the paths, on the host, of the device nodes that a device brings beside those of its whole spec."""
+        """Return the host paths of a device's own device nodes, without those of its whole spec."""
         _, device = self.devices[name]
         return frozenset(node.host_path or node.path for node in device.container_edits.device_nodes)
 
@@ -161,13 +161,13 @@ class Registry:
 
 
 def folders(root: Path = Path("/"), env: Mapping[str, str] | None = None) -> list[Path]:
-    """Return the folders of specs, the one that goes before all others last."""
+    """Return the folders of specs, the one with precedence last."""
     more = (os.environ if env is None else env).get(FOLDERS_VARIABLE, "").split(os.pathsep)
     return [root / folder for folder in FOLDERS] + [Path(each) for each in more if each][:FOLDERS_MAX]
 
 
 def read_registry(where: Iterable[Path]) -> Registry:
-    """Return what the specs of these folders say; a device of a later folder replaces that of an earlier one."""
+    """Return the devices in the specs of these folders; a later folder's device replaces an earlier folder's."""
     devices: dict[str, tuple[Spec, SpecDevice]] = {}
     faults: list[str] = []
     for folder in where:
@@ -208,7 +208,7 @@ def _files(folder: Path, faults: list[str]) -> list[Path]:
 
 
 def read_spec(path: Path) -> Spec:
-    """Return a spec. Raises CdiError for one that cannot be used, OSError for what cannot be read."""
+    """Return a spec. Raises CdiError for one that cannot be used, OSError for one that cannot be read."""
     text = _text_of(path)
     try:
         return parse(text) if path.suffix == ".json" else parse(msgspec.json.encode(_yaml(text)))
@@ -217,8 +217,8 @@ def read_spec(path: Path) -> Spec:
 
 
 def _text_of(path: Path) -> bytes:
-    """Return the bytes of a plain file, as they were at one moment. Raises CdiError, OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
+    """Return the bytes of a regular file, consistent in time. Raises CdiError, OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe must not block
     with open(descriptor, "rb") as file:
         before = os.fstat(descriptor)
         if not stat.S_ISREG(before.st_mode):
@@ -228,13 +228,16 @@ def _text_of(path: Path) -> bytes:
     if len(text) > FILE_BYTES_MAX:
         raise CdiError(f"it has more than {FILE_BYTES_MAX} bytes")
     if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size) or len(text) != after.st_size:
-        raise CdiError("it was written while it was read; it is read again when the agent starts again")
+        raise CdiError("it was changed while it was read; restart the agent to read it again")
     return text
 
 
 def _yaml(text: bytes) -> Any:
-    """Return what a YAML text says. Raises CdiError; aliases are refused, since a few lines of them hold billions."""
-    import yaml  # what most workers do without: the specs of NVIDIA's tools are JSON or YAML
+    """Return the content of a YAML text.
+
+    Raises CdiError; aliases are refused, because a few lines could expand to billions.
+    """
+    import yaml  # imported late, because most workers need no YAML
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -253,7 +256,7 @@ def _yaml(text: bytes) -> Any:
         raise
     except yaml.YAMLError as error:
         raise CdiError(f"no YAML: {error}") from None
-    except (ValueError, TypeError) as error:  # a date that is none, a key that is a list
+    except (ValueError, TypeError) as error:  # an invalid date, a key that is a list
         raise CdiError(str(error)) from None
 
 
@@ -268,9 +271,9 @@ def parse(text: bytes) -> Spec:
 
 
 def check(spec: Spec) -> None:
-    """Raise CdiError for a spec that an engine would drop, or that would end it."""
+    """Raise CdiError for a spec that an engine would ignore, or that would crash it."""
     if spec.cdi_version not in VERSIONS:
-        raise CdiError(f"cdiVersion {spec.cdi_version!r} is none of {', '.join(VERSIONS)}")
+        raise CdiError(f"cdiVersion {spec.cdi_version!r} must be one of {', '.join(VERSIONS)}")
     vendor, _, kind = spec.kind.partition("/")
     for word, pattern, what in ((vendor, _VENDOR, "vendor"), (kind, _CLASS, "class")):
         if len(word) > NAME_CHARS_MAX or not pattern.fullmatch(word):
@@ -290,7 +293,7 @@ def check(spec: Spec) -> None:
     _check_edits(spec.container_edits)
     needed = lowest_version(spec)
     if VERSIONS.index(spec.cdi_version) < VERSIONS.index(needed):
-        raise CdiError(f"cdiVersion {spec.cdi_version} is too low for what it says: {needed}")
+        raise CdiError(f"cdiVersion {spec.cdi_version} is too low for what it contains: {needed}")
 
 
 def _check_edits(edits: Edits) -> None:
@@ -311,7 +314,7 @@ def _check_edits(edits: Edits) -> None:
 
 
 def lowest_version(spec: Spec) -> str:
-    """Return the lowest version of CDI that has all that a spec says."""
+    """Return the lowest version of CDI that has everything in a spec."""
     edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
     uses = {
         "1.1.0": any(each.net_devices for each in edits),
@@ -334,7 +337,7 @@ def _fault(path: Path, error: Exception) -> str:
 
 
 def write_spec(folder: Path, kind: str, devices: Sequence[SpecDevice], edits: Edits = Edits()) -> Path:  # noqa: B008
-    """Write a spec of the lowest version that has what it says, whole or not at all; returns its path.
+    """Write a spec with the lowest version that allows its content, atomically; return its path.
 
     Raises CdiError for a spec that an engine would not read, OSError for a folder that cannot be written.
     """
@@ -344,7 +347,7 @@ def write_spec(folder: Path, kind: str, devices: Sequence[SpecDevice], edits: Ed
     parse(text)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"moorage-{kind.replace('/', '-')}.json"
-    unfinished = path.with_suffix(".unfinished")  # of no kind that engines read
+    unfinished = path.with_suffix(".unfinished")  # engines do not read this suffix
     unfinished.write_bytes(text)
     os.replace(unfinished, path)
     return path

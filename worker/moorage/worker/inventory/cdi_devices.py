@@ -1,7 +1,7 @@
-"""Devices by their CDI specs: what they are called there, and NVIDIA's where NVML is not to be had.
+"""Find devices in CDI specs: their names there, and NVIDIA devices on a host without NVML.
 
-The index in a CDI name is what its author counted; NVML, CUDA and a spec may each count differently. So a device is
-found in the specs by its uuid, else by the file in /dev that only it has.
+The index in a CDI name depends on the spec's author: NVML, CUDA and a spec may count differently. So a device is found
+in the specs by its uuid, else by the file in /dev that belongs to it alone.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from moorage.worker.inventory.threads import Question
 
 NAMES_MAX: Final = 8
 SAMPLE_TIMEOUT_S: Final = 2.0
-#: the files in /dev of which each belongs to one GPU alone; NVIDIA's specs list a render node as well
+#: files in /dev that belong to one GPU alone; NVIDIA's specs list a render node as well
 _OF_ONE_NVIDIA: Final = re.compile(r"/dev/nvidia[0-9]+")
 _OF_ONE: Final = re.compile(r"/dev/dri/renderD[0-9]+")
-#: a name that says which device it is; one with a colon, as 0:1, is of a part of a device
+#: a name that identifies a device; a name with a colon, such as 0:1, is a part of a device
 _UUID: Final = re.compile(r"(GPU|MIG)-.+")
-#: the one device of a Windows host, in its Linux
+#: the one device of a Windows host, in its Linux (WSL2)
 DXG: Final = "/dev/dxg"
 
 
 def cdi_names(devices: Sequence[Device], nodes: Sequence[Sequence[str]], specs: Registry) -> list[list[str]]:
-    """Return the CDI names of each device, the one that a runtime is to be given first; none where no spec has it.
+    """Return the CDI names of each device, the preferred one first; none for a device that is in no spec.
 
-    `nodes` are each device's own files in /dev. The name of its uuid comes first, unless the spec gives that name the
-    file of another device: then the spec is older than the order of the cards.
+    `nodes` are each device's own files in /dev. The name with its uuid comes first, unless the spec gives that name the
+    file of another device: then the order of the cards has changed since the spec was written.
     """
     return [_names_of(device, frozenset(own), specs) for device, own in zip(devices, nodes, strict=True)]
 
@@ -47,7 +47,7 @@ def _names_of(device: Device, own: frozenset[str], specs: Registry) -> list[str]
         files = frozenset(filter(of_one.fullmatch, specs.own_nodes(f"{kind}={name}")))
         if name == device.uuid and (not files or not own or files <= own):
             found.insert(0, f"{kind}={name}")
-        elif device.profile:  # what names the GPU's file is the whole GPU, not its slice
+        elif device.profile:  # a name with the GPU's file is the whole GPU, not its slice
             continue
         elif name != ALL and ":" not in name and files and files <= own and not _UUID.fullmatch(name):
             found.append(f"{kind}={name}")
@@ -55,9 +55,9 @@ def _names_of(device: Device, own: frozenset[str], specs: Registry) -> list[str]
 
 
 class CdiInventory:
-    """NVIDIA's devices as the specs of a host show them, for a host without NVML, such as a container or WSL2.
+    """NVIDIA's devices from the specs of a host without NVML, such as a container or WSL2.
 
-    Neither memory nor health of them can be read. A device counts as in use while a process has its file open.
+    Their memory and health cannot be read. A device counts as in use while a process has its file open.
     """
 
     simulated = False
@@ -99,17 +99,17 @@ class CdiInventory:
         return 0
 
     async def held(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("only NVIDIA's driver tells what processes hold of a GPU")
+        raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
 
     def watch(self, report: ReportFault) -> None:
-        """A spec says nothing by itself."""
+        """Do nothing: a spec reports no faults."""
 
     def close(self) -> None:
-        """Nothing is open between two questions."""
+        """Do nothing: nothing stays open between calls."""
 
 
 def _devices(specs: Registry, root: Path) -> list[tuple[Device, str]]:
-    """Return the devices whose file is there, each with its file, in the order of these files."""
+    """Return the devices whose file exists, each with its file, in the order of the files."""
     kind = KINDS["nvidia"]
     names: dict[str, list[str]] = {}
     for name in specs.names(kind):
@@ -136,7 +136,7 @@ def _device(index: int, names: list[str]) -> Device:
 
 
 def _holders(nodes: frozenset[str], proc: Path) -> dict[str, list[DeviceProcess]]:
-    """Return the processes that have these files open, by file; those that we may not look into are not seen."""
+    """Return the processes that have these files open, by file. Processes that this user may not read are missing."""
     found: dict[str, list[DeviceProcess]] = {}
     for folder in proc.iterdir():
         if not folder.name.isdigit():

@@ -1,7 +1,7 @@
-"""AMD, Intel and other devices by their DRM render nodes: what is there, how it is, and who holds it.
+"""Read AMD, Intel and other devices through their DRM render nodes: what exists, its state, and which processes use it.
 
 The parts: `drm_cards` finds the devices in sysfs, `drm_clients` the processes that have them open. A kernel driver can
-hang in a read of sysfs as NVML can, so every look is a question in a thread of its own (`threads`).
+hang in a read of sysfs as NVML can, so every reading is made in a thread of its own (`threads`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from moorage.worker.inventory.threads import Question, in_thread
 
 OPEN_TIMEOUT_S: Final = 30.0
 SAMPLE_TIMEOUT_S: Final = 2.0
-#: The walk over all processes is the dear part: between two of them its answer serves every sample.
+#: The scan of all processes is expensive: for this long its result serves every sample.
 CLIENTS_AGE_S_MAX: Final = 5.0
-#: The baseline of a device that was in use when first seen: what an idle one uses at most.
+#: The baseline of a device that was in use when first seen: the most that an idle one uses.
 BASELINE_ASSUMED_MIB: Final = 1024
 _MIB: Final = 1024 * 1024
-#: a device that is gone, a file of it that holds no number any more, or a driver that hangs
+#: errors of a device that is gone, of a file without a number, and of a driver that hangs
 _NO_ANSWER: Final = (TimeoutError, OSError, ValueError)
 
 
 class DrmUnavailable(RuntimeError):
-    """Sysfs did not answer within the time limit: a driver hangs. `reason` is what was waited for."""
+    """Sysfs did not answer within the time limit: a driver hangs. `reason` says what was awaited."""
 
     def __init__(self, reason: str) -> None:
         self.reason: Final = reason
@@ -39,7 +39,7 @@ class DrmUnavailable(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """What sysfs tells of one device now; `vram_used_mib` None where it does not tell."""
+    """One device's values from sysfs now; `vram_used_mib` is None if sysfs has none."""
 
     util_percent: int | None
     vram_used_mib: int | None
@@ -55,7 +55,7 @@ class _Slot:
 
 
 class DrmInventory:
-    """Build it with `open_drm`. `faults` tells of nodes that are no slots, and why."""
+    """The devices; make it with `open_drm`. `faults` says which nodes are no slots, and why."""
 
     simulated = False
 
@@ -72,23 +72,23 @@ class DrmInventory:
         return [slot.card.device for slot in self._slots]
 
     def nodes(self, slot: int) -> tuple[str, ...]:
-        """Return the device's own files in /dev: what a container must be given."""
+        """Return the device's own files in /dev: a container needs them."""
         return tuple(f"/dev/dri/{name}" for name in sorted(self._slots[slot].card.nodes, reverse=True))
 
     def memory_baseline_mib(self, slot: int) -> int:
-        """Recorded when opened, and lowered by every later reading of the device without a process on it."""
+        """Return the baseline: recorded at open, and lowered by every later reading without a process on the device."""
         return self._slots[slot].baseline_mib
 
     async def sample(self) -> list[SlotReading]:
         if not self._slots:
-            return []  # nobody can hold a device that is not there: no walk over the processes
+            return []  # without devices there is no need to scan the processes
         clients, values = await asyncio.gather(
             self._recent_clients(), asyncio.gather(*(self._values(slot) for slot in self._slots))
         )
         return [self._reading(slot, each, clients) for slot, each in zip(self._slots, values, strict=True)]
 
     async def memory_is_free(self, slot: int) -> bool:
-        """By what the driver counts; where it counts nothing, by what the processes that have it open say they hold."""
+        """Return whether the device is free, by the driver's count of used memory, else by its processes' memory."""
         found = self._slots[slot]
         if self._closed:
             return False
@@ -103,13 +103,13 @@ class DrmInventory:
         return is_free(SlotReading(memory_used_mib=used_mib), found.baseline_mib)
 
     async def held(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("only NVIDIA's driver tells what processes hold of a GPU")
+        raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
 
     def watch(self, report: ReportFault) -> None:
-        """These drivers say nothing by themselves that this one listens to: the readings tell."""
+        """Do nothing: no fault events of these drivers are read; faults show in the readings."""
 
     def close(self) -> None:
-        """Nothing is open between two questions; afterwards every device counts as unresponsive."""
+        """Close it: afterwards every device counts as unresponsive. Nothing stays open between calls."""
         self._closed = True
 
     async def _values(self, slot: _Slot) -> _Values | None:
@@ -121,14 +121,14 @@ class DrmInventory:
             return None
 
     async def _recent_clients(self) -> list[DrmClient] | None:
-        """Those seen at most `CLIENTS_AGE_S_MAX` ago; None where /proc does not answer."""
+        """Return the clients, at most `CLIENTS_AGE_S_MAX` old; None if /proc does not answer."""
         now = asyncio.get_running_loop().time()
         if self._seen is None or now - self._seen_s > CLIENTS_AGE_S_MAX:
             try:
                 return await self._fresh_clients()
             except _NO_ANSWER:
                 return None
-        # a process that ended since then holds nothing, and whoever waits for that must not wait for the next walk
+        # drop processes that ended since: a wait for their end must not take until the next scan
         return [client for client in self._seen if (self._proc / str(client.pid)).exists()]
 
     async def _fresh_clients(self) -> list[DrmClient]:
@@ -163,10 +163,10 @@ async def open_drm(
     open_timeout_s: float = OPEN_TIMEOUT_S,
     sample_timeout_s: float = SAMPLE_TIMEOUT_S,
 ) -> DrmInventory:
-    """All devices with a render node that are not `listed` by another inventory; none on a host without any.
+    """Open all devices with a render node that are not `listed` by another inventory; none on a host without any.
 
-    `root` is where `sys`, `dev` and the lists of names are looked for; `proc` is `root/proc` unless given. `listed` are
-    PCI addresses as sysfs spells them, `0000:03:00.0`. Raises DrmUnavailable where sysfs does not answer in time.
+    `root` is the root of `sys`, `dev` and the lists of names; `proc` is `root/proc` unless given. `listed` are PCI
+    addresses in the form of sysfs, `0000:03:00.0`. Raises DrmUnavailable if sysfs does not answer in time.
     """
     try:
         async with asyncio.timeout(open_timeout_s):
@@ -174,7 +174,7 @@ async def open_drm(
     except TimeoutError:
         raise DrmUnavailable(f"no answer within {open_timeout_s:g} s") from None
     inventory = DrmInventory(cards, faults, root / "proc" if proc is None else proc, sample_timeout_s)
-    await inventory.sample()  # the first look sets the baselines of the devices that nobody uses
+    await inventory.sample()  # the first reading sets the baselines of unused devices
     return inventory
 
 
@@ -186,7 +186,10 @@ def _question(card: Card, timeout_s: float) -> Question[_Values]:
 
 
 def _read_values(card: Card) -> _Values:
-    """Raises OSError or ValueError where the device is gone or tells its memory no more; the rest has defaults."""
+    """Return the values.
+
+    Raises OSError or ValueError if the device is gone or has no memory count; the rest has defaults.
+    """
     card.folder.stat()
     used_mib = None
     if card.vram_used is not None:
@@ -206,7 +209,7 @@ def _must(path: Path) -> int:
 
 
 def _util_percent(card: Card) -> int | None:
-    """The driver's own figure, else the current frequency in percent of the highest, of the busiest GT."""
+    """Return the driver's own figure, else the highest ratio of current to maximum frequency of a GT, in percent."""
     if card.busy_percent is not None:
         busy = number(card.busy_percent)
         return None if busy is None else min(100, max(0, busy))
@@ -220,7 +223,7 @@ def _temperature_c(card: Card) -> int | None:
 
 
 def _uncorrected(path: Path) -> int:
-    """A block's uncorrected errors since the driver was loaded: a line `ue: 3`."""
+    """Return a block's uncorrected errors since the driver was loaded: a line `ue: 3`."""
     for line in read(path).splitlines():
         word, _, count = line.partition(":")
         if word.strip() == "ue" and count.strip().isdigit():
@@ -229,7 +232,7 @@ def _uncorrected(path: Path) -> int:
 
 
 def _clients_of(card: Card, clients: Sequence[DrmClient]) -> list[DrmClient]:
-    """By PCI address; by the device file's name where the driver tells none."""
+    """Return a card's clients: by PCI address, or by the device file's name if the driver reports no address."""
     return [
         client
         for client in clients

@@ -1,7 +1,7 @@
-"""The DRM render nodes of a machine, as sysfs shows them: what each one is, and which files tell its readings.
+"""Find the DRM render nodes of a machine in sysfs: what each one is, and which files have its readings.
 
 Sources: the kernel's documents on amdgpu (driver-misc, thermal), on the xe driver's frequencies, and on KFD's topology;
-ROCm's page on GPU isolation. All paths are below a root, which tests make up.
+ROCm's page on GPU isolation. All paths are below a root, so that tests can make one up.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _WORDS: Final = {"amd": "AMD", "intel": "Intel"}
 UNKNOWN: Final = "unknown"
 _VENDOR_ORDER: Final = ("amd", "intel", "apple", UNKNOWN)
 _PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-#: Drivers of devices that are no GPUs of their own: made by software, shown to a virtual machine, or (amdgpu_xcp) a
-#: partition of a device that is listed already.
+#: Drivers of devices that are no GPUs of their own: software devices, devices of a virtual machine, or (amdgpu_xcp) a
+#: partition of a device that is already listed.
 _NO_GPU: Final = frozenset(
     {"vgem", "vkms", "virtio_gpu", "virtio-pci", "vmwgfx", "bochs-drm", "qxl", "hyperv_drm", "vboxvideo", "amdgpu_xcp"}
 )
@@ -34,10 +34,10 @@ _NO_GPU: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One render node. `folder` is its device in sysfs; the other paths are the files that a reading looks at.
+    """One render node. `folder` is its device in sysfs; the other paths are files that a reading uses.
 
-    `address` is the PCI address as sysfs spells it, empty for what is not on that bus. `frequencies` are pairs of
-    (current, maximum); `vram_used` is None where no file tells it.
+    `address` is the PCI address in the form of sysfs, empty for other buses. `frequencies` are pairs of (current,
+    maximum); `vram_used` is None if there is no such file.
     """
 
     device: Device
@@ -55,7 +55,7 @@ class Card:
 
 @dataclass(slots=True)
 class _Found:
-    """A render node on the way to being a card."""
+    """A render node before it becomes a card."""
 
     minor: int
     folder: Path
@@ -68,11 +68,11 @@ class _Found:
 
 
 def find_cards(root: Path, listed: Container[str] = ()) -> tuple[list[Card], list[str]]:
-    """The cards of the machine under `root` in slot order, and what was left out and why.
+    """Return the cards of the machine under `root` in slot order, and which nodes were left out and why.
 
-    Slot order is amd, intel, apple, unknown; in each vendor by index, which is what that vendor's runtime counts: for
-    AMD its place in KFD's topology, for the others the order of PCI addresses. `listed` are addresses that NVML has.
-    A node whose file is not in `dev/dri` is left out silently: in a container sysfs shows the host's devices too.
+    Slot order is amd, intel, apple, unknown; within a vendor by index, as that vendor's runtime counts: for AMD the
+    position in KFD's topology, for the others the order of PCI addresses. `listed` are addresses that NVML has. A node
+    whose file is not in `dev/dri` is left out silently: in a container sysfs shows the host's devices too.
     """
     faults: list[str] = []
     found: list[_Found] = []
@@ -85,7 +85,8 @@ def find_cards(root: Path, listed: Container[str] = ()) -> tuple[list[Card], lis
         elif each.uevent.get("DRIVER") in _NO_GPU or (each.address and each.address in listed):
             continue
         elif each.pci_id is not None and each.pci_id[0] == _NVIDIA and each.uevent.get("DRIVER") == "nvidia":
-            # NVML's to list; one it leaves out has failed, and must not come back as a device of another kind
+            # NVML lists these; a device that NVML leaves out has failed, and must not come back as another kind of
+            # device
             faults.append(f"renderD{minor}: {each.address} has NVIDIA's driver, and NVML does not list it")
         else:
             found.append(each)
@@ -122,7 +123,7 @@ def _look_at(root: Path, minor: int) -> _Found | None:
 
 
 def _number(found: list[_Found], root: Path) -> None:
-    """Give every node its index within its vendor: what a vendor's own variable calls it."""
+    """Give every node its index within its vendor, as in that vendor's own variable."""
     topology = {minor: place for place, (minor, _) in enumerate(kfd_gpus(root))}
     for vendor in _VENDOR_ORDER:
         own = [each for each in found if each.vendor == vendor]
@@ -131,16 +132,16 @@ def _number(found: list[_Found], root: Path) -> None:
             for index, each in enumerate(own):
                 each.index = index
             continue
-        for each in own:  # ROCm counts all that KFD shows, also what is not in our /dev
+        for each in own:  # ROCm counts every GPU of KFD, even without a file in our /dev
             if each.minor in topology:
                 each.index = topology[each.minor]
-        # ROCm cannot use the others: they come behind
+        # ROCm cannot use the others: they get the last numbers
         for place, each in enumerate((each for each in own if each.minor not in topology), len(topology)):
             each.index = place
 
 
 def kfd_gpus(root: Path) -> list[tuple[int, str]]:
-    """(render minor, gfx target) of the GPUs that ROCm sees, in the order in which it counts them."""
+    """Return (render minor, gfx target) of the GPUs that ROCm sees, in its order."""
     gpus = []
     folder = root / "sys/class/kfd/kfd/topology/nodes"
     try:
@@ -158,7 +159,7 @@ def kfd_gpus(root: Path) -> list[tuple[int, str]]:
 
 
 def _unique_id(found: _Found) -> str:
-    """As ROCm prints it: GPU- and 16 hex digits; empty where the device has none."""
+    """Return a device's id as ROCm prints it: GPU- and 16 hex digits; empty if it has none."""
     if found.vendor != "amd":
         return ""
     text = read(found.folder / "unique_id").lower().removeprefix("0x")
@@ -172,7 +173,7 @@ def _card(found: _Found, names: dict[tuple[int, int], str], uuids: Counter[str],
         index=found.index,
         vendor=found.vendor,
         name=_name(found, names),
-        # two functions of one card may tell the same number, which then names neither
+        # two functions of one card may report the same number, which then identifies neither
         uuid=unique if unique and uuids[unique] == 1 else found.address or f"{folder.name}-{found.minor}",
         memory_mib=_memory_bytes(found) // _MIB,
         pci=_long_address(found.address),
@@ -196,7 +197,7 @@ def _card(found: _Found, names: dict[tuple[int, int], str], uuids: Counter[str],
 
 def _name(found: _Found, names: dict[tuple[int, int], str]) -> str:
     if found.vendor == "amd" and (product := clean_name(read(found.folder / "product_name"))):
-        return product  # from the board itself; server cards have it
+        return product  # reported by the board itself; server cards have it
     if found.pci_id is None:
         compatible = found.uevent.get("OF_COMPATIBLE_0") or found.uevent.get("DRIVER") or found.folder.name
         return clean_name(compatible)
@@ -206,7 +207,7 @@ def _name(found: _Found, names: dict[tuple[int, int], str]) -> str:
 
 
 def _long_address(address: str) -> str:
-    """As NVML spells it, so that a frame has one spelling: eight digits of domain, upper case."""
+    """Return a PCI address in NVML's form, so that frames have one form: eight digits of domain, upper case."""
     domain, colon, rest = address.partition(":")
     return f"{domain.zfill(8)}:{rest}".upper() if colon else ""
 
@@ -220,10 +221,10 @@ def _numa(folder: Path) -> int:
 
 
 def _memory_bytes(found: _Found) -> int:
-    """Memory of the device's own; 0 for an integrated one, whose memory is the host's, and where no file tells it.
+    """Return the device's own memory; 0 for an integrated one, which uses the host's memory, or if no file has it.
 
-    amdgpu: what the firmware set aside for it, also on an integrated device. xe tells it by tile in some releases, and
-    i915 in Intel's own.
+    amdgpu: what the firmware reserved for it, also on an integrated device. Some releases of xe have it by tile, and
+    Intel's own i915 has it in its card folders.
     """
     if found.vendor == "amd":
         return number(found.folder / "mem_info_vram_total") or 0
@@ -234,7 +235,7 @@ def _memory_bytes(found: _Found) -> int:
 
 
 def _drm_folders(folder: Path) -> list[Path]:
-    """The device's card folders, as card0: i915 keeps its files there."""
+    """Return the device's card folders, such as card0: i915 keeps its files there."""
     return sorted(folder.glob("drm/card[0-9]*"))
 
 
@@ -243,7 +244,7 @@ def _lmem(card: Path) -> bool:
 
 
 def _temperature(folder: Path) -> Path | None:
-    """The sensor of the chip: amdgpu calls it edge, xe pkg; else the hottest spot, else the first there is."""
+    """Return the chip's sensor: edge on amdgpu, pkg on xe; else the hottest spot, else the first sensor."""
     sensors = sorted(folder.glob("hwmon/hwmon*/temp*_input"), key=lambda path: (path.parent.name, len(path.name), path))
     by_label = {read(path.with_name(path.name.replace("_input", "_label"))): path for path in reversed(sensors)}
     for label in ("edge", "pkg", "junction"):
@@ -252,7 +253,7 @@ def _temperature(folder: Path) -> Path | None:
     return sensors[0] if sensors else None
 
 
-#: (current, maximum) of a GT's frequency below a folder: xe, i915, and i915 before it had folders for its GTs
+#: (current, maximum) of a GT's frequency below a folder: xe, i915, and older i915 without folders for GTs
 _FREQUENCY_FILES: Final = (
     ("tile*/gt*/freq0", "act_freq", "max_freq"),
     ("drm/card[0-9]*/gt/gt*", "rps_act_freq_mhz", "rps_max_freq_mhz"),
@@ -272,7 +273,7 @@ def _frequencies(folder: Path) -> list[tuple[Path, Path]]:
 
 
 def read(path: Path) -> str:
-    """The stripped text of a file of sysfs; empty where there is none, or where it cannot be read."""
+    """Return the stripped text of a file of sysfs; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -280,7 +281,7 @@ def read(path: Path) -> str:
 
 
 def number(path: Path) -> int | None:
-    """The decimal number in a file; None where there is none."""
+    """Return the decimal number in a file; None if there is none."""
     text = read(path)
     return int(text) if text.lstrip("-").isdigit() else None
 

@@ -1,7 +1,7 @@
-"""Who has a DRM device open, and how much of its memory: from the file descriptors of every process.
+"""Find which processes have a DRM device open, and how much of its memory they use, from their file descriptors.
 
 Source: the kernel's document on DRM client usage stats (`drm-*` keys of /proc/PID/fdinfo/FD), and proc_pid_fdinfo(5).
-Only processes whose descriptors this user may read are seen: all of them for root.
+Only processes whose descriptors this user may read are seen; root sees all.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Final
 
 from moorage.worker.inventory.base import DeviceProcess, bounded, user_of
 
-#: Descriptors of DRM devices looked at in one pass.
+#: Most descriptors of DRM devices in one scan.
 CLIENTS_MAX: Final = 4096
-#: A client with less memory than this holds nothing. The compute runtimes open every device of a host to list it, also
-#: those that a variable hides from them, so an open descriptor alone must not make a device look taken.
+#: A client with less memory than this does not use the device. Compute runtimes open every device of a host to list it,
+#: even those that a variable hides from them, so an open descriptor alone proves nothing.
 HELD_MIB_MIN: Final = 16
 _FDINFO_BYTES_MAX: Final = 64 * 1024
 _NODES: Final = "/dev/dri/"
 _MIB: Final = 1024 * 1024
 _UNITS: Final = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
-#: Names of a driver's regions that lie on the device: amdgpu has vram, xe vram0, i915 local0.
+#: Names of a driver's memory regions on the device: amdgpu has vram, xe vram0, i915 local0.
 _ON_DEVICE: Final = ("vram", "local")
-#: What tells a region's memory, the best first; drm-memory is amdgpu's older word for resident.
+#: Keys with a region's memory, the best first; drm-memory is amdgpu's older name for resident.
 _MEMORY_KEYS: Final = ("drm-resident-", "drm-memory-", "drm-total-")
 
 
 @dataclass(frozen=True, slots=True)
 class DrmClient:
-    """One open descriptor of a DRM device. `number` names the client, so that a shared descriptor counts once.
+    """One open descriptor of a DRM device. `number` identifies the client, so that a shared descriptor counts once.
 
-    `node` is the device file's own name, `address` the PCI address or empty. `memory_bytes` is what the client has in
-    all regions, `vram_bytes` what of it lies on the device; both None where the driver does not tell.
+    `node` is the device file's name, `address` the PCI address or empty. `memory_bytes` is the client's memory in all
+    regions, `vram_bytes` the part on the device; both are None if the driver does not report them.
     """
 
     pid: int
@@ -49,14 +49,14 @@ class DrmClient:
 
     @property
     def holds(self) -> bool:
-        """Whether it uses the device, rather than having looked at it."""
+        """Whether it uses the device, rather than only having listed it."""
         if self.memory_bytes is None:
             return self.engine_ns > 0
         return self.memory_bytes >= HELD_MIB_MIN * _MIB
 
 
 def find_clients(proc: Path) -> list[DrmClient]:
-    """The clients of every process, at most `CLIENTS_MAX`; processes that end meanwhile are not among them."""
+    """Return the clients of every process, at most `CLIENTS_MAX`, without processes that end meanwhile."""
     found: list[DrmClient] = []
     for pid in _pids(proc):
         for number, node in _descriptors(proc / str(pid)):
@@ -69,7 +69,7 @@ def find_clients(proc: Path) -> list[DrmClient]:
 
 
 def holders(clients: Iterable[DrmClient]) -> tuple[DeviceProcess, ...]:
-    """The processes that use the device, with the memory they have on it."""
+    """Return the processes that use the device, with their memory on it."""
     by_pid: dict[int, list[DrmClient]] = {}
     for client in clients:
         by_pid.setdefault(client.pid, []).append(client)
@@ -82,7 +82,7 @@ def holders(clients: Iterable[DrmClient]) -> tuple[DeviceProcess, ...]:
 
 
 def memory_mib(clients: Iterable[DrmClient]) -> int:
-    """The memory on the device that these clients have, in MiB, rounded up; each client counts once."""
+    """Return the memory of these clients on the device, in MiB, rounded up; each client counts once."""
     by_number = {client.number: client.vram_bytes or 0 for client in clients}
     return -(-sum(by_number.values()) // _MIB)
 
@@ -99,11 +99,11 @@ def _pids(proc: Path) -> Iterator[int]:
 
 
 def _descriptors(process: Path) -> Iterator[tuple[str, str]]:
-    """Descriptors of DRM device files, by their links: cheaper than reading what the kernel tells of each."""
+    """Yield descriptors of DRM device files, by their links: cheaper than reading each one's fdinfo."""
     try:
         numbers = os.listdir(process / "fd")
     except OSError:
-        return  # ended, or not ours to look at
+        return  # the process has ended, or may not be read
     for number in numbers:
         try:
             target = os.readlink(process / "fd" / number)
@@ -127,7 +127,7 @@ def _client(process: Path, pid: int, number: str, node: str) -> DrmClient | None
         name,
         node,
         values.get("drm-pdev", "").lower(),
-        _number(values.get("drm-client-id", "")) or -1 - pid,  # older drivers name no client: then a process is one
+        _number(values.get("drm-client-id", "")) or -1 - pid,  # older drivers give no id: then a process is one client
         sum(memory.values()) if memory else None,
         sum(size for region, size in memory.items() if region.startswith(_ON_DEVICE)) if memory else None,
         sum(_number(value) for key, value in values.items() if _is_engine(key)),
@@ -143,7 +143,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _memory(values: dict[str, str]) -> dict[str, int]:
-    """Bytes by region."""
+    """Return bytes by region."""
     found: dict[str, int] = {}
     for prefix in _MEMORY_KEYS:
         for key, value in values.items():
@@ -153,11 +153,11 @@ def _memory(values: dict[str, str]) -> dict[str, int]:
 
 
 def _is_engine(key: str) -> bool:
-    """Time or cycles that an engine worked for the client: xe counts in cycles."""
+    """Return whether a key is the time or cycles that an engine worked for the client (xe counts cycles)."""
     return key.startswith(("drm-engine-", "drm-cycles-")) and not key.startswith("drm-engine-capacity-")
 
 
 def _number(value: str) -> int:
-    """`6044 KiB`, `0`, `28257900 ns`; 0 for what is no number."""
+    """Return the number in `6044 KiB`, `0` or `28257900 ns`, in base units; 0 if there is none."""
     count, _, unit = value.partition(" ")
     return int(count) * _UNITS.get(unit.strip(), 1) if count.isdigit() else 0

@@ -1,4 +1,4 @@
-"""What a PCI device is called: by the host's own list of names, or by its numbers."""
+"""Find the name of a PCI device in the host's own list of names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 def pci_names(wanted: Iterable[tuple[int, int]], root: Path) -> dict[tuple[int, int], str]:
-    """Names of (vendor, device) numbers, as far as a list under `root` has them; one pass over the first list."""
+    """Return names of (vendor, device) numbers, as far as the first list under `root` has them; one pass over it."""
     pairs = set(wanted)
     vendors = {f"{vendor:04x}" for vendor, _ in pairs}
     devices = {f"{vendor:04x}{device:04x}": (vendor, device) for vendor, device in pairs}
@@ -39,5 +39,5 @@ def pci_names(wanted: Iterable[tuple[int, int]], root: Path) -> dict[tuple[int, 
 
 
 def clean_name(text: str) -> str:
-    """One line of printable characters, cut to `NAME_CHARS_MAX`."""
+    """Return text as one line of printable characters, cut to `NAME_CHARS_MAX`."""
     return "".join(each if each.isprintable() else " " for each in text).strip()[:NAME_CHARS_MAX]

@@ -1,8 +1,8 @@
-"""What can be wrong with a device, how grave it is, and which of NVIDIA's Xid events are whose fault.
+"""Classify faults of a device: how grave each is, and which of NVIDIA's Xid events the job or the device has caused.
 
 Sources: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog") with
 its resolution buckets, the NVML reference for remapped rows and the GPU recovery action, NVIDIA's Kubernetes device
-plugin for the list of application errors. Where a driver tells a recovery action that one stands above the table.
+plugin for the list of application errors. A recovery action from the driver overrides the table.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ DETAIL_CHARS_MAX: Final = 120
 
 
 class Gravity(IntEnum):
-    """What follows from a fault; the graver one decides."""
+    """What follows from a fault. Of several faults the gravest decides."""
 
-    #: nothing: it is the job's own, or has been dealt with by the driver
+    #: nothing: the job caused it, or the driver has handled it
     NOTE = 0
-    #: nothing new is placed there as long as it is so; what runs goes on
+    #: nothing new is placed on the device while the fault lasts; running jobs go on
     CLOSED = 1
-    #: what runs there leaves it; once it is clean it is on probation, then open again
+    #: jobs leave the device; once it is clean it is on probation, then open again
     FAILED = 2
-    #: as FAILED, but only a reset makes it well: a boot of the machine, or an operator's word
+    #: as FAILED, but only a reset helps: a reboot of the machine, or an operator's order
     RESET = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`detail` is one line for people, at most `DETAIL_CHARS_MAX`, that does not change while the fault is the same."""
+    """A fault. `detail` is one readable line, at most `DETAIL_CHARS_MAX`, that stays the same while the fault lasts."""
 
     kind: Health
     gravity: Gravity
     detail: str
 
 
-#: The job's own doing: the driver has ended its context, the device is well (bucket RESTART_APP or IGNORE).
+#: Caused by the job: the driver has ended its context, the device is well (bucket RESTART_APP or IGNORE).
 XIDS_OF_APPLICATIONS: Final = frozenset({8, 11, 13, 31, 32, 37, 43, 45, 68, 69, 94, 109, 126})
-#: Recorded and dealt with by the driver; a pending remapping is told by the remapped rows.
+#: Recorded and handled by the driver; a pending remapping shows in the remapped rows.
 XIDS_DEALT_WITH: Final = frozenset({63, 92, 154})
-#: Only a reset (bucket RESET_GPU) or a boot (RESTART_BM) makes the device well.
+#: Only a reset (bucket RESET_GPU) or a reboot (RESTART_BM) helps.
 XIDS_RESET: Final = frozenset({46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
 
 _MEANINGS: Final = {
@@ -60,7 +60,7 @@ _MEANINGS: Final = {
     143: "the GPU could not be initialised",
 }
 
-#: nvml.h: what the driver recommends, by the field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; others leave the table to hold.
+#: nvml.h: what the driver recommends, by NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; with other values the table decides.
 RECOVERY_ACTIONS: Final = {
     1: "the driver asks for a reset of the GPU",
     2: "the driver asks for a reboot of the machine",
@@ -71,7 +71,7 @@ RECOVERY_ACTIONS: Final = {
 
 
 def of_xid(xid: int) -> Fault:
-    """The fault of an Xid event. One that no list names fails the device: it comes back after its probation."""
+    """Return the fault of an Xid event. An unknown event fails the device: it comes back after its probation."""
     if xid in XIDS_OF_APPLICATIONS or xid in XIDS_DEALT_WITH:
         gravity = Gravity.NOTE
     else:
@@ -81,7 +81,9 @@ def of_xid(xid: int) -> Fault:
 
 
 def of_rows(pending: bool, failed: bool) -> Fault | None:
-    """Row remapping (Ampere and newer): a failure is for good; a pending one waits for a reset and does no harm."""
+    """Return the fault of row remapping (Ampere and newer): a failure is permanent; a pending one is harmless until a
+    reset.
+    """
     if failed:
         return Fault("remap", Gravity.RESET, "a row of memory could not be remapped: the GPU is to be replaced")
     if pending:
@@ -101,5 +103,5 @@ SLOWED_DOWN: Final = Fault("thermal", Gravity.CLOSED, "the GPU slows itself down
 
 
 def gravest(faults: tuple[Fault, ...]) -> Fault | None:
-    """The one that decides; of several alike the first."""
+    """Return the gravest fault; of several equal ones the first."""
     return max(faults, key=lambda fault: fault.gravity, default=None)

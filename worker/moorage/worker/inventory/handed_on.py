@@ -1,8 +1,8 @@
-"""The devices of a machine of which VMs may have some: those stay in their slots, and count neither as lost nor free.
+"""Show the devices of a machine of which VMs may have some: those stay in their slots, neither missing nor free.
 
-A GPU is handed on and given back here, as `vm/passthrough.py` does it. The driver of NVIDIA's GPUs can be unbound from
-one only once this process has closed NVML, so all questions wait meanwhile, and NVML is opened anew. What is handed on
-is known from the journals, so an agent that starts while VMs run finds the slots as they were: a file keeps the list.
+A GPU is handed on and given back here, through `vm/passthrough.py`. NVIDIA's driver can be unbound from a GPU only once
+this process has closed NVML, so all readings wait meanwhile, and NVML is opened again afterwards. The journals record
+what is handed on, and a file keeps the list of devices, so an agent that starts while VMs run finds the same slots.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from moorage.worker.inventory.machine import DEVICES_MAX, CombinedInventory, ope
 from moorage.worker.inventory.threads import in_thread
 from moorage.worker.vm.passthrough import NotHandedOn, Passthrough, journals, lock, lock_path, write_synced
 
-#: below the folder of the journals: the devices in slot order
+#: file below the folder of the journals: the devices in slot order
 DEVICES_FILE: Final = "devices"
-#: containers are given a device by its file, so one whose file is another's now must not be used
+#: containers get a device by its file, so a device whose file now belongs to another one must not be used
 MOVED: Final = Fault("missing", Gravity.CLOSED, "its file in /dev has another number than before: restart the worker")
 GONE: Final = SlotReading(health="unresponsive")
 
@@ -49,7 +49,7 @@ class _Slot(msgspec.Struct, frozen=True):
 
 
 class HandingInventory:
-    """Build it with `open_handing`."""
+    """The devices; make it with `open_handing`."""
 
     simulated = False
 
@@ -62,7 +62,7 @@ class HandingInventory:
         before: list[_Slot],
         away: set[str],
     ) -> None:
-        kept = {each.identity: each for each in before}  # without those that are away others have other numbers
+        kept = {each.identity: each for each in before}  # others have other numbers while some are away
         found = [_Slot(device, inner.nodes(slot)) for slot, device in enumerate(inner.devices())]
         found = [kept.get(each.identity, each) for each in found]
         known = {each.identity for each in found}
@@ -74,7 +74,7 @@ class HandingInventory:
         self._open_inner = open_inner
         self.passthrough: Final = passthrough
         self._folder: Final = folder
-        #: the PCI addresses of those that are handed on, or could not be given back
+        #: the PCI addresses of devices that are handed on, or could not be given back
         self.away = away
         self._homes: list[int | None] = []
         self._find_homes(inner)
@@ -110,7 +110,7 @@ class HandingInventory:
     async def held(self, slot: int) -> dict[int, int]:
         async with self._asking() as inner:
             if self._slots[slot].address in self.away:
-                return {}  # no process of this host can hold anything of it
+                return {}  # no process of this host can use it
             home = self._homes[slot]
             if inner is None or home is None:
                 raise HeldUnknown("the device cannot be read")
@@ -128,7 +128,7 @@ class HandingInventory:
     # -- handing on
 
     def why_not(self) -> str:
-        """Return "" where this host can hand devices on, else one line that says why not."""
+        """Return "" if this host can hand devices on, else one line that says why not."""
         try:
             self.passthrough.check_host()
         except NotHandedOn as error:
@@ -136,13 +136,13 @@ class HandingInventory:
         return ""
 
     def lock_of(self, address: str) -> Path:
-        """Return the file that a VM locks as long as it may use the device."""
+        """Return the file that a VM locks while it may use the device."""
         return lock_path(self._folder, address)
 
     async def hand_on(self, device: Device) -> list[str]:
         """Return the PCI addresses of a device's functions, its own first, once vfio-pci has them. Raises NotHandedOn.
 
-        Until the VM has locked it, `take_back` must be told to spare it. It must not be cancelled.
+        Until the VM has locked it, `take_back` must get it in `spared`. This call must not be cancelled.
         """
         address = sysfs_address(device.pci)
         self._check_alone(device)
@@ -163,7 +163,10 @@ class HandingInventory:
                 await self._reopen()
 
     async def take_back(self, spared: Collection[str] = ()) -> list[str]:
-        """Give the host back what no VM has locked, but for these addresses. Returns why some of it cannot be."""
+        """Give back to the host every device that no VM has locked, except `spared`.
+
+        Return why some cannot be given back.
+        """
         if self.away <= set(spared):
             return []
         async with self._alone():
@@ -174,27 +177,27 @@ class HandingInventory:
             if before != self.away:
                 try:
                     await self._close_inner()
-                except NotHandedOn as error:  # what came back stays silent, which its health tells
+                except NotHandedOn as error:  # the returned devices stay unresponsive, as their health shows
                     log.error("%s", error.problem.message)
                 await self._reopen()
             return faults
 
     def _check_alone(self, device: Device) -> None:
-        """Raise NotHandedOn where other devices of this host would be taken along, or mistaken afterwards."""
+        """Raise NotHandedOn if other devices of this host would be taken away too, or would be mistaken afterwards."""
         for other in self.devices():
             if other == device or other.vendor != device.vendor:
                 continue
             if other.pci == device.pci:
                 raise NotHandedOn(f"{device.pci} is divided into slices")
             if not other.uuid.startswith("GPU-"):
-                why = f"jobs know GPU {other.index} of {other.vendor} by its number alone, and the numbers would change"
+                why = f"jobs know GPU {other.index} of {other.vendor} only by its number, and the numbers would change"
                 raise NotHandedOn(why)
 
     # -- inside
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[CombinedInventory | None]:
-        """The devices that the host has, for one question; None where they cannot be opened now."""
+        """Give the host's present devices for one reading; None if they cannot be opened now."""
         async with self._changing:
             if self._inner is None:
                 await self._reopen()
@@ -209,13 +212,13 @@ class HandingInventory:
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """No question is asked meanwhile."""
+        """Wait until no reading is in progress, and allow none meanwhile."""
         async with self._changing:
             await self._unasked.wait()
             yield
 
     async def _close_inner(self) -> None:
-        """Raises NotHandedOn where a driver does not answer, and so is still in use."""
+        """Close the devices. Raises NotHandedOn if a driver does not answer, and so is still in use."""
         inner, self._inner = self._inner, None
         if inner is not None:
             inner.close()
@@ -229,7 +232,7 @@ class HandingInventory:
             return
         try:
             inner = await self._open_inner()
-        except Exception as error:  # whatever it is: the devices are silent until the next question opens them
+        except Exception as error:  # of any kind: the devices are unresponsive until the next reading opens them
             log.error("the devices cannot be opened again: %s", error)
             return
         self._find_homes(inner)
@@ -272,7 +275,7 @@ class HandingInventory:
 def give_back_unlocked(
     passthrough: Passthrough, folder: Path, spared: Collection[str] = ()
 ) -> tuple[set[str], list[str]]:
-    """Give back all that no VM has locked. Returns the addresses that stay handed on, and why some cannot be.
+    """Give back all devices that no VM has locked. Return the addresses that stay handed on, and why some cannot be.
 
     It blocks.
     """
@@ -301,9 +304,9 @@ async def open_handing(
     passthrough: Passthrough | None = None,
     open_inner: Callable[[], Awaitable[CombinedInventory]] = open_machine,
 ) -> HandingInventory:
-    """Every device of this machine, with those that VMs have; journals are in `folder`. Raises as `open_machine`.
+    """Open every device of this machine, with those that VMs have; journals are in `folder`. Raises as `open_machine`.
 
-    What an agent before this one has handed on, and no VM has any more, is given back first.
+    Devices that an earlier agent handed on, and that no VM has any more, are given back first.
     """
     passthrough = passthrough or Passthrough()
     away, faults = await in_thread("passthrough-back", partial(give_back_unlocked, passthrough, folder))

@@ -1,4 +1,4 @@
-"""What a host is and has beside its GPUs: names that survive what they should, and cores and memory we may use."""
+"""Describe the host: ids that last as long as they should, and the cores and memory that this process may use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Final
 from moorage.schemas.names import worker_slug
 from moorage.system.proctree import boot_id
 
-#: Makes the machine's name ours: machine-id(5) asks that the raw one is not shown on a network.
+#: Turns the machine id into one of moorage's own: machine-id(5) forbids to show the raw one on a network.
 _APPLICATION: Final = b"moorage worker machine"
-#: in a state folder: which one of its machine it is
+#: file in a state folder with that folder's id
 FOLDER_FILE: Final = "folder-id"
 _SINCE_BEFORE: Final = "older"
 _MACHINE_ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -27,7 +27,7 @@ _ROOT: Final = Path("/")
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """`machine` stays the same over reboots, `boot` lasts for one; `cpu_milli` in thousandths of a core."""
+    """A host's description. `machine` survives reboots, `boot` does not; `cpu_milli` is in thousandths of a core."""
 
     worker: str
     hostname: str
@@ -38,7 +38,10 @@ class HostFacts:
 
 
 def host_facts(state_folder: Path, root: Path = _ROOT) -> HostFacts:
-    """All of it; `root` is where the file system is looked at. Raises OSError where `state_folder` is not writable."""
+    """Return the description; `root` is the root of the file system.
+
+    Raises OSError if `state_folder` is not writable.
+    """
     hostname = socket.gethostname()
     return HostFacts(
         worker=worker_slug(hostname),
@@ -51,9 +54,9 @@ def host_facts(state_folder: Path, root: Path = _ROOT) -> HostFacts:
 
 
 def machine_id(state_folder: Path, root: Path = _ROOT) -> str:
-    """32 hex digits that name this machine: keyed from machine-id(5), else from the firmware's uuid, else drawn once.
+    """Return 32 hex digits that identify this machine: keyed from machine-id(5), else the firmware's uuid, else random.
 
-    The drawn one is kept in `state_folder`. Where a host has neither of the first two and loses that folder, it is
+    The random one is kept in `state_folder`. If a host has neither of the first two and loses that folder, it becomes
     another machine.
     """
     for path, clean in (("etc/machine-id", str.strip), ("sys/class/dmi/id/product_uuid", _without_dashes)):
@@ -61,7 +64,7 @@ def machine_id(state_folder: Path, root: Path = _ROOT) -> str:
             raw = clean((root / path).read_text()).lower()
         except OSError:
             continue
-        if _MACHINE_ID.fullmatch(raw) and len(set(raw)) > 1:  # firmware without one says all 0 or all f
+        if _MACHINE_ID.fullmatch(raw) and len(set(raw)) > 1:  # firmware without a uuid reports all 0 or all f
             return hmac.new(bytes.fromhex(raw), _APPLICATION, hashlib.sha256).hexdigest()[:32]
     return _drawn_machine_id(state_folder)
 
@@ -77,11 +80,11 @@ def _drawn_machine_id(state_folder: Path) -> str:
 
 
 def folder_machine(machine: str, state_folder: Path, *, is_older: bool) -> str:
-    """The machine as the worker of one state folder names it in its joins (docs/decisions/0044).
+    """Return the machine id that the worker of a state folder sends in its joins (docs/decisions/0044).
 
-    What outlives an agent is known in its state folder alone. An agent on another folder of the machine knows nothing
-    of it, so it is another machine: its join is refused until the session of the first is lost, and with that the
-    leases of what runs there. `is_older` says that a release without this file used the folder: it stays who it was.
+    Only the state folder knows what outlives an agent. An agent on another folder of the machine does not know it, so
+    it counts as another machine: its join is refused until the session of the first is lost, and with it the leases of
+    the jobs that run there. `is_older` says that a release without this file used the folder: it keeps its id.
     """
     path = state_folder / FOLDER_FILE
     kept = _kept(path)
@@ -100,7 +103,7 @@ def _kept(path: Path) -> str:
 
 
 def _keep(path: Path, text: str) -> str:
-    """Written whole or not at all, and on the disk before it is used."""
+    """Write the text atomically, and to the disk before it is used."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     with open(unfinished, "w", opener=_owner_only) as file:
@@ -116,7 +119,7 @@ def _owner_only(path: str, flags: int) -> int:
 
 
 def cpu_milli(root: Path = _ROOT) -> int:
-    """Thousandths of a core this process may use: its CPU affinity, or less where a cgroup's quota says so."""
+    """Return the thousandths of a core that this process may use: its CPU affinity, or less by a cgroup's quota."""
     allowed = len(os.sched_getaffinity(0)) * 1000
     for folder in _cgroup_folders(root, ""):
         fields = _read(folder / "cpu.max").split()
@@ -130,7 +133,7 @@ def cpu_milli(root: Path = _ROOT) -> int:
 
 
 def memory_mib(root: Path = _ROOT) -> int:
-    """The machine's memory in MiB, or less where a cgroup limits it."""
+    """Return the machine's memory in MiB, or less if a cgroup limits it."""
     total = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     allowed = int(total[1]) * 1024 if total else 0
     limits = [_read(folder / "memory.max") for folder in _cgroup_folders(root, "")]
@@ -139,10 +142,10 @@ def memory_mib(root: Path = _ROOT) -> int:
 
 
 def _cgroup_folders(root: Path, controller: str) -> list[Path]:
-    """This process's cgroup and all above it, as cgroups(7) mounts them; `controller` "" is version 2.
+    """Return this process's cgroup and all above it, as cgroups(7) mounts them; `controller` "" is version 2.
 
-    Every level limits, so all of them count. In a cgroup namespace the path may point above the mount: then the
-    mount's own top is what there is.
+    Every level limits, so all of them count. In a cgroup namespace the path may point above the mount: then only the
+    mount's own top exists.
     """
     inside = _own_cgroup(root, controller)
     mount = _cgroup_mount(root, controller)

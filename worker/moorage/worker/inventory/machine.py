@@ -1,8 +1,7 @@
-"""All devices of a machine in one list: NVIDIA's through NVML, or by CDI specs where it is not there, then others'
-through DRM.
+"""List all devices of a machine: NVIDIA's through NVML (or CDI specs without NVML), then others' through DRM.
 
 A slot is a position in that list. `Device.index` stays what the vendor's own runtime counts, so two vendors may both
-have a 0; a device is known by (vendor, uuid).
+have a 0; a device is identified by (vendor, uuid).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from moorage.worker.inventory.threads import in_thread
 
 #: a worker's slots are one 64-bit mask in the ledger
 DEVICES_MAX: Final = 64
-#: broken CDI files that are logged at a start
+#: most broken CDI files that are logged at a start
 FAULTS_TOLD_MAX: Final = 16
 
 log = logging.getLogger("moorage.worker.inventory")
@@ -35,8 +34,7 @@ log = logging.getLogger("moorage.worker.inventory")
 class CombinedInventory:
     """Several inventories as one; their devices keep their order. At most `DEVICES_MAX` devices are slots.
 
-    `cdi` has the names of each device in the host's CDI specs. Raises ValueError where two parts list the same
-    (vendor, uuid).
+    `cdi` has each device's names in the host's CDI specs. Raises ValueError if two parts list the same (vendor, uuid).
     """
 
     def __init__(self, parts: Sequence[Inventory], cdi: Sequence[list[str]] = ()) -> None:
@@ -103,10 +101,10 @@ class CombinedInventory:
 
 
 async def open_machine(*, root: Path = Path("/")) -> CombinedInventory:
-    """Every device of this machine; none is no error. Devices that cannot be slots are logged.
+    """Open every device of this machine; a machine without any is fine. Devices that cannot be slots are logged.
 
-    `root` is where the file systems are looked at. Raises
-    NvmlUnavailable and DrmUnavailable where a driver is there and fails or hangs.
+    `root` is the root of the file systems. Raises NvmlUnavailable and DrmUnavailable if a driver is there and fails or
+    hangs.
     """
     nvml = await open_nvml(sysfs=root / "sys", proc=root / "proc")
     try:
@@ -133,6 +131,6 @@ async def open_machine(*, root: Path = Path("/")) -> CombinedInventory:
 
 
 def sysfs_address(pci: str) -> str:
-    """`00000000:17:00.0` as NVML spells it → `0000:17:00.0` as sysfs does; a wider domain keeps its digits."""
+    """Return a PCI address in sysfs's form, `0000:17:00.0`, from NVML's, `00000000:17:00.0`; a wider domain stays."""
     domain, _, rest = pci.lower().partition(":")
     return f"{domain.lstrip('0').zfill(4)}:{rest}"

@@ -1,8 +1,8 @@
 """Divide a GPU in MIG mode into other slices, through NVML.
 
 Source: NVML's reference on Multi Instance GPU. A slice is a GPU instance with one compute instance that has all of it,
-as `nvidia-smi mig -cgi PROFILE -C` makes them. What the driver holds is the only record: a change that is cut off
-leaves fewer slices, and the same change once more makes all of them.
+as `nvidia-smi mig -cgi PROFILE -C` makes them. Only the driver records the slices: a change that is interrupted leaves
+fewer slices, and repeating the change makes all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PART: Final = re.compile(r"(?:([1-9][0-9]?)x)?([1-8]g\.[0-9]{1,4}gb(?:[+-][a-z.
 
 
 class Profile(NamedTuple):
-    """A kind of GPU instance: its name as in `1g.10gb`, NVML's id, its compute slices, how many a GPU has at most."""
+    """A kind of GPU instance: its name such as `1g.10gb`, NVML's id, its compute slices, how many a GPU has at most."""
 
     name: str
     id: int
@@ -31,7 +31,7 @@ class Profile(NamedTuple):
 
 
 def parse_layout(text: str) -> list[str]:
-    """`3g.40gb,4x1g.10gb` → the profiles, one a slice; `off` → none. Raises Refused."""
+    """Return the profiles of a layout, one per slice: `3g.40gb,4x1g.10gb`; none for `off`. Raises Refused."""
     if text == "off":
         return []
     found: list[str] = []
@@ -48,7 +48,7 @@ def parse_layout(text: str) -> list[str]:
 def _refused_layout(text: str) -> Refused:
     return refuse(
         "invalid-argument",
-        "this is no MIG layout",
+        "this is not a MIG layout",
         field="$.layout",
         found=text[:80],
         allowed="profiles with counts, as 3g.40gb,4x1g.10gb, or off",
@@ -56,7 +56,7 @@ def _refused_layout(text: str) -> Refused:
 
 
 class MigGpu:
-    """A GPU that can be divided; `api` is pynvml, initialised. What NVML refuses is raised as Refused."""
+    """A GPU that can be divided; `api` is pynvml, initialised. Errors of NVML are raised as Refused."""
 
     def __init__(self, api: Any, raw: Any) -> None:
         self._api = api
@@ -64,7 +64,7 @@ class MigGpu:
         self.profiles = {each.name: each for each in self._profiles()}
 
     def check(self, layout: Sequence[str]) -> None:
-        """Raise Refused for profiles that this GPU does not have, or more of one than it has room for."""
+        """Raise Refused for profiles that this GPU does not have, or more of a profile than it has room for."""
         for name, count in Counter(layout).items():
             profile = self.profiles.get(name)
             if profile is None or count > profile.most:
@@ -77,7 +77,7 @@ class MigGpu:
                 )
 
     def layout(self) -> list[str]:
-        """Return the profiles of its slices now, those alone that can be used; in order."""
+        """Return the profiles of its usable slices now, in order."""
         return sorted(
             profile.name
             for profile in self.profiles.values()
@@ -86,9 +86,10 @@ class MigGpu:
         )
 
     def change(self, layout: Sequence[str]) -> bool:
-        """Destroy its slices and make these; False if it has them already.
+        """Destroy its slices and make these; return False if it has them already.
 
-        Takes it into MIG mode first, and out of it for an empty layout. Raises Refused, with the former slices there.
+        This turns MIG mode on first, or off for an empty layout. Raises Refused after it has restored the former
+        slices.
         """
         self.check(layout)
         is_on = self._is_on()
@@ -118,7 +119,7 @@ class MigGpu:
             try:
                 info = api.nvmlDeviceGetGpuInstanceProfileInfo(self._raw, number, version=2)
             except (api.NVMLError_NotSupported, api.NVMLError_InvalidArgument, api.NVMLError_FunctionNotFound):
-                continue  # not of this GPU, or of a driver that does not tell names
+                continue  # not of this GPU, or of a driver that gives no names
             name = info.name if isinstance(info.name, str) else info.name.decode(errors="replace")
             found.append(
                 Profile(name.removeprefix("MIG "), int(info.id), int(info.sliceCount), int(info.instanceCount))
@@ -142,8 +143,8 @@ class MigGpu:
         if self._is_on() != bool(mode):
             raise refuse(
                 "failed-precondition",
-                "the GPU takes another MIG mode at its next reset",
-                next="nvidia-smi --gpu-reset -i GPU, and this command again",
+                "the GPU changes its MIG mode at its next reset",
+                next="run nvidia-smi --gpu-reset -i GPU, then this command again",
             )
 
     def _count(self) -> int:
@@ -160,7 +161,7 @@ class MigGpu:
             self._refuse(error, "destroying the slices")
 
     def _create_all(self, layout: Sequence[str]) -> None:
-        """The largest first: the driver chooses the places, and a large slice has few that will do."""
+        """Make the largest slices first: the driver chooses the places, and a large slice fits in few."""
         api = self._api
         try:
             for name in sorted(layout, key=lambda name: (-self.profiles[name].slices, name)):
@@ -170,14 +171,14 @@ class MigGpu:
             self._refuse(error, f"making {','.join(layout)}")
 
     def _restore(self, former: Sequence[str]) -> None:
-        """Make the slices again that were there; what a process uses could not be destroyed, and is there still."""
+        """Make the former slices again; a slice in use could not be destroyed, so it is still there."""
         with contextlib.suppress(Refused):
             self._destroy_all()
         with contextlib.suppress(Refused):
             self._create_all(list((Counter(former) - Counter(self.layout())).elements()))
 
     def _whole(self, instance: Any, slices: int) -> int:
-        """The id of the compute instance that has all of a GPU instance: the one with as many slices."""
+        """Return the id of the compute instance that has all of a GPU instance: the one with as many slices."""
         return next((info.id for info in self._compute_profiles(instance) if info.sliceCount == slices), 0)
 
     def _compute_profiles(self, instance: Any) -> list[Any]:
@@ -212,7 +213,7 @@ class MigGpu:
     def _refuse(self, error: Any, doing: str) -> NoReturn:
         api = self._api
         helps = {
-            api.NVML_ERROR_NO_PERMISSION: "run it as root: dividing a GPU needs that right",
+            api.NVML_ERROR_NO_PERMISSION: "run it as root: dividing a GPU needs that permission",
             api.NVML_ERROR_IN_USE: "a process uses the GPU: moorage fleet and nvidia-smi show which",
             getattr(api, "NVML_ERROR_INSUFFICIENT_RESOURCES", None): "smaller slices, or fewer: nvidia-smi mig -lgipp",
         }

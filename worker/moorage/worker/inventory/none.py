@@ -1,4 +1,4 @@
-"""A host without GPUs: a valid worker for jobs that ask for none."""
+"""Describe a host without GPUs: a valid worker for jobs that ask for none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NoInventory:
         raise IndexError(f"a host without GPUs has no slot {slot}")
 
     def watch(self, report: ReportFault) -> None:
-        """There is nothing that could say anything."""
+        """Do nothing: there are no devices."""
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing was opened."""

@@ -1,8 +1,8 @@
-"""NVIDIA devices through NVML (`pynvml`, loaded when first needed).
+"""Read NVIDIA devices through NVML (`pynvml`, loaded when first needed).
 
-Sources: the NVML API reference, and nvidia-smi, with whose answers this one must agree (`tests/gpu`). A library or a
-driver that is not there means no GPUs, which is no error. NVML can hang in the kernel, for one device or for all, so
-every look is a question in a thread of its own (`threads`).
+Sources: the NVML API reference, and nvidia-smi, whose answers this module must match (`tests/gpu`). A missing library
+or driver means no GPUs and is no error. NVML can hang in the kernel, for one device or for all, so every reading is
+made in a thread of its own (`threads`).
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ OPEN_TIMEOUT_S: Final = 30.0  # a first nvmlInit without persistence mode loads 
 SAMPLE_TIMEOUT_S: Final = 2.0
 SHUT_DOWN_TIMEOUT_S: Final = 10.0
 DEVICES_MAX: Final = 64
-#: how far back the driver is asked for samples of processes' work at least: it makes one in up to a second
+#: minimum time span of the samples of processes' work: the driver makes a sample at least once a second
 SAMPLES_OF_S: Final = 1.0
-SAMPLES_OF_S_MAX: Final = 60.0  # and at most
-#: The baseline of a device that was in use when first seen: what an idle one uses at most, reserved memory with it.
+SAMPLES_OF_S_MAX: Final = 60.0  # and the maximum
+#: The baseline of a device that was in use when first seen: the most that an idle one uses, with reserved memory.
 BASELINE_ASSUMED_MIB: Final = 1024
 _MIB: Final = 1024 * 1024
 #: nvml.h: nvmlClocksEventReasonHwThermalSlowdown
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 class NvmlUnavailable(RuntimeError):
-    """NVML is there and does not work: it failed or did not answer. `reason` is what it said."""
+    """NVML is installed and does not work: it failed or did not answer. `reason` is its error."""
 
     def __init__(self, reason: str) -> None:
         self.reason: Final = reason
@@ -72,20 +72,22 @@ class NvmlUnavailable(RuntimeError):
 
 @dataclass(slots=True)
 class _Handle:
-    """A device's handle, and what is known of it beside the frame."""
+    """A device's handle, and what the load frame does not have."""
 
     raw: Any
     memory_version: Any
     baseline_mib: int
-    whole: Any  # of a MIG slice: the GPU, which tells of its health; else the same as `raw`
-    uuid: str  # of that
-    minor: int | None = None  # N of /dev/nvidiaN, which need not be the index; of a MIG slice, its GPU's
+    whole: Any  # the GPU of a MIG slice, which reports its health; else the same as `raw`
+    uuid: str  # the uuid of `whole`
+    minor: int | None = None  # N of /dev/nvidiaN, which may differ from the index; for a MIG slice, its GPU's
     asked_s: float = 0.0  # when it was last asked for samples, by CLOCK_MONOTONIC
 
 
 class NvmlInventory:
-    """Build it with `open_nvml`. `faults` tells of devices that did not answer at the start and are no slots; without
-    library or driver `is_there` is False."""
+    """NVIDIA's devices; make it with `open_nvml`. Without library or driver `is_there` is False.
+
+    `faults` says which devices did not answer at the start, and so are no slots.
+    """
 
     simulated = False
 
@@ -116,12 +118,12 @@ class NvmlInventory:
         return list(self._devices)
 
     def nodes(self, slot: int) -> tuple[str, ...]:
-        """Return the device's own file in /dev; none where the driver does not tell its number."""
+        """Return the device's own file in /dev; none if the driver does not report its number."""
         minor = self._handles[slot].minor
         return () if minor is None else (f"/dev/nvidia{minor}",)
 
     def memory_baseline_mib(self, slot: int) -> int:
-        """Recorded when opened, and lowered by every later reading of the device without a process on it."""
+        """Return the baseline: recorded at open, and lowered by every later reading without a process on the device."""
         return self._handles[slot].baseline_mib
 
     async def sample(self) -> list[SlotReading]:
@@ -138,7 +140,7 @@ class NvmlInventory:
         except TimeoutError:
             raise HeldUnknown("NVML does not answer") from None
         except (self._api.NVMLError, AttributeError) as error:
-            raise HeldUnknown(f"NVML does not tell what processes hold: {error}") from None
+            raise HeldUnknown(f"NVML does not report what processes use: {error}") from None
 
     def watch(self, report: ReportFault) -> None:
         if self._handles and self._events is None and not self._closed:
@@ -154,7 +156,7 @@ class NvmlInventory:
         events = self._events
         if events is not None:
             events.stop()
-        # A call that has not come back still uses the library: then leave it to the end of the process.
+        # A call that has not returned still uses the library: then the end of the process closes it.
         asked = [*(each.is_asked for each in self._questions), *(each.is_asked for each in self._holders)]
         if self._handles and not any(asked):
 
@@ -167,7 +169,7 @@ class NvmlInventory:
             start_thread("nvml-shutdown", shut_down)
 
     async def closed(self) -> None:
-        """Return once NVML is shut down; call `close` before. Raises TimeoutError where a call does not come back."""
+        """Return once NVML is shut down; call `close` before. Raises TimeoutError if a call does not return."""
         if self._handles and not await in_thread("nvml-closed", partial(self._is_shut.wait, SHUT_DOWN_TIMEOUT_S)):
             raise TimeoutError
 
@@ -191,10 +193,10 @@ async def open_nvml(
     open_timeout_s: float = OPEN_TIMEOUT_S,
     sample_timeout_s: float = SAMPLE_TIMEOUT_S,
 ) -> NvmlInventory:
-    """All NVIDIA devices in NVML's order, with their idle baselines; none where library or driver is missing.
+    """Open all NVIDIA devices in NVML's order, with their idle baselines; none without library or driver.
 
-    Raises NvmlUnavailable where NVML is there and fails or hangs: a host
-    that has GPUs and cannot see them must not pass for one without.
+    Raises NvmlUnavailable if NVML is there and fails or hangs: a host whose GPUs cannot be read must not look like a
+    host without GPUs.
     """
     nvml = import_pynvml()
     is_there = True
@@ -211,9 +213,9 @@ async def open_nvml(
 
 
 def import_pynvml() -> Any:
-    """Return the module of the bindings, which is loaded when first needed."""
+    """Return the module of the bindings, loaded when first needed."""
     with warnings.catch_warnings():
-        # The distribution is nvidia-ml-py. One named pynvml may be there, too: it warns of its own name.
+        # The distribution is nvidia-ml-py. If one named pynvml is installed too, it warns about its own name.
         warnings.simplefilter("ignore", FutureWarning)
         return importlib.import_module("pynvml")
 
@@ -234,8 +236,8 @@ def _open(api: Any, sysfs: Path, proc: Path) -> tuple[list[Device], list[_Handle
             for each, part in parts or [(device, raw)]:
                 (slices if parts else whole).append((each, _handle(api, part, raw, device.uuid, proc)))
         except api.NVMLError as error:
-            faults.append(f"device {index}: {error}")  # without a uuid it can be no slot
-    # whole GPUs come first, so that slices that are made and removed move none of them
+            faults.append(f"device {index}: {error}")  # without a uuid it cannot be a slot
+    # whole GPUs come first, so that making and removing slices does not change their positions
     devices = [device for device, _ in whole + slices]
     handles = [handle for _, handle in whole + slices]
     linked = [_linked_devices(api, devices, handles, position) for position in range(len(devices))]
@@ -253,7 +255,7 @@ def _handle(api: Any, raw: Any, whole: Any, uuid: str, proc: Path) -> _Handle:
 
 
 def _slices(api: Any, raw: Any, whole: Device) -> list[tuple[Device, Any]]:
-    """The MIG slices of a GPU. A place without one is not found; the GPU itself is not offered beside its slices."""
+    """Return the MIG slices of a GPU. The GPU itself is not offered beside its slices."""
     found: list[tuple[Device, Any]] = []
     for index in range(_optional(api, lambda: int(api.nvmlDeviceGetMaxMigDeviceCount(raw)), 0)):
         part = _optional(api, partial(api.nvmlDeviceGetMigDeviceHandleByIndex, raw, index), None)
@@ -284,7 +286,7 @@ def _describe(api: Any, raw: Any, index: int, sysfs: Path) -> Device:
 
 
 def _linked_devices(api: Any, devices: list[Device], handles: list[_Handle], position: int) -> list[int]:
-    """The indices reached over NVLink, directly or through a switch."""
+    """Return the indices of devices reached over NVLink, directly or through a switch."""
 
     def linked(other: int) -> bool:
         status = api.nvmlDeviceGetP2PStatus(handles[position].raw, handles[other].raw, api.NVML_P2P_CAPS_INDEX_NVLINK)
@@ -293,12 +295,12 @@ def _linked_devices(api: Any, devices: list[Device], handles: list[_Handle], pos
     if devices[position].profile:
         return []  # no slice reaches another device
     others = [other for other in range(len(devices)) if other != position and not devices[other].profile]
-    # A device that fails here fails again when it is read; the fleet can do without its links.
+    # A device that fails here fails again when it is read; its links are not essential.
     return [devices[other].index for other in others if _ignore_errors(api, partial(linked, other))]
 
 
 def _numa_node(pci: str, sysfs: Path) -> int:
-    """From sysfs, which spells the domain with four digits where NVML has eight; -1 where there is one node only."""
+    """Return the NUMA node from sysfs, which writes the domain with four digits, not eight; -1 with one node only."""
     domain, _, rest = pci.lower().partition(":")
     try:
         return int((sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
@@ -307,7 +309,7 @@ def _numa_node(pci: str, sysfs: Path) -> int:
 
 
 def _memory_version(api: Any, raw: Any) -> Any:
-    """Version 2 tells used memory without what the driver reserves, as nvidia-smi does; older drivers lack it."""
+    """Return version 2 of the memory call, which excludes reserved memory as nvidia-smi does; None on older drivers."""
     version = getattr(api, "nvmlMemory_v2", None)
     if version is not None and _optional(api, lambda: api.nvmlDeviceGetMemoryInfo(raw, version=version), None) is None:
         return None
@@ -315,9 +317,9 @@ def _memory_version(api: Any, raw: Any) -> Any:
 
 
 def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
-    """Raises NVMLError where the device does not answer; what a board cannot tell is left at its default.
+    """Return a reading. Raises NVMLError if the device does not answer; values that a board lacks keep their defaults.
 
-    Of a MIG slice, memory and processes are its own, and the rest is of its GPU.
+    Memory and processes of a MIG slice are its own; the rest is its GPU's.
     """
     raw, version = handle.raw, handle.memory_version
     memory = api.nvmlDeviceGetMemoryInfo(raw, version=version) if version else api.nvmlDeviceGetMemoryInfo(raw)
@@ -344,7 +346,7 @@ def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
 
 
 def _faults(api: Any, raw: Any) -> tuple[Fault, ...]:
-    """What lasts and is wrong: row remapping, the action that the driver recommends, and throttling against heat."""
+    """Return lasting faults: row remapping, the action that the driver recommends, and throttling because of heat."""
     found: list[Fault | None] = []
     rows = _optional(api, lambda: api.nvmlDeviceGetRemappedRows(raw), None)
     if rows is not None:
@@ -357,20 +359,20 @@ def _faults(api: Any, raw: Any) -> tuple[Fault, ...]:
 
 
 def _recovery_action(api: Any, raw: Any) -> int:
-    """0 (none) where the driver is too old to recommend one."""
+    """Return the driver's recommended action; 0 for none."""
     [value] = api.nvmlDeviceGetFieldValues(raw, [api.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     return int(value.value.uiVal) if value.nvmlReturn == api.NVML_SUCCESS else 0
 
 
 def _faults_of_error(api: Any, error: BaseException) -> tuple[Fault, ...]:
-    """What NVML says in place of a reading: a time-out may pass, a device that is lost does not come back."""
+    """Return the faults for an error of NVML: a time-out may pass, but a lost device does not come back."""
     if isinstance(error, api.NVMLError_GpuIsLost):
         return (GPU_LOST,)
     return (RESET_REQUIRED,) if isinstance(error, api.NVMLError_ResetRequired) else (UNRESPONSIVE,)
 
 
 def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
-    """Host pids, compute and MPS clients and graphics; names from /proc, which needs no right."""
+    """Return compute, MPS and graphics processes by host pid; names are from /proc, which needs no permission."""
     found: list[DeviceProcess] = []
     for name in (
         "nvmlDeviceGetComputeRunningProcesses",
@@ -385,7 +387,7 @@ def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
 
 
 def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
-    """MiB by pid. A process with compute and graphics is in both lists, each with all that it holds."""
+    """Return MiB by pid. A process with compute and graphics is in both lists, each time with its whole memory."""
     found: dict[int, int] = {}
     for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
         for entry in getattr(api, name)(raw):
@@ -398,7 +400,7 @@ def _held(api: Any, raw: Any, proc: Path) -> dict[int, int]:
 
 
 def _used_by(api: Any, handle: _Handle, util_percent: int | None, proc: Path) -> dict[int, ProcessUse] | None:
-    """What each process uses; of MIG slices nothing, as each has one job and the driver tells of whole GPUs alone."""
+    """Return what each process uses; None for MIG slices, because the driver reports whole GPUs only."""
     if handle.whole is not handle.raw:
         return None
     try:
@@ -407,14 +409,14 @@ def _used_by(api: Any, handle: _Handle, util_percent: int | None, proc: Path) ->
         return None
     worked = _worked(api, handle, proc) if held else {}
     if worked is not None and util_percent and not any(worked.values()):
-        worked = None  # the device works, and no process is named for it
+        worked = None  # the device works, but no process is reported for it
     return {pid: ProcessUse(mib, None if worked is None else worked.get(pid, 0)) for pid, mib in held.items()}
 
 
 def _worked(api: Any, handle: _Handle, proc: Path) -> dict[int, int] | None:
-    """The percent of the device's time by pid, since it was last asked; None where the driver does not tell.
+    """Return the percent of the device's time by pid, since the last call; None if the driver does not report it.
 
-    A process without an entry has done nothing. What an MPS server does for its clients is told of the server alone.
+    A process without an entry has done nothing. Work of an MPS server for its clients is reported for the server only.
     """
     now_s = time.monotonic()
     window_s, handle.asked_s = max(SAMPLES_OF_S, min(now_s - handle.asked_s, SAMPLES_OF_S_MAX)), now_s
@@ -429,7 +431,7 @@ def _worked(api: Any, handle: _Handle, proc: Path) -> dict[int, int] | None:
 
 
 def _call(api: Any, name: str, raw: Any) -> list[Any]:
-    found: list[Any] = getattr(api, name)(raw)  # within what is asked: an older library lacks some of them
+    found: list[Any] = getattr(api, name)(raw)  # an older library lacks some; the caller handles that
     return found
 
 
@@ -437,11 +439,13 @@ def _name_of(pid: int, proc: Path) -> str:
     try:
         return (proc / str(pid) / "comm").read_text(errors="replace").strip()
     except OSError:
-        return ""  # gone meanwhile, or of another pid namespace
+        return ""  # ended meanwhile, or in another pid namespace
 
 
 def _optional(api: Any, ask: Callable[[], T], otherwise: T) -> T:
-    """For what not every board, driver or right can tell; any other error is the device's and goes up."""
+    """Return `otherwise` if a board, driver or permission lacks this value; any other error is the device's and is
+    raised.
+    """
     try:
         return ask()
     except (

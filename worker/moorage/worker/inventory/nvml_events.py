@@ -1,8 +1,8 @@
-"""NVML's event API: what devices say by themselves, Xid events above all, heard in a thread of its own.
+"""Receive NVML events, above all Xid events, in a thread of its own.
 
-`nvmlEventSetWait` blocks, so one daemon thread waits, a second at a time, and hands what it hears to the event loop.
-A driver without the event API (an old one, or a board that supports no event) is no error: then the readings alone
-tell. Source: the NVML reference, "Event Handling Methods".
+`nvmlEventSetWait` blocks, so one daemon thread waits, a second at a time, and passes events to the event loop. A driver
+without the event API (an old one, or a board that supports no event) is no error: then only the readings show faults.
+Source: the NVML reference, "Event Handling Methods".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moorage.worker.inventory.base import ReportFault
 from moorage.worker.inventory.faults import Fault, of_xid
 
 WAIT_MS: Final = 1000
-#: between two tries after an error that is no time-out (a GPU that is lost makes every wait fail)
+#: between two tries after an error other than a time-out (a lost GPU makes every wait fail)
 AGAIN_S: Final = 5.0
 #: nvml.h: nvmlEventTypeXidCriticalError and nvmlEventTypeDoubleBitEccError
 _XID: Final = 0x8
@@ -27,9 +27,9 @@ log = logging.getLogger("moorage.worker.inventory")
 
 
 class NvmlEvents:
-    """Listens for the GPUs of these handles and uuids, one a slot, until `stop`.
+    """Listens to the GPUs of these handles and uuids, one per slot, until `stop`.
 
-    Slots of MIG slices have their GPU's: what happens to it happens to all of them.
+    MIG slices have the uuid of their GPU: its events count for all of them.
     """
 
     def __init__(self, api: Any, handles: Sequence[Any], uuids: Sequence[str]) -> None:
@@ -42,17 +42,17 @@ class NvmlEvents:
         self._thread: threading.Thread | None = None
 
     def start(self, report: ReportFault) -> None:
-        """Once, in the loop in which `report` is to be called."""
+        """Start the thread; call it once, in the loop in which `report` must be called."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop, report), name="nvml-events", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the thread end, within `WAIT_MS`; does not wait for it."""
+        """Make the thread end within `WAIT_MS`, without waiting for it."""
         self._stopped.set()
 
     def join(self) -> None:
-        """Wait until the library is no longer in use here; for a thread that may block."""
+        """Wait until the library is no longer in use here; call it in a thread that may block."""
         if self._thread is not None:
             self._thread.join()
 
@@ -73,10 +73,10 @@ class NvmlEvents:
             try:
                 self._api.nvmlEventSetFree(events)
             except self._api.NVMLError:
-                pass  # the driver is gone, and the set with it
+                pass  # the driver is gone, and the event set with it
 
     def _register(self) -> Any:
-        """An event set with every device that supports an event we want; None where none does."""
+        """Return an event set with every device that supports a wanted event; None if none does."""
         api, events, heard = self._api, self._api.nvmlEventSetCreate(), 0
         for uuid, handle in self._handles.items():
             try:
@@ -98,7 +98,7 @@ class NvmlEvents:
             return
         except self._api.NVMLError as error:
             log.warning("the events of NVIDIA devices fail: %s", error)
-            self._stopped.wait(AGAIN_S)  # the readings tell which device it is
+            self._stopped.wait(AGAIN_S)  # the readings show which device fails
             return
         fault = _fault_of(int(event.eventType), int(event.eventData))
         if fault is None:
@@ -107,13 +107,13 @@ class NvmlEvents:
             for slot in self._slots.get(self._name_of(event.device), ()):
                 loop.call_soon_threadsafe(report, slot, fault)
         except RuntimeError:
-            self._stopped.set()  # the loop is closed: nobody listens any more
+            self._stopped.set()  # the loop is closed, so there is no listener
 
     def _name_of(self, handle: Any) -> str:
         try:
             uuid = self._api.nvmlDeviceGetUUID(handle)
         except self._api.NVMLError:
-            # one that is lost has no name any more: handles are pointers, which stay the same
+            # a lost device has no name any more, but its handle is a pointer, which stays the same
             pointer = _pointer(handle)
             return next((name for name, known in self._handles.items() if _pointer(known) == pointer), "")
         return uuid.decode(errors="replace") if isinstance(uuid, bytes) else str(uuid)
@@ -126,7 +126,7 @@ def _fault_of(kind: int, data: int) -> Fault | None:
 
 
 def _pointer(handle: Any) -> Any:
-    """What a handle points at: two objects may hold one pointer."""
+    """Return the address that a handle points at: two objects may have one pointer."""
     contents = getattr(handle, "contents", None)
     if contents is None:
         return id(handle)

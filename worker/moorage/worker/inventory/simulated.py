@@ -1,4 +1,4 @@
-"""A host and devices that are not there, for demonstrations, tests and plans. Everything built here says so."""
+"""Simulate a host and its devices, for demonstrations, tests and plans. Everything here is marked as simulated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASELINE_MIB: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class SimulatedHost:
-    """A host to be: `name` is its worker id and seeds the uuids, so that it is the same machine each time."""
+    """A simulated host. `name` is its worker id and seeds the uuids, so that it is the same machine each time."""
 
     name: str
     devices: tuple[Device, ...]
@@ -27,12 +27,11 @@ class SimulatedHost:
 
 
 class SimulatedInventory:
-    """The devices of a `SimulatedHost`, idle unless told otherwise.
+    """The devices of a `SimulatedHost`, idle unless set otherwise.
 
-    `faults` plays what is wrong with them, under the name `worker`, the host's unless given.
-
-    Memory is free at once by default. `keep_memory` models a device whose memory does not come
-    back after its processes are gone; `set_reading` puts any reading in place of the idle one.
+    `faults` has the faults to play on them, under the name `worker` (by default the host's). By default memory is free
+    at once. `keep_memory` simulates memory that stays in use after its processes have ended; `set_reading` replaces the
+    idle reading.
     """
 
     simulated = True
@@ -50,14 +49,14 @@ class SimulatedInventory:
         return list(self.host.devices)
 
     def nodes(self, slot: int) -> tuple[str, ...]:
-        """Return none: whatever this machine has in /dev is of real devices."""
+        """Return none: the files in this machine's /dev belong to real devices."""
         return ()
 
     def write_cdi(self, folder: Path) -> list[Path]:
         """Write a CDI spec for the devices of each vendor, by uuid, and return their paths.
 
-        A container finds /dev/null in the place of the device, and the uuid in `MOORAGE_SIMULATED_GPU`. Raises
-        CdiError and OSError.
+        A container gets /dev/null instead of the device, and the uuid in `MOORAGE_SIMULATED_GPU`. Raises CdiError and
+        OSError.
         """
         written: list[Path] = []
         for vendor, kind in KINDS.items():
@@ -81,7 +80,7 @@ class SimulatedInventory:
         return list(self._readings)
 
     def _play(self) -> None:
-        """Take up what the control file says, if that is new."""
+        """Apply the control file if it has changed."""
         if self._faults is None or self._faults.look() == self._version:
             return
         self._version = self._faults.version
@@ -98,7 +97,7 @@ class SimulatedInventory:
         self._report = report
 
     def happen(self, slot: int, fault: Fault) -> None:
-        """An event of a device, as a driver tells one."""
+        """Report an event of a device, as a driver does."""
         self._report(slot, fault)
 
     async def memory_is_free(self, slot: int) -> bool:
@@ -114,18 +113,18 @@ class SimulatedInventory:
         raise HeldUnknown("the GPU is simulated, so nothing holds its memory")
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing was opened."""
 
     def set_reading(self, slot: int, reading: SlotReading | None) -> None:
-        """What `sample` answers for a slot from now on; None is idle again."""
+        """Set what `sample` returns for a slot from now on; None is idle again."""
         self._readings[slot] = reading or _idle()
 
     def keep_memory(self, slot: int, memory_mib: int) -> None:
-        """Memory of the slot that stays in use, whoever is gone, until `set_reading(slot, None)`."""
+        """Keep memory of the slot in use, whichever processes end, until `set_reading(slot, None)`."""
         self.set_reading(slot, SlotReading(memory_used_mib=BASELINE_MIB + memory_mib))
 
     def set_health(self, slot: int, health: Health) -> None:
-        """A slot whose device is hot, has errors or does not answer; otherwise idle."""
+        """Set a slot's health: hot, with errors or unresponsive; otherwise idle."""
         self.set_reading(slot, SlotReading(health=health) if health == "unresponsive" else _idle(health))
 
 

@@ -1,11 +1,11 @@
-"""A control file that plays faults on simulated devices: what an operator sees of a failing GPU, without one.
+"""Play faults on simulated devices from a control file, to show what an operator sees of a failing GPU.
 
-`faults.json` in the state folder of a simulated worker, read again whenever it changes::
+The file is `faults.json` in the state folder of a simulated worker. It is read again whenever it changes::
 
     {"sim-0000": {"1": {"xid": 79}, "3": {"process": {"pid": 4242, "name": "python", "user": "bob"}}}}
 
-by worker and slot. `xid` happens when it appears in the file, or changes; everything else is so as long as it stands
-there. A file that cannot be read changes nothing, and the log says why.
+The keys are worker and slot. `xid` happens once, when it appears in the file or changes; every other fault lasts while
+it is in the file. A file that cannot be read changes nothing, and the log says why.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Played(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is wrong with one device; see the fields of NVML that each stands for in `nvml`."""
+    """The faults of one device; `nvml` says which NVML field each stands for."""
 
     xid: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
     uncorrected_errors: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0
@@ -70,22 +70,22 @@ _decode: Final = msgspec.json.Decoder(dict[str, dict[str, Played]]).decode
 
 
 class FaultFile:
-    """The file of one process's simulated workers; looked at some times a second at most."""
+    """The file of one process's simulated workers; read a few times a second at most."""
 
     def __init__(self, path: Path) -> None:
         self.path: Final = path
-        self.version = 0  # grows whenever what is played changes
+        self.version = 0  # grows with every change of the faults
         self._played: dict[str, dict[str, Played]] = {}
         self._stamp: Any = None
         self._looked_s = -LOOK_S
 
     def of(self, worker: str) -> dict[int, Played]:
-        """What is played on a worker's devices now, by slot."""
+        """Return the faults of a worker's devices now, by slot."""
         self._look()
         return {int(slot): played for slot, played in self._played.get(worker, {}).items() if slot.isdecimal()}
 
     def look(self) -> int:
-        """The version, after a look at the file where the last is old enough."""
+        """Return the version, after a check of the file if the last check is old enough."""
         self._look()
         return self.version
 

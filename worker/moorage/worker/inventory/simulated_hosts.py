@@ -1,4 +1,4 @@
-"""The hosts of a simulated fleet, from a word, a file, or the node list of a trace.
+"""Make the hosts of a simulated fleet, from a word, a file, or the node list of a trace.
 
 A fleet is a word::
 
@@ -6,9 +6,9 @@ A fleet is a word::
     hosts  = [ NUMBER "x" ] host                 4x8xH100              four hosts alike
     host   = "cpu" | group { "," group }         2xL40S,6xA100         one host with two models
     group  = NUMBER "x" MODEL [ ":" SIZE ]       8xH100
-    SIZE   = NUMBER ( "G" | "M" )                1e9 bytes, or MiB; a model that is not known needs one
+    SIZE   = NUMBER ( "G" | "M" )                1e9 bytes, or MiB; an unknown model needs one
 
-`4x8xH100` is hosts x GPUs x model and `8xH100` is one host. A TOML or JSON file says more; see `load_hosts`.
+`4x8xH100` is hosts x GPUs x model and `8xH100` is one host. A TOML or JSON file allows more; see `load_hosts`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMESPACE: Final = uuid.UUID("5f0c3a4e-6f0e-5d6c-9f0a-8f1d3c7b2a90")
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What a driver says of a model: its name, and memory as it shows it in MiB. `linked`: NVLink between all."""
+    """What a driver reports for a model: its name, and its memory in MiB. `linked`: NVLink between all."""
 
     name: str
     memory_mib: int
@@ -47,8 +47,8 @@ class Model(msgspec.Struct, frozen=True):
     vendor: str = "nvidia"
 
 
-#: By the word a fleet uses, upper case. G2 and G3 are masked in the openb trace and its publishers tell no sizes:
-#: theirs are our assumption.
+#: The key is the word in a fleet, upper case. The openb trace hides what G2 and G3 are, and its publishers give no
+#: sizes: theirs are our assumption.
 MODELS: Final[dict[str, Model]] = {
     "P100": Model("Tesla P100-PCIE-16GB", 16280, "6.0"),
     "V100M16": Model("Tesla V100-SXM2-16GB", 16160, "7.0", linked=True),
@@ -77,9 +77,9 @@ _HOSTS: Final = re.compile(r"(?P<count>\d{1,9})x(?=\d+x|cpu$)")
 
 
 def simulated_hosts(word: str, name: str = "sim", most: int = HOSTS_MAX) -> list[SimulatedHost]:
-    """The hosts of a fleet's word, named `<name>-0000` and so on; the grammar stands at the top of this module.
+    """Return the hosts of a fleet's word, named `<name>-0000` and so on; the module's docstring has the grammar.
 
-    Raises ValueError naming the part that is off, or for more than `most` hosts.
+    Raises ValueError naming the wrong part, or for more than `most` hosts.
     """
     hosts: list[SimulatedHost] = []
     for part in word.replace(" ", "").split("+"):
@@ -93,7 +93,7 @@ def simulated_hosts(word: str, name: str = "sim", most: int = HOSTS_MAX) -> list
 
 
 def parse_groups(word: str) -> list[tuple[int, Model]]:
-    """One host's groups: `2xL40S,6xA100` → [(2, L40S), (6, A100)]; `cpu` → []. Raises ValueError."""
+    """Return one host's groups: `2xL40S,6xA100` → [(2, L40S), (6, A100)]; `cpu` → []. Raises ValueError."""
     if word == "cpu":
         return []
     groups: list[tuple[int, Model]] = []
@@ -123,7 +123,7 @@ def _model(word: str, size_mib: int | None) -> Model:
 def build_host(
     name: str, groups: Sequence[tuple[int, Model]], cpu_milli: int = 0, memory_mib: int = 0
 ) -> SimulatedHost:
-    """A host of these groups in this order; cores and memory follow its GPUs unless given."""
+    """Return a host with these groups in this order; cores and memory follow from its GPUs unless given."""
     models = [model for count, model in groups for _ in range(count)]
     devices = tuple(_device(name, index, models) for index in range(len(models)))
     gpus = len(devices)
@@ -169,7 +169,7 @@ class _HostEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len(self.device) > GPUS_PER_HOST_MAX:
             raise ValueError(f"device must list at most {GPUS_PER_HOST_MAX}, found {len(self.device)}")
         if self.device and self.gpus != "cpu":
-            raise ValueError("gpus and device say the same: give one of them")
+            raise ValueError("gpus and device describe the same thing: give one of them")
         if self.device and self.count != 1:
             raise ValueError("device names exact devices, which only one host has: count must be 1")
 
@@ -179,11 +179,12 @@ class _Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_hosts(path: Path) -> list[SimulatedHost]:
-    """The hosts of a `.toml` or `.json` file: `host` is a list of tables.
+    """Return the hosts in a `.toml` or `.json` file: `host` is a list of tables.
 
-    Each has `name` (default sim), and `gpus` (one host's word, as `2xL40S,6xA100`) or `device`, a list of devices with
-    hello's fields; `count` hosts alike get numbers behind the name; `cpu_milli` and `memory_mib` are for each host.
-    Raises ValueError (msgspec's, with the path of the field) for what cannot be, OSError for what cannot be read.
+    Each has `name` (default sim), and `gpus` (one host's word, such as `2xL40S,6xA100`) or `device`, a list of devices
+    with hello's fields. With `count`, that many equal hosts get numbers after the name. `cpu_milli` and `memory_mib`
+    are for each host. Raises ValueError (msgspec's, with the path of the field) for invalid content, OSError for an
+    unreadable file.
     """
     with open(path, "rb") as file:
         text = file.read(FILE_BYTES_MAX + 1)
@@ -209,7 +210,7 @@ def load_hosts(path: Path) -> list[SimulatedHost]:
 
 
 def openb_hosts(sample_csv: Path, count: int, seed: int) -> list[SimulatedHost]:
-    """`count` hosts as they stood in Alibaba's GPU cluster of 2023, drawn by `seed` from a node list of the trace.
+    """Return `count` hosts of Alibaba's GPU cluster of 2023, drawn by `seed` from a node list of the trace.
 
     Columns `sn,cpu_milli,memory_mib,gpu,model`. Every row is drawn once before any is drawn again; a host drawn again
     has another name, and so other uuids. Raises ValueError for a count out of range or a file without rows.

@@ -1,7 +1,7 @@
-"""Ask a driver that may hang: a question runs in a daemon thread of its own, with a time limit for who waits for it.
+"""Ask a driver that may hang: each question runs in a daemon thread of its own, and waiting for it has a time limit.
 
-A pool of threads would not do: its workers are joined when the process ends, and one that is stuck in the kernel never
-comes back.
+A pool of threads would not do: the process waits for its threads at its end, and one that is stuck in the kernel never
+returns.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 
 class Question(Generic[T]):
-    """One thing that is asked again and again, at most once at a time, so that at most one thread can be stuck in it.
+    """One question that is asked again and again, at most once at a time, so that at most one thread can be stuck in
+    it.
 
-    Whoever asks while an answer is awaited shares it, and its time limit of `timeout_s` seconds.
+    Callers that ask while an answer is pending share that answer, and its time limit of `timeout_s` seconds.
     """
 
     def __init__(self, name: str, ask: Callable[[], T], timeout_s: float) -> None:
@@ -26,10 +27,10 @@ class Question(Generic[T]):
         self._ask = ask
         self._timeout_s: Final = timeout_s
         self._flying: asyncio.Future[T] | None = None
-        self._until_s = 0.0  # the loop's time after which nobody waits for the one in flight
+        self._until_s = 0.0  # the loop's time at which the waits for the pending answer end
 
     async def answer(self) -> T:
-        """The answer, or of one asked already. Raises TimeoutError, and whatever `ask` raised."""
+        """Return the answer to a new question, or to the pending one. Raises TimeoutError, and what `ask` raised."""
         loop = asyncio.get_running_loop()
         if self._flying is None or self._flying.done():
             self._flying = in_thread(self._name, self._ask)
@@ -39,29 +40,29 @@ class Question(Generic[T]):
 
     @property
     def is_asked(self) -> bool:
-        """Whether an answer is awaited now."""
+        """Whether an answer is pending now."""
         return self._flying is not None and not self._flying.done()
 
     async def fresh_answer(self) -> T:
-        """An answer to a question asked from now on: one in flight may be of before. Raises as `answer` does."""
+        """Return the answer to a question asked from now on; a pending one may be older. Raises as `answer` does."""
         if self.is_asked:
             try:
                 await self.answer()
-            except Exception:  # of before; a thread that is stuck makes the next line time out at once
+            except Exception:  # from the older question; if its thread is stuck, the next line times out at once
                 pass
         return await self.answer()
 
 
 def start_thread(name: str, run: Callable[[], object]) -> None:
-    """Run something in a daemon thread: one that is stuck in the kernel must not keep the process from ending."""
+    """Run something in a daemon thread: a thread that is stuck in the kernel must not keep the process from ending."""
     threading.Thread(target=run, name=name, daemon=True).start()
 
 
 def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
-    """Start `work` in a daemon thread; the future is settled when it comes back, which may be never."""
+    """Start `work` in a daemon thread; return a future that is settled when it returns, which may be never."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
-    # Whoever waited may have given up: then nobody is left to be told of an error.
+    # the caller may have given up; then the exception is retrieved here, so that the loop does not warn
     done.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     def settle(outcome: Callable[[], None]) -> None:
@@ -71,12 +72,12 @@ def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
     def run() -> None:
         try:
             outcome = partial(done.set_result, work())
-        except BaseException as failure:  # whatever it is belongs to the one who waits
+        except BaseException as failure:  # any exception belongs to the caller that waits
             outcome = partial(done.set_exception, failure)
         try:
             loop.call_soon_threadsafe(settle, outcome)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed, so no caller waits
 
     start_thread(name, run)
     return done

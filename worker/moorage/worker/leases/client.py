@@ -1,14 +1,14 @@
-"""Borrow GPUs for a process that already runs: the holder's side of the agent's socket.
+"""Borrow GPUs for a process that already runs: the client of the agent's socket.
 
     async with borrow("/run/moorage/lease.sock", "1xL40S", purpose="fine-tune") as lease:
         model.to(torch.device("cuda", lease.devices[0].index))
         ...
-        if lease.asked_back:  # the agent leaves, or an operator asks: reason and deadline, no surprise
+        if lease.asked_back:  # the agent stops, or an operator wants the devices: it has a reason and a deadline
             save_checkpoint(within_s=lease.asked_back.left_s)
             break
 
-The devices go to the next user once their memory is free, so release it before the block ends. CUDA keeps a context on
-a device for as long as its process lives, so do GPU work in a child process that has `lease.environment`.
+The devices go to the next user once their memory is free, so free it before the block ends. CUDA keeps a context on a
+device for as long as its process lives, so do GPU work in a child process that has `lease.environment`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from moorage.worker.leases.protocol import FrameRefused, frame, read_answer
 
 RETURN_S_MAX: Final = 5.0
 ANSWER_S_MAX: Final = 10.0
-#: why a lease was lost: the connection to the agent ended, by its end or restart
+#: why a lease was lost: the connection to the agent ended, because the agent stopped or restarted
 AGENT_GONE: Final = "agent-gone"
 
 log = logging.getLogger("moorage.worker")
 
 
 class LeaseRefused(MoorageError):
-    """The agent lends nothing, or not this; `code` and fields say why. `errno` is a socket's that did not open."""
+    """The agent refused the lease. `code` and fields say why; `errno` is set if the socket could not be opened."""
 
     def __init__(self, problem: Problem, errno: int = 0) -> None:
         self.errno: Final = errno
@@ -47,7 +47,7 @@ class LeaseRefused(MoorageError):
 
 
 class AskedBack:
-    """`reason`, and until when to give back: `deadline_boottime_s`, in seconds of CLOCK_BOOTTIME."""
+    """A request to give the devices back: its `reason`, and the deadline in seconds of CLOCK_BOOTTIME."""
 
     __slots__ = ("deadline_boottime_s", "reason")
 
@@ -65,9 +65,9 @@ class AskedBack:
 
 
 class BorrowedLease:
-    """Devices of this host, for nobody else until given back, or shared in their `mode`. Made by `borrow`.
+    """Devices of this host that this process has until it gives them back, alone or shared in their `mode`.
 
-    `simulated`: the worker's devices are not real.
+    `borrow` makes it. `simulated` is set if the worker's devices are not real.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class BorrowedLease:
         self.devices: Final[tuple[Device, ...]] = tuple(granted.devices)
         self.mode: Final = granted.mode
         self.simulated: Final = granted.simulated
-        #: the variables that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and its kin)
+        #: the variables that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and the like)
         self.environment: Final[Mapping[str, str]] = device_environment(
             granted.devices, granted.mode, spec, simulated=granted.simulated
         )
@@ -100,17 +100,20 @@ class BorrowedLease:
 
     @property
     def lost(self) -> bool:
-        """Whether the agent is gone, and the lease with it: others may get the devices. `asked_back` says so too."""
+        """Whether the agent is gone and the lease with it: other processes may get the devices.
+
+        Then `asked_back` is set.
+        """
         return self._lost
 
     async def wait_asked_back(self) -> AskedBack:
-        """Wait until the lease is asked back or lost; returns at once if it was."""
+        """Wait until the lease is asked back or lost; return at once if it was already."""
         await self._news.wait()
         assert self.asked_back is not None
         return self.asked_back
 
     async def give_back(self) -> None:
-        """Give the devices back; the agent knows when this returns. Does nothing if they are given back or lost."""
+        """Give the devices back and wait for the agent's answer. Does nothing if they are given back or lost."""
         if self._over:
             return
         self._over = True
@@ -145,7 +148,7 @@ class BorrowedLease:
             return
         try:
             self._on_asked_back(asked)
-        except Exception:  # the listener goes on: without it nobody would learn that the lease is lost
+        except Exception:  # the listener must go on: without it the process would not learn that the lease is lost
             log.exception("on_asked_back of %r raised", self)
 
     def __repr__(self) -> str:
@@ -165,10 +168,10 @@ async def borrow(
     """Borrow GPUs from this host's worker, waiting in its queue; they are given back at the end of the block.
 
     `path` is the agent's socket. `gpu` is a token (`2xH100:80G`, `1xL40S@time-slice`) or a spec for one replica: all of
-    it is granted or nothing. Waiting is first come, first served, for at most `timeout_s` (None: as long as it takes).
-    The lease belongs to this process and ends with it. `on_asked_back` is called in the event loop; what it raises is
-    logged. Raises LeaseRefused (no agent there, a user who may not borrow, nothing that matches), SharingUnavailable,
-    ValueError for a bad token, TimeoutError.
+    it is granted or nothing. Waiting is first come, first served, for at most `timeout_s` (None: without limit). The
+    lease belongs to this process and ends with it. `on_asked_back` is called in the event loop; an exception that it
+    raises is logged. Raises LeaseRefused (no agent there, a user who may not borrow, no device that matches),
+    SharingUnavailable, ValueError for a bad token, TimeoutError.
     """
     spec = gpu if isinstance(gpu, GpuSpec) else _spec_of(gpu)
     reader, writer = await _connect(Path(path))
@@ -187,9 +190,9 @@ async def borrow(
 
 
 async def recall(path: Path | str, reason: str, within_s: float, pid: int | None = None) -> int:
-    """For operators: ask back what is lent, all of it or what process `pid` has; returns how many leases were asked.
+    """Ask for lent devices back, all of them or those of process `pid`, and return how many leases were asked back.
 
-    Only for the agent's own user and root. Raises LeaseRefused, TimeoutError.
+    Only the agent's own user and root may do this. Raises LeaseRefused, TimeoutError.
     """
     reader, writer = await _connect(Path(path))
     try:
@@ -206,7 +209,7 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with open_folder(path.parent) as folder:
-            # of a socket of this host: connects at once, or fails
+            # the socket is on this host, so connecting succeeds or fails at once
             peer.connect(f"{folder}/{path.name}")
         peer.setblocking(False)
         return await asyncio.open_unix_connection(sock=peer)
@@ -230,7 +233,7 @@ async def _ask(
         writer.write(frame(request))
         await writer.drain()
     except ConnectionError:
-        pass  # why it closed on us stands in what it said
+        pass  # the agent's answer says why it closed the connection
     try:
         return await read_answer(reader)
     except FrameRefused as error:
@@ -240,11 +243,11 @@ async def _ask(
 def _problem_of(answer: protocol.Answer | None) -> Problem:
     if isinstance(answer, Problem):
         return answer
-    return problem("failed-precondition", "the agent closed the connection", next="ask again once it is back")
+    return problem("failed-precondition", "the agent closed the connection", next="borrow again once the agent is back")
 
 
 def _spec_of(token: str) -> GpuSpec:
     replicas, spec = parse_token(token)
     if replicas != 1:
-        raise ValueError(f"a lease is of one host: write {spec.count * replicas}x, found {token!r}")
+        raise ValueError(f"a lease is on one host: write {spec.count * replicas}x, found {token!r}")
     return spec

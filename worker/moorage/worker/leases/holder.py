@@ -1,4 +1,4 @@
-"""Who has, or waits for, a lease of this host's devices."""
+"""Keep the state of a connection to the lease socket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moorage.worker.leases.protocol import Answer, AskedBack, frame
 
 
 class Holder:
-    """A connection that has, or waits for, a lease."""
+    """A connection that has a lease or waits for one."""
 
     __slots__ = ("asked_back", "mode", "overdue", "pid", "purpose", "slots", "uid", "writer")
 
@@ -24,7 +24,7 @@ class Holder:
         self.overdue: asyncio.TimerHandle | None = None
 
     def say(self, answer: Answer) -> None:
-        """A holder that does not read loses nothing but words: there are few, and each is small."""
+        """Send an answer without waiting. A holder that never reads costs little: answers are few and small."""
         if not self.writer.is_closing():
             self.writer.write(frame(answer))
 

@@ -1,4 +1,4 @@
-"""What a host can lend: which of its devices are what is asked for, and what it will never have."""
+"""Match a lease request to a host's devices, and refuse a request that the host can never meet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moorage.schemas.gpu import GpuSpec, capability_of, format_token, mig_profil
 
 
 def matches(spec: GpuSpec, device: Device) -> bool:
-    """Whether a device is what a spec asks for: vendor, model, memory and so on."""
+    """Return whether a device meets a spec: vendor, model, memory and so on."""
     if spec.time_slice_index is not None and device.index != spec.time_slice_index:
         return False
     if spec.effective_vendor and device.vendor.lower() != spec.effective_vendor:
@@ -25,12 +25,12 @@ def matches(spec: GpuSpec, device: Device) -> bool:
 
 
 def matching(spec: GpuSpec, devices: Sequence[Device]) -> set[int]:
-    """The slots of the devices that a spec asks for."""
+    """Return the slots of the devices that meet a spec."""
     return {slot for slot, device in enumerate(devices) if matches(spec, device)}
 
 
 def check(spec: GpuSpec, devices: Sequence[Device], modes: Sequence[str]) -> None:
-    """Raises MoorageError for what a host with these devices and sharing modes will never have."""
+    """Raise MoorageError for a request that a host with these devices and sharing modes can never meet."""
     if (trouble := spec.trouble) is not None:
         field, message, found, allowed = trouble
         raise MoorageError(problem("invalid-argument", message, field=f"$.{field}", found=found, allowed=allowed))
@@ -49,7 +49,7 @@ def check(spec: GpuSpec, devices: Sequence[Device], modes: Sequence[str]) -> Non
         raise MoorageError(
             problem(
                 "failed-precondition",
-                "sharers of a lease are counted, not measured",
+                "shares of a lease are not limited: a lease only counts its sharers",
                 field="$.gpu.share",
                 next=f"ask for @{spec.effective_sharing} alone",
             )
@@ -60,7 +60,7 @@ def check(spec: GpuSpec, devices: Sequence[Device], modes: Sequence[str]) -> Non
         raise MoorageError(
             problem(
                 "no-match",
-                f"this host has {count} GPUs like {format_token(spec)}, of {len(devices)}",
+                f"this host has {count} of {len(devices)} GPUs that match {format_token(spec)}",
                 field="$.gpu",
                 found=spec.count,
                 allowed=have,

@@ -1,4 +1,4 @@
-"""A lease's socket, and when the process at its other end is gone."""
+"""Open the lease socket, and notice the end of the process at the other end of a connection."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final
 
 from moorage.system.unix_socket import listen, open_folder
 
-#: socket(7), since Linux 6.5: a pidfd of the peer, which unlike its pid cannot have become another process's
+#: socket(7), since Linux 6.5: a pidfd of the peer. Unlike a pid it cannot come to mean another process
 _SO_PEERPIDFD: Final = 77
 
 
 def open_pidfd(connection: socket.socket, pid: int) -> int:
-    """A pidfd of the peer; -1 where it is gone, or is no process that this namespace shows."""
+    """Return a pidfd of the peer; -1 if it is gone or not visible in this pid namespace."""
     try:
         return int(connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
     except OSError:
@@ -28,7 +28,7 @@ def open_pidfd(connection: socket.socket, pid: int) -> int:
 
 
 def watch(pidfd: int) -> asyncio.Future[None]:
-    """Done when the process is gone (pidfd_open(2): it becomes readable)."""
+    """Return a future that is done when the process is gone (pidfd_open(2): the pidfd becomes readable)."""
     loop = asyncio.get_running_loop()
     dead: asyncio.Future[None] = loop.create_future()
 
@@ -42,7 +42,7 @@ def watch(pidfd: int) -> asyncio.Future[None]:
 
 
 def listen_alone(path: Path, gid: int | None) -> socket.socket:
-    """A listening socket in place of one that nobody listens on. Raises OSError: EADDRINUSE where somebody does."""
+    """Return a listening socket, in place of an abandoned one. Raises OSError: EADDRINUSE if an agent listens there."""
     with open_folder(path.parent) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(f"{folder}/{path.name}") == 0:
             raise OSError(errno.EADDRINUSE, "another agent lends from this socket", str(path))

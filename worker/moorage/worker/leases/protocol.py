@@ -1,8 +1,8 @@
-"""Frames between the agent and a process of its host that borrows GPUs, on the agent's UNIX stream socket.
+"""Define the frames between the agent and a process of its host that borrows GPUs, on the agent's UNIX stream socket.
 
-A frame is a 4-byte big-endian length and so many bytes of msgpack, one message each. A connection is one lease:
+A frame is a 4-byte big-endian length and that many bytes of msgpack, one message each. A connection is one lease:
 `Borrow`, then `Granted` (or an error frame), then perhaps `AskedBack`, then `GiveBack` and `Returned`, or the end of
-the connection. There is no heartbeat: the open socket and the living process are the renewal.
+the connection. There is no heartbeat: the lease lasts while the socket is open and the process lives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADER_BYTES: Final = 4
 
 
 class Borrow(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="borrow"):
-    """`gpu.count` devices that match, whole or in the spec's shared mode; `purpose` is for whoever looks at holders."""
+    """Ask for `gpu.count` devices, whole or in the spec's shared mode. `purpose` is shown to operators."""
 
     gpu: GpuSpec
     purpose: str = ""
@@ -33,11 +33,11 @@ class Borrow(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", 
 
 
 class GiveBack(msgspec.Struct, frozen=True, tag_field="kind", tag="give-back"):
-    """The holder has let go of the devices' memory."""
+    """Give the lease back: the holder has freed the devices' memory."""
 
 
 class Recall(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="recall"):
-    """An operator's: ask leases back, those of process `pid` or all, within `within_s` seconds."""
+    """Ask leases back, as an operator: those of process `pid` or all, within `within_s` seconds."""
 
     reason: str
     within_s: float
@@ -52,18 +52,18 @@ class Granted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
 
 
 class AskedBack(msgspec.Struct, frozen=True, tag_field="kind", tag="asked-back"):
-    """Please give back until `deadline_boottime_s` (seconds of CLOCK_BOOTTIME, which both ends share)."""
+    """Ask the holder to give back until `deadline_boottime_s` (seconds of CLOCK_BOOTTIME, one clock at both ends)."""
 
     reason: str
     deadline_boottime_s: float
 
 
 class Returned(msgspec.Struct, frozen=True, tag_field="kind", tag="returned"):
-    """The lease is over. The devices go round once their memory is seen back."""
+    """Confirm that the lease is over. Its devices are used again once their memory is free."""
 
 
 class Recalled(msgspec.Struct, frozen=True, tag_field="kind", tag="recalled"):
-    """So many leases were asked back."""
+    """Answer a Recall with the number of leases that were asked back."""
 
     leases: int
 
@@ -77,7 +77,7 @@ _decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
 
 
 class FrameRefused(Exception):
-    """What came is no frame of this protocol; the connection cannot be read on."""
+    """The bytes are no frame of this protocol; the connection cannot be read further."""
 
 
 def frame(message: Request | Answer) -> bytes:
@@ -86,7 +86,7 @@ def frame(message: Request | Answer) -> bytes:
 
 
 async def read_request(reader: asyncio.StreamReader) -> Request | None:
-    """The next request; None at the end of the connection. Raises FrameRefused."""
+    """Return the next request; None at the end of the connection. Raises FrameRefused."""
     body = await _read(reader)
     try:
         return None if body is None else _decode_request(body)
@@ -95,7 +95,7 @@ async def read_request(reader: asyncio.StreamReader) -> Request | None:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> Answer | None:
-    """The next answer; None at the end of the connection. Raises FrameRefused."""
+    """Return the next answer; None at the end of the connection. Raises FrameRefused."""
     body = await _read(reader)
     try:
         return None if body is None else _decode_answer(body)

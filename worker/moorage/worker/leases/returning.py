@@ -1,4 +1,4 @@
-"""What becomes of the devices behind a lease: they go round once they are seen free; till then, quarantine."""
+"""Return the devices of an ended lease to the pool once they are seen free; until then they may be quarantined."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from moorage.worker.inventory.base import PROBE_QUARANTINED_S, PROBE_S, Inventor
 from moorage.worker.leases.holder import Holder
 from moorage.worker.pool import GpuLease, GpuPool
 
-#: who keeps a slot of the pool closed
+#: the party that closes a slot, as the pool records it
 CLOSED_BY: Final = "asked back"
 
 log = logging.getLogger("moorage.worker")
 
 
 class Returning:
-    """The devices of one worker that holders have given back, or should have. `spawn` runs a wait to its end."""
+    """The devices of one worker that holders have given back, or should have. `spawn` runs each wait as a task."""
 
     def __init__(
         self,
@@ -36,24 +36,24 @@ class Returning:
         self._free_wait_s = free_wait_s
         self._spawn = spawn
         self._freeing: set[GpuLease] = set()
-        self._unseen: set[int] = set()  # slots whose device could not be looked at, which the log says once
-        self._marked: dict[int, set[Holder]] = {}  # slots that we put in quarantine, with whom it is for
+        self._unseen: set[int] = set()  # slots whose device could not be read; each is logged once
+        self._marked: dict[int, set[Holder]] = {}  # slots that we quarantined, and because of which holders
 
     def free(self, leases: list[GpuLease], holder: Holder) -> None:
-        """Give these back to the pool as soon as what the holder had on them is gone."""
+        """Give these leases back to the pool once nothing of the holder is left on their devices."""
         self._freeing.update(leases)
         pids = {holder.pid, *descendants([holder.pid])} if holder.mode != "exclusive" else set()
         for lease in leases:
             self._spawn(self._free_when_seen(lease, holder, pids))
 
     def close(self) -> None:
-        """Nobody looks any more: give all back to the pool as they are."""
+        """Give all leases back to the pool without looking at their devices any more."""
         for lease in self._freeing:
             lease.release()
         self._freeing.clear()
 
     def overdue(self, holder: Holder) -> None:
-        """The holder was asked to give back by now and has not: its devices are in quarantine until it does."""
+        """Quarantine the holder's devices until it gives them back: its deadline has passed."""
         asked = holder.asked_back
         for slot in holder.slots:
             self._mark(slot, holder, f"asked back from pid {holder.pid}: {asked.reason if asked else ''}")
@@ -72,16 +72,16 @@ class Returning:
         self._unseen.discard(slot)
         self._freeing.discard(lease)
         lease.release()
-        self._unmark(slot, holder)  # also where it was overdue
+        self._unmark(slot, holder)  # it may be marked as overdue, too
 
     async def _is_free(self, slot: int, mode: Sharing, pids: set[int]) -> bool:
-        """Whether nothing of the holder is on the device. An inventory that raises shows nothing to be free."""
+        """Return whether nothing of the holder is on the device. A device that cannot be read counts as not free."""
         try:
             return await self._look(slot, mode, pids)
         except Exception as error:
             if slot not in self._unseen:
                 self._unseen.add(slot)
-                log.error("%s: the device of slot %d cannot be looked at: %r", self._worker, slot, error)
+                log.error("%s: the device of slot %d cannot be read: %r", self._worker, slot, error)
             return False
 
     async def _look(self, slot: int, mode: Sharing, pids: set[int]) -> bool:
@@ -91,7 +91,7 @@ class Returning:
         return reading.health != "unresponsive" and not any(each.pid in pids for each in reading.processes)
 
     def stays(self, holder: Holder) -> None:
-        """The holder need not give back any more: its devices are in no quarantine for being overdue."""
+        """Lift the quarantine of a holder that need not give back any more."""
         for slot in holder.slots:
             self._unmark(slot, holder)
 
@@ -100,7 +100,7 @@ class Returning:
         self._pool.quarantine(slot, reason, CLOSED_BY)
 
     def _unmark(self, slot: int, holder: Holder) -> None:
-        """Sharers of a device may each have been marked: the last one lifts the quarantine."""
+        """Remove one holder's mark: several sharers may mark a device, and the last removal lifts the quarantine."""
         marks = self._marked.get(slot, set())
         marks.discard(holder)
         if not marks and self._marked.pop(slot, None) is not None:

@@ -1,14 +1,15 @@
-"""The agent's socket for processes that already run on its host and borrow GPUs from its pool.
+"""Serve the agent's socket, over which processes that already run on its host borrow GPUs from its pool.
 
-A lease is a connection. It ends when the holder says so, when the connection ends, or when the process that made it is
-gone (its pidfd; a child that inherited the socket does not keep the lease alive). Its devices go round once their
-memory is seen back at the idle baseline, and a share of one once the driver lists no process of the holder on it; until
-then they stay out of use, in quarantine after `free_wait_s`, as after any job. A process that lives on and keeps a
-context on the device therefore keeps the device.
+A lease is a connection. It ends when the holder gives it back, when the connection ends, or when the process that made
+the connection is gone (seen by its pidfd, so a child that inherited the socket does not keep the lease). A whole device
+is used again once its memory is back at the idle baseline; a share of one, once the driver lists no process of the
+holder on it. Until then it stays out of use, and is quarantined after `free_wait_s`, as after any job. So a process
+that lives on and keeps a context on the device keeps the device.
 
-Borrowers wait in one queue, and the first of them in the pool's own (`GpuPool.claim`): while it waits no placement is
-taken on this host, so it is never overtaken. It gets all of its devices or none. While a process of the host shares a
-device, the fleet places nothing more on that device; other borrowers may share it, within the mode's caps.
+Borrowers wait in one queue, and the first of them waits in the pool's own (`GpuPool.claim`). While it waits, this host
+accepts no placement, so no placement overtakes it. It gets all of its devices or none. While a process of the host
+shares a device, the scheduler places nothing more on that device; other borrowers may share it, within the mode's
+limits.
 
 The uid of the peer must be the agent's own, root, or one of `uids` (SO_PEERCRED of unix(7)). The socket has mode 0600,
 or 0660 with a group.
@@ -51,19 +52,19 @@ from moorage.worker.leases.returning import Returning
 from moorage.worker.pool import GpuLease, GpuPool
 
 CONNECTIONS_MAX: Final = 256
-#: a peer that connected and says nothing is sent away
+#: a peer that connects and sends no request within this time is disconnected
 FIRST_WORD_S_MAX: Final = 5.0
-#: how long holders have when an operator drains the worker, which says no time
+#: how long holders have to give back when an operator drains the worker; a drain names no time
 DRAIN_S: Final = 3600.0
 DRAINED: Final = "the worker is drained"
-#: and when its devices show no use for too long
+#: how long a holder has to give back devices that it did not use for too long
 IDLE_BACK_S: Final = 60.0
 
 log = logging.getLogger("moorage.worker")
 
 
 class LeaseServer:
-    """Lends the devices of `pool`. `open` it, `ask_back` what is needed, `close` it; one event loop throughout."""
+    """Lends the devices of `pool`. Use `open`, `ask_back` and `close` in one event loop."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class LeaseServer:
         self._modes = modes
         self._uids = frozenset({os.geteuid(), 0, *uids})
         self._gid = gid
-        self._queue = asyncio.Lock()  # asyncio's is first come, first served
+        self._queue = asyncio.Lock()  # an asyncio lock is first come, first served
         self._server: asyncio.Server | None = None
         self._holders: set[Holder] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -97,22 +98,22 @@ class LeaseServer:
 
     @property
     def holders(self) -> list[Holder]:
-        """Who has a lease now; those that wait for one are not listed."""
+        """The connections that have a lease now, without those that wait for one."""
         return [holder for holder in self._holders if holder.slots]
 
     async def open(self, path: Path) -> None:
         """Listen on `path`, in place of the socket of an agent that is gone.
 
-        Raises OSError: EADDRINUSE where another agent listens there.
+        Raises OSError: EADDRINUSE if another agent listens there.
         """
         listener = listen_alone(path, self._gid)
         self._server = await asyncio.start_unix_server(self._accept, sock=listener, **SERVER_OPTIONS)
 
     def ask_back(self, reason: str, within_s: float, pid: int | None = None) -> int:
-        """Ask holders (those of `pid`, or all) to give back within so many seconds; how many were asked.
+        """Ask holders (of process `pid`, or all) to give back within `within_s` seconds. Return how many were asked.
 
-        Who does not is not ended, as it is no process of ours: its devices are marked as quarantined from the
-        deadline on, and come back when it gives them back or dies.
+        A holder that does not give back is not ended, because its process is not the worker's. From the deadline on its
+        devices are quarantined; they come back when it gives them back or dies.
         """
         deadline = AskedBack(reason, boottime_s() + within_s)
         asked = 0
@@ -133,7 +134,7 @@ class LeaseServer:
         holder.overdue = asyncio.get_running_loop().call_later(within_s, self._returning.overdue, holder)
 
     def seen(self, readings: Sequence[SlotReading], now_s: float) -> None:
-        """Take a reading of each slot: a lease whose devices show no use is logged, then asked back, by the rules."""
+        """Take a reading of each slot: log a lease whose devices show no use, then ask it back as the settings say."""
         if self._idle is None:
             return
         alone = {holder: ("", holder.slots) for holder in self.holders if holder.mode == "exclusive"}
@@ -144,7 +145,7 @@ class LeaseServer:
                 self._ask_back(holder, AskedBack(reason, boottime_s() + IDLE_BACK_S), IDLE_BACK_S)
 
     async def leave(self, reason: str, within_s: float) -> None:
-        """Lend nothing more, ask everything back, and wait for it, at most `within_s`."""
+        """Lend nothing more, ask for all leases, and wait until they are back, at most `within_s`."""
         self._refuse(reason)
         self.ask_back(reason, within_s)
         with contextlib.suppress(TimeoutError):
@@ -152,7 +153,9 @@ class LeaseServer:
                 await self._empty.wait()
 
     def drain(self, draining: bool) -> None:
-        """Lend nothing more and ask everything back within an hour; or lend again, and who was asked may stay."""
+        """Lend nothing more and ask for all leases within an hour; or, with False, lend again and cancel those
+        requests.
+        """
         if draining and not self._closing:
             self._refuse(DRAINED)
             self.ask_back(DRAINED, DRAIN_S)
@@ -167,7 +170,7 @@ class LeaseServer:
                 self._returning.stays(holder)
 
     def _refuse(self, reason: str) -> None:
-        """Lend nothing from now on, also not to those that wait."""
+        """Lend nothing from now on, also not to borrowers that wait."""
         self._closing = reason
         for holder in list(self._holders):
             if not holder.slots:
@@ -175,13 +178,13 @@ class LeaseServer:
                 holder.writer.close()
 
     async def close(self) -> None:
-        """Close every connection, which tells the holders that their leases are gone."""
+        """Close every connection; that tells the holders that their leases are gone."""
         self._closing = self._closing or "the agent stops"
         self._closed = True
         if self._server is not None:
             self._server.close()
-        # A connection that ends begins the freeing of its devices. A task that is done may not be forgotten yet: from
-        # Python 3.12 on, gathering only such tasks gives the loop no turn in which to forget them.
+        # A connection that ends begins to free its devices. A finished task may still be in the set: from Python 3.12
+        # on, gathering only finished tasks gives the loop no turn in which it could remove them.
         while running := [task for task in self._tasks if not task.done()]:
             await _give_up(*running)
         self._returning.close()
@@ -189,7 +192,7 @@ class LeaseServer:
     # -- one connection
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # taken off the listener just before it was closed; or more are sent away than can be told why
+        # accepted just before the listener closed; or too many connections to give each a reason
         if self._closed or len(self._tasks) >= 2 * CONNECTIONS_MAX:
             writer.close()
             return
@@ -272,7 +275,7 @@ class LeaseServer:
         try:
             await asyncio.wait((over, dead, claim), return_when=asyncio.FIRST_COMPLETED)
             if not claim.done():
-                return  # it gave up, or died, or we leave
+                return  # the borrower gave up or died, or the agent stops
             leases = claim.result()
             holder.slots, holder.mode = tuple(lease.slot for lease in leases), request.gpu.effective_sharing
             self._empty.clear()
@@ -285,19 +288,19 @@ class LeaseServer:
             if over.done() and not over.cancelled() and over.exception() is None and over.result() is not None:
                 holder.say(Returned())
         finally:
-            if leases:  # before anything is awaited: told to stop once more, we would not come back here
+            if leases:  # before any await: a second cancellation there would skip it
                 self._returning.free(leases, holder)
             else:
                 claim.add_done_callback(lambda _: self._free_granted(claim, holder))
             await _give_up(over, claim)
 
     def _free_granted(self, claim: asyncio.Task[list[GpuLease]], holder: Holder) -> None:
-        """Free what was granted in the moment we were told to stop."""
+        """Free leases that were granted at the moment of cancellation."""
         if not claim.cancelled() and claim.exception() is None and claim.result():
             self._returning.free(claim.result(), holder)
 
     async def _claim(self, spec: GpuSpec) -> list[GpuLease]:
-        """All that `spec` asks for, in the order of arrival."""
+        """Return all leases that `spec` asks for; borrowers are served in order of arrival."""
         got: list[GpuLease] = []
         wanted = matching(spec, self._devices)
         try:
@@ -319,7 +322,7 @@ def _refusal(message: str) -> Problem:
 
 
 async def _heard(reader: asyncio.StreamReader) -> None:
-    """Let a peer that is sent away read why: closed under its own first word, it would see a broken pipe instead."""
+    """Let a refused peer read the reason: if we closed before it has written, it would see a broken pipe instead."""
     with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(FIRST_WORD_S_MAX):
             await reader.read(FRAME_BYTES_MAX)

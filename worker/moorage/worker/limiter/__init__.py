@@ -1,1 +1,1 @@
-"""The library that keeps a job's processes to their part of a GPU from within, and the worker's side of it."""
+"""Limit a job's processes to their part of a GPU by a library inside them; this is the worker's side of it."""

@@ -26,12 +26,12 @@ from moorage.worker.limiter.owners import Owners
 #: jobs come first, but for the few that have raised themselves
 NICE: Final = 5
 SIGN_S: Final = 1.0
-#: how long it goes on without an agent and without a process of an attempt
+#: how long it runs on without an agent and without a process of an attempt
 LINGER_S: Final = 10.0
 
 
 def main(folder: Path, token: Path, settings: ControllerSettings) -> None:
-    """Refill until another process has the token, or nothing is left to be refilled."""
+    """Refill the segments until another process has the token, or none is left."""
     with contextlib.suppress(OSError):
         os.setsid()  # what ends the agent's terminal or group does not end it
     os.nice(NICE)
@@ -41,7 +41,7 @@ def main(folder: Path, token: Path, settings: ControllerSettings) -> None:
 
 
 def serve(control: Control, token: Path, agent: int) -> None:
-    """As `main`; `agent` is the descriptor whose end says that the agent is gone."""
+    """Do what `main` does; the end of the descriptor `agent` says that the agent is gone."""
     own = f"{os.getpid()} {time.monotonic_ns()}"
     fresh = token.with_suffix(".new")
     fresh.write_text(own)

@@ -21,9 +21,9 @@ from moorage.worker.limiter.meter import Unmeasured
 from moorage.worker.limiter.owners import Owners
 from moorage.worker.limiter.segment import Segment, SegmentError, Slot
 
-#: between two refills; the processes take a heartbeat of two seconds ago for a dead worker
+#: between two refills; a job's process takes the worker for dead if the last heartbeat is two seconds old
 STEP_S: Final = 0.1
-#: between two looks for processes that are gone
+#: between two searches for processes that have ended
 LOOK_S: Final = 1.0
 #: tokens a second of a whole device at a constant rate, and for how many seconds of its rate a bucket has room, as in
 #: the reference; it has room for the dearest launch in any case
@@ -35,10 +35,10 @@ MADE_S: Final = 1.0
 
 
 class Measures(Protocol):
-    """What tells utilisation, as `meter.Meter` does."""
+    """What measures utilisation, as `meter.Meter` does."""
 
     def used(self, uuid: str, now_s: float) -> dict[int, float]:
-        """Return the part of a GPU that each process has used of late, 0..1 by pid. Raises Unmeasured."""
+        """Return the part of a GPU that each process has used lately, 0..1 by pid. Raises Unmeasured."""
         ...
 
 
@@ -85,17 +85,17 @@ class Control:
                 attempt.is_told = True
         if now_s >= self._looked_s + LOOK_S:
             self._looked_s = now_s
-            with contextlib.suppress(OSError):  # no descriptor to be had: look again
+            with contextlib.suppress(OSError):  # out of descriptors: try again later
                 self._look(now_s)
 
     def close(self) -> None:
-        """Let go of the segments."""
+        """Close the segments."""
         for attempt in self._attempts.values():
             attempt.segment.close()
         self._attempts.clear()
 
     def _find(self, now_s: float) -> None:
-        """Take up the segments that are new, and let go of those that were removed."""
+        """Open the new segments, and close those that were removed."""
         found: set[tuple[str, int]] = set()
         with contextlib.suppress(FileNotFoundError):
             about = self._folder.lstat()  # every user may make folders in /dev/shm
@@ -139,7 +139,7 @@ class Control:
             controller.step(segment, device, sum(used.get(pid, 0.0) for pid in pids), passed_s)
 
     def _measured(self, uuid: str, now_s: float) -> dict[int, float] | None:
-        """Return what processes use of a GPU; None where that cannot be told, which is said when it begins or ends."""
+        """Return what processes use of a GPU; None if that is unknown, which is logged when it begins and ends."""
         try:
             found = self._meter.used(uuid, now_s)
         except Unmeasured as error:
@@ -152,7 +152,7 @@ class Control:
         return found
 
     def _look(self, now_s: float) -> None:
-        """Give back what processes held that are gone."""
+        """Release the counted memory of processes that have ended."""
         dead = self._owners.look([slot for attempt in self._attempts.values() for slot in attempt.slots])
         for attempt in self._attempts.values():
             for slot in attempt.slots:
@@ -163,5 +163,5 @@ class Control:
 
 
 def refill(segment: Segment, device: int, rate: float, seconds: float) -> None:
-    """Give the tokens of so many seconds at a constant rate. Raises OSError."""
+    """Add the tokens of this many seconds at a constant rate. Raises OSError."""
     segment.refill(device, rate * min(seconds, CAPACITY_S), max(CAPACITY_MIN, rate * CAPACITY_S))

@@ -1,8 +1,8 @@
-"""How many tokens the launches of a job get, so that it uses its part of a device: a controller a job and device.
+"""Compute how many tokens the launches of a job get, so that it uses its part of a device.
 
-Pure: what NVML tells goes in, and what to give comes out. The tokens are in a bucket that the job's processes take from
-(the segment of the limiter); time alone puts none into it. A measurement moves the rate to what was drained, scaled by
-how far the job is from its target, and a PID term corrects that by at most a half.
+There is one controller per job and device, without I/O. The tokens are in a bucket that the job's processes take from
+(the segment of the limiter); only the controller adds tokens. A measurement sets the rate to what was drained, scaled
+by how far the job is from its target, and a PID term corrects that by at most a half.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-#: two measurements that are nearer to each other say nothing of a rate
+#: two measurements that are closer to each other do not give a rate
 PASSED_S_MIN: Final = 0.05
 #: tokens a second at the beginning
 RATE_FIRST: Final = 100.0
-#: below this utilisation a job is idle, and what it drains says nothing of what it needs
+#: below this utilisation a job is idle, and its use of tokens does not show its need
 IDLE_MAX: Final = 0.01
 _INTEGRAL_MAX: Final = 1.0
 _CORRECTION_MAX: Final = 0.5
 
 
 class ControllerSettings(msgspec.Struct, frozen=True):
-    """Settings of all controllers of a worker. Raises ValueError where the two bounds of a pair are the wrong way.
+    """Settings of all controllers of a worker. Raises ValueError if a lower bound is above its upper one.
 
-    The worker has them as `limiter_rate_min` and so on, and says there what each means.
+    They are the worker's settings `limiter_rate_min` and so on, which say what each means.
     """
 
     rate_min: float = 10.0
@@ -58,15 +58,15 @@ class Refill(NamedTuple):
 
 
 class Bucket(Protocol):
-    """What holds the tokens of the devices of one job, as `limiter.segment.Segment` does."""
+    """Has the tokens for the devices of one job, as `limiter.segment.Segment` does."""
 
     def refill(self, device: int, tokens: float, capacity: float) -> float:
-        """Put tokens in, so that no more than `capacity` are there; returns how many are."""
+        """Add tokens up to `capacity`; return how many the bucket has."""
         ...
 
 
 class Controller:
-    """One job's on one device. `target` is the part of the device that it is to use, 0..1. Raises ValueError."""
+    """The controller of one job on one device. `target` is the part of the device to use, 0..1. Raises ValueError."""
 
     def __init__(self, target: float, settings: ControllerSettings | None = None) -> None:
         if not 0 <= target <= 1:
@@ -81,20 +81,20 @@ class Controller:
         self._error = 0.0
 
     def begin(self, bucket: Bucket, device: int) -> float:
-        """Fill the bucket for a job that begins; returns what it holds."""
+        """Fill the bucket for a job that begins; return how many tokens it has."""
         return bucket.refill(device, self.capacity, self.capacity)
 
     def step(self, bucket: Bucket, device: int, utilisation: float, passed_s: float) -> float:
-        """Give a bucket what a measurement calls for, as `update` says; returns what the bucket holds."""
+        """Add the tokens that `update` computes from a measurement; return how many tokens the bucket has."""
         level = bucket.refill(device, 0.0, self.capacity)
         given = self.update(utilisation, passed_s, level)
         return level if given is None else bucket.refill(device, given.tokens, given.up_to)
 
     def update(self, utilisation: float, passed_s: float, level: float) -> Refill | None:
-        """Return what to put into the bucket; None where less than `PASSED_S_MIN` has passed, and nothing changes.
+        """Return what to add to the bucket; None if less than `PASSED_S_MIN` has passed.
 
-        `utilisation` is the part of the device that the job has used since the measurement before, and `level` what its
-        bucket holds. The bucket is filled up to its capacity of before; the new one counts from the next time on.
+        `utilisation` is the part of the device that the job has used since the last measurement, and `level` is what
+        its bucket has. The bucket is filled to its former capacity; the new capacity counts from the next call on.
         """
         if passed_s < PASSED_S_MIN:
             return None

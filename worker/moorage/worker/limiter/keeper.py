@@ -1,4 +1,4 @@
-"""The agent's side of the controller's process: it is started, watched, and started again when it has ended."""
+"""Run the controller's process for the agent: start it, watch it, and start it again when it has ended."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import msgspec
 from moorage.worker.limiter.limits import folder_of
 from moorage.worker.settings import WorkerSettings
 
-#: without a line for so long it hangs, as in a driver that does not answer
+#: if it prints no line for this long it hangs, for example in a driver that does not answer
 SILENT_S: Final = 30.0
-#: before it is started again; it doubles with each end, up to the longest, after which an end is the first one again
+#: pause before a restart. It doubles with each end up to the maximum, and is reset after a run longer than that
 PAUSE_S: Final = 0.5
 PAUSE_S_MAX: Final = 60.0
 _POLL_S: Final = 0.02
@@ -29,7 +29,10 @@ log = logging.getLogger("moorage.worker")
 
 
 class ControllerProcess:
-    """One worker's. It outlives the agent for as long as limited attempts do, and the next agent's takes its place."""
+    """One worker's controller.
+
+    It outlives the agent while limited attempts live; the next agent's controller replaces it.
+    """
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._folder = folder_of(settings.state_dir)
@@ -47,11 +50,11 @@ class ControllerProcess:
         self.pid = 0
 
     def open(self) -> None:
-        """Start it, and see to it that it runs."""
+        """Start it, and keep it running."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Let go of it; end it where it has nothing left to do."""
+        """Release it, and end it if it has nothing left to do."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -64,7 +67,7 @@ class ControllerProcess:
             began_s = time.monotonic()
             try:
                 why = await self._watch()
-            except OSError as error:  # no process or descriptor to be had
+            except OSError as error:  # no process or descriptor left
                 why = str(error)
             if time.monotonic() > began_s + PAUSE_S_MAX:
                 pause_s = PAUSE_S
@@ -77,11 +80,11 @@ class ControllerProcess:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def _watch(self) -> str:
-        """Start it, and log what it says. Returns how it ended. Raises OSError."""
+        """Start it and log its lines. Return how it ended. Raises OSError."""
         reader = asyncio.StreamReader()
         with contextlib.ExitStack() as opened:
             self.pid, holds, said = _spawned(self._command)
-            opened.callback(os.close, holds)  # then it knows that the agent is gone
+            opened.callback(os.close, holds)  # its end tells the process that the agent is gone
             transport, _ = await asyncio.get_running_loop().connect_read_pipe(
                 lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(said, "rb", 0)
             )
@@ -99,9 +102,9 @@ class ControllerProcess:
                 return f"it gave no sign for {SILENT_S:g} s"
 
     async def _end(self) -> str:
-        """End it if it still runs, and wait for it. Returns how it ended."""
+        """End it if it still runs, wait for it, and return how it ended."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)  # it is our child, and nothing else has its number before it is reaped
+            os.kill(self.pid, signal.SIGKILL)  # an unreaped child: the pid cannot belong to another process
         while True:
             if (how := _reaped(self.pid)) is not None:
                 self.pid = 0
@@ -110,11 +113,11 @@ class ControllerProcess:
 
 
 def _spawned(command: list[str]) -> tuple[int, int, int]:
-    """Start it. Returns its pid, what its input ends with, and its output. Raises OSError."""
+    """Start it. Return its pid, the descriptor that ends its input, and its output. Raises OSError."""
     theirs, holds = os.pipe()
     said, says = os.pipe()
     try:
-        # no subprocess.Popen: it is not to be ended or waited for when the agent goes
+        # not subprocess.Popen: the process must not be ended or waited for when the agent ends
         actions = [(os.POSIX_SPAWN_DUP2, one, other) for one, other in ((theirs, 0), (says, 1), (says, 2))]
         return os.posix_spawn(command[0], command, os.environ, file_actions=actions), holds, said
     except BaseException:

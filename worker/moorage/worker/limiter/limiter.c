@@ -1,4 +1,4 @@
-/* The limiter keeps the processes of a job to their part of a GPU, from within, by LD_PRELOAD.
+/* The limiter keeps the processes of a job to their part of a GPU: a library that LD_PRELOAD loads into them.
 
    It stands before functions of the CUDA driver and of NVML. Memory is reserved before the driver is asked for it, in the
    segment of limiter.h, which all processes of the attempt share, and is refused beyond the limit. Kernels wait for
@@ -90,10 +90,10 @@ static struct hook {
     _Atomic(void *) real;
 } hooks[];
 
-static struct limiter_segment *segment; /* NULL: this process is held to nothing */
+static struct limiter_segment *segment; /* NULL: this process is not limited */
 static int devices;
 
-/* What a forked child must not take over. The kernel empties the page in the child (MADV_WIPEONFORK), whatever way it
+/* State that a forked child must not inherit. The kernel empties the page in the child (MADV_WIPEONFORK), whatever way it
    was forked; an empty one means: no slot, nothing known, no lock taken. */
 #define SHARDS 64
 #define ORDINALS 64
@@ -223,7 +223,7 @@ static uint64_t start_of(long pid) {
     return start;
 }
 
-/* Give back what processes held that are gone, as far as this process can tell. */
+/* Release the bytes of processes that have ended, as far as this process can see them. */
 static void sweep(void) {
     uint64_t here = pid_namespace(), high = atomic_load(&segment->high);
     for (uint64_t at = 0; at < high && at < LIMITER_SLOTS; at++) {
@@ -239,7 +239,7 @@ static void sweep(void) {
     }
 }
 
-/* Take a slot that nobody has, or our own from before an exec(2). Its bytes count against us until they are zero. */
+/* Take a free slot, or our own from before an exec(2). Its bytes count against us until they are zero. */
 static int claim(uint64_t owner) {
     for (int at = 0; at < LIMITER_SLOTS; at++) {
         struct limiter_slot *slot = &segment->slots[at];
@@ -354,8 +354,8 @@ static void give_back(int device, uint64_t bytes) {
     while (!atomic_compare_exchange_weak(&slot->of[device].used, &used, used > bytes ? used - bytes : 0)) {}
 }
 
-/* Take bytes of the limit. Each asks first and counts then: of those that ask at the same time each sees the others, so
-   the limit holds. Those that fit only one by one draw back and try again. */
+/* Take bytes of the limit. A process first writes `asking` and then reads the sum: processes that ask at the same time
+   see each other, so the limit holds. If they fit only one by one, they withdraw and try again. */
 static bool take(struct limiter_slot *slot, int device, uint64_t bytes) {
     const uint64_t limit = atomic_load_explicit(&segment->limit[device], memory_order_relaxed);
     if (bytes > (limit ? limit : UINT64_MAX / 4)) return false;
@@ -416,7 +416,7 @@ static uint32_t bucket_of(enum kind kind, uint64_t key) {
 
 #define SHARD(bucket) (&wiped->shards[(bucket) % SHARDS])
 
-/* In a forked child: what it has copied is its parent's. */
+/* In a forked child: drop the copied entries, which belong to its parent. */
 static void forget_all(void) {
     memset(table, 0, sizeof table);
     mappings_count = 0;
@@ -455,7 +455,7 @@ static void keep(struct held *entry) {
     }
 }
 
-/* Take out what is known of a key; NULL where nothing is. */
+/* Remove the entry of a key and return it; NULL if there is none. */
 static struct held *take_out(enum kind kind, uint64_t key) {
     if (!segment) return NULL;
     begin();
@@ -512,7 +512,7 @@ static CUresult ask(struct held **entry, enum kind kind, int device, uint64_t by
     return OK;
 }
 
-/* What the driver answered to it. */
+/* Take the driver's answer to it. */
 static CUresult answered(struct held *entry, CUresult code, uint64_t key) {
     if (!entry) return code;
     if (code != OK) { drop(entry); return code; }
@@ -537,7 +537,7 @@ static CUcontext current_context(void) {
     return answered(entry, code, code == OK ? (uint64_t)(key) : 0); \
 } while (0)
 
-/* It is taken out first: as soon as the driver has freed it, another thread may get the same key. */
+/* The entry is removed first: as soon as the driver has freed it, another thread may get the same key. */
 #define FREE(kind, key, call) do { \
     struct held *entry = take_out(kind, (uint64_t)(key)); \
     CUresult code = (call); \
@@ -615,7 +615,7 @@ static void free_cuMemAllocPitch_v2(CUdeviceptr pointer) { REAL(cuMemFree_v2)(po
 ALLOCATE_PITCH(cuMemAllocPitch, CUdeviceptr_v1, unsigned)
 ALLOCATE_PITCH(cuMemAllocPitch_v2, CUdeviceptr, size_t)
 
-/* Arrays. A format that is not known here counts with four bytes a channel: what it takes is the driver's secret. */
+/* Arrays. An unknown format counts with four bytes a channel: its real size is not documented. */
 static uint64_t array_bytes(uint64_t width, uint64_t height, uint64_t depth, unsigned format, unsigned channels) {
     unsigned each = 4;
     if (format == 0x01 || format == 0x08) each = 1;
@@ -890,8 +890,8 @@ static uint64_t cost_of(double threads) {
     return last_cost;
 }
 
-/* Wait until the tokens are there. A launch that waits has taken nothing. Without a heartbeat nobody waits: a worker
-   that is gone must not stop its jobs. */
+/* Wait until the tokens are there. A launch that waits has taken nothing. Without a heartbeat no launch waits: a worker
+   that has ended must not stop its jobs. */
 static void spend(int device, uint64_t cost) {
     uint64_t taken = atomic_load_explicit(&segment->bucket[device].taken, memory_order_relaxed);
     for (long wait = WAIT_NS_MIN;;) {
@@ -949,7 +949,7 @@ LAUNCH_KERNEL(cuLaunchKernel_ptsz)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz)
 
-struct launch_config { unsigned grid[3], block[3]; }; /* and more, that is the driver's affair */
+struct launch_config { unsigned grid[3], block[3]; }; /* and more fields, which only the driver uses */
 
 #define LAUNCH_EX(name) \
     HOOK CUresult name(const struct launch_config *config, CUfunction f, void **parameters, void **extra) { \

@@ -15,7 +15,7 @@
 #define LIMITER_DEVICES 16 /* of one attempt */
 #define LIMITER_SLOTS 128  /* processes of one attempt that use a device at the same time */
 
-/* An owner is a process: its pid as it sees it itself, and the start time that /proc tells, in ticks. 0 is none. */
+/* An owner is a process: its pid in its own PID namespace, and its start time from /proc, in ticks. 0: no owner. */
 #define LIMITER_START_BITS 42
 #define LIMITER_OWNER(pid, start) \
     ((uint64_t)(pid) << LIMITER_START_BITS | ((uint64_t)(start) & ((1ull << LIMITER_START_BITS) - 1)))
@@ -25,11 +25,11 @@
 
 struct limiter_slot {
     _Atomic uint64_t owner;
-    _Atomic uint64_t pid_ns; /* inode of the PID namespace in which the owner's pid counts; 0: not written yet */
+    _Atomic uint64_t pid_ns; /* inode of the PID namespace of the owner's pid; 0: not written yet */
     uint64_t unused[6];
     struct {
-        _Atomic uint64_t asking; /* bytes that the process is about to take, and may be refused */
-        _Atomic uint64_t used;   /* bytes that it holds */
+        _Atomic uint64_t asking; /* bytes that the process has asked for and may be refused */
+        _Atomic uint64_t used;   /* bytes that it uses */
     } of[LIMITER_DEVICES];
 };
 
@@ -42,15 +42,15 @@ struct limiter_segment {
     _Atomic uint64_t limit[LIMITER_DEVICES];      /* bytes; 0: no limit */
     _Atomic uint64_t context[LIMITER_DEVICES];    /* bytes that count for each process that uses the device */
     unsigned char uuid[LIMITER_DEVICES][16];
-    _Atomic uint64_t dead[LIMITER_SLOTS];         /* by slot: the owner that the worker has seen to be gone */
+    _Atomic uint64_t dead[LIMITER_SLOTS];         /* by slot: an owner that has ended, as the worker saw */
     /* written by the processes of the job */
     struct {
         _Atomic uint64_t attached; /* processes that have loaded the library */
-        _Atomic uint64_t high;     /* slots that were ever used: the first so many */
+        _Atomic uint64_t high;     /* how many slots, from the first on, were ever used */
         _Atomic uint64_t refused;  /* allocations that were over the limit */
-        _Atomic uint64_t opened;   /* launches that went without tokens, as the heartbeat was stale */
-        _Atomic uint64_t crowded;  /* allocations that were refused since all slots were taken */
-        _Atomic uint64_t missed;   /* functions that were looked up in a variant that has no hook */
+        _Atomic uint64_t opened;   /* launches without tokens, because the heartbeat was old */
+        _Atomic uint64_t crowded;  /* allocations refused because all slots were taken */
+        _Atomic uint64_t missed;   /* functions that were looked up in a variant without a hook */
         uint64_t unused[2];
     } __attribute__((aligned(64)));
     struct {

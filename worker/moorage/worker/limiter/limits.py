@@ -1,7 +1,8 @@
-"""The segments of one driver's attempts: made before an attempt starts, changed with its share, removed after its end.
+"""Keep the limiter's segments of one driver's attempts: made before a start, changed with a share, removed after the
+end.
 
-They lie in /dev/shm, since the pages of a file on a disk would have to be written back, and launches would wait for
-that. The controller's process (control.py) finds them there, and gives them tokens and heartbeats.
+They are in /dev/shm, because pages of a file on a disk would have to be written back, and launches would wait for that.
+The controller's process (control.py) finds them there, and writes tokens and heartbeats into them.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.output import member_digest
 
-#: where the build hook (worker/build_hook.py) puts it, compiled from limiter.c
+#: where the build hook (worker/build_hook.py) puts the library, compiled from limiter.c
 LIBRARY: Final = Path(__file__).with_name("limiter.bin")  # no .so: Python would take it for a module
-#: in a container
+#: paths in a container
 LIBRARY_AT: Final = "/run/moorage/limiter.so"
 SEGMENT_AT: Final = "/run/moorage/limiter"
 #: the variable that names the segment
 VARIABLE: Final = "MOORAGE_LIMITER"
 PRELOAD: Final = "LD_PRELOAD"
 MEMORY: Final = Path("/dev/shm")
-#: between two looks at what launches have counted
+#: seconds between two checks of what launches have counted
 LOOK_S: Final = 1.0
 _MIB: Final = 1 << 20
 _PASSAGE: Final = 0o711
@@ -48,13 +49,13 @@ log = logging.getLogger("moorage.worker")
 
 @dataclass(frozen=True)
 class Limit:
-    """What limits an attempt: its segment and the library, by the paths at which its processes find them."""
+    """What limits an attempt: its segment and the library, with the paths that its processes use."""
 
     segment: str
     library: str
 
     def laid_over(self, environment: Mapping[str, str], of_image: str = "") -> dict[str, str]:
-        """Return the environment with the library behind what is preloaded already, which may be the image's word."""
+        """Return the environment with the library after other preloaded ones (by default those of the image)."""
         own = [part for part in environment.get(PRELOAD, of_image).replace(" ", ":").split(":") if part]
         own = [part for part in own if part != self.library]
         return {**environment, PRELOAD: ":".join([*own, self.library]), VARIABLE: self.segment}
@@ -62,14 +63,14 @@ class Limit:
 
 @dataclass(frozen=True)
 class ContainerLimit(Limit):
-    """The same in a container, with the paths on this host."""
+    """The limit of a container, with the paths on this host as well."""
 
     segment_here: Path
     library_here: Path
 
     @property
     def mounts(self) -> list[dict[str, Any]]:
-        """What the container has mounted."""
+        """Return the mounts of the container."""
         return [
             {"Type": "bind", "Source": str(self.library_here), "Target": self.library, "ReadOnly": True},
             {"Type": "bind", "Source": str(self.segment_here), "Target": self.segment},
@@ -77,12 +78,12 @@ class ContainerLimit(Limit):
 
 
 class Limits:
-    """Those of one driver, `owner`. Call `begin` with what lives, then `run`."""
+    """The limits of one driver's attempts, `owner`. Call `begin` with the living members, then `run`."""
 
     def __init__(self, settings: WorkerSettings, owner: str) -> None:
-        """Raises Refused where this host cannot limit."""
+        """Find the library. Raises Refused if this host cannot limit."""
         if platform.libc_ver()[0] != "glibc":
-            raise _cannot("this host's C library is not glibc (musl?)", "take limiter out of the settings")
+            raise _cannot("this host's C library is not glibc (musl?)", "remove limiter from the settings")
         if not LIBRARY.is_file():
             raise _cannot(f"there is no {LIBRARY}", "install a C compiler, and moorage again")
         if not MEMORY.is_dir():
@@ -98,7 +99,7 @@ class Limits:
     # -- an attempt
 
     def _make(self, name: MemberName, request: Request, devices: Sequence[Device], mode: str) -> Path | None:
-        """Make the segment of an attempt that has a part of a device; None for one that has all of it.
+        """Make the segment of an attempt that has a part of a device; return None if it has all of it.
 
         Raises FolderUnavailable.
         """
@@ -115,7 +116,7 @@ class Limits:
         path = self._path(name)
         try:
             self._check_folder()
-            path.unlink(missing_ok=True)  # of an agent that died before the start
+            path.unlink(missing_ok=True)  # left by an agent that died before the start
             made = Segment.create(path, parts)
             self._segments[name] = made
             made.beat()  # the first; launches wait for the controller to see the segment
@@ -125,7 +126,7 @@ class Limits:
         return path
 
     def give(self, name: MemberName, ids: tuple[int, int] | None, *, all_users: bool = False) -> None:
-        """Have the segment belong to the user that runs the attempt. Raises FolderUnavailable."""
+        """Give the segment to the user that runs the attempt. Raises FolderUnavailable."""
         try:
             if ids is not None and os.geteuid() == 0:
                 self._segments[name].give(*ids)
@@ -137,7 +138,7 @@ class Limits:
     def of_process(
         self, name: MemberName, request: Request, devices: Sequence[Device], mode: str, user: str | None
     ) -> Limit | None:
-        """Return what limits an attempt that runs on this host; None for one that has all of its devices.
+        """Return what limits an attempt that runs on this host; None for one that has its devices alone.
 
         Raises FolderUnavailable.
         """
@@ -151,12 +152,13 @@ class Limits:
     def of_container(
         self, name: MemberName, request: Request, devices: Sequence[Device], mode: str
     ) -> ContainerLimit | None:
-        """As `of_process`, for a container; `give` it to its user once that is known. Raises FolderUnavailable."""
+        """Do the same for a container; call `give` once its user is known. Raises FolderUnavailable."""
         path = self._make(name, request, devices, mode)
         return None if path is None else ContainerLimit(SEGMENT_AT, LIBRARY_AT, path, self._library)
 
     def _library_for(self, another_user: bool) -> Path:
-        """Return the library where that user can reach it: installed, or copied to where jobs' folders are.
+        """Return the library at a path that the user can reach: installed, or copied to the folder of the jobs'
+        folders.
 
         Raises FolderUnavailable.
         """
@@ -176,9 +178,9 @@ class Limits:
         return copy
 
     def change(self, name: MemberName, share: Share) -> bool:
-        """Change an attempt's share in place: its next allocation and launch see it. Returns whether it is limited.
+        """Change a running attempt's share; return whether it is limited. The next allocation and launch obey it.
 
-        What it holds beyond a smaller limit it keeps, and gets no more. Raises OSError.
+        Memory beyond a smaller limit stays with it, but it gets no more. Raises OSError.
         """
         segment = self._segments.get(name)
         if segment is None:
@@ -189,13 +191,13 @@ class Limits:
         return True
 
     def over(self, name: MemberName) -> None:
-        """Nothing of this attempt runs any more."""
+        """Remove the segment of an attempt of which nothing runs any more."""
         found = self._segments.pop(name, None)
         self._opened.pop(name, None)
         if found is None:
             return
         if not found.counts().attached:
-            log.warning("%s: no process of it has loaded the limiter: only the guard held it to its share", name[1])
+            log.warning("%s: no process of it has loaded the limiter: only the guard kept it to its share", name[1])
         found.close()
         with contextlib.suppress(OSError):
             found.path.unlink(missing_ok=True)
@@ -205,7 +207,7 @@ class Limits:
         return self._folder / (self._mark + member_digest("/".join(map(str, name))))
 
     def _check_folder(self) -> None:
-        """Raises OSError: every user may make files in /dev/shm, so what is there may be another one's."""
+        """Make the folder, or check that it is ours. Raises OSError: another user may have made it in /dev/shm."""
         with contextlib.suppress(FileExistsError):
             self._folder.mkdir(mode=_PASSAGE)
             self._folder.chmod(_PASSAGE)
@@ -229,7 +231,7 @@ class Limits:
             if not any(self._folder.iterdir()):
                 self._folder.rmdir()
         except (OSError, SegmentError) as error:
-            log.warning("the limiter: segments of before cannot be taken over: %s", error)
+            log.warning("the limiter: segments of an earlier agent cannot be taken over: %s", error)
 
     async def run(self) -> None:
         """Log which attempts were not throttled, until cancelled."""
@@ -242,11 +244,11 @@ class Limits:
             with contextlib.suppress(OSError):
                 opened = one.counts().opened
                 if opened > self._opened.get(name, 0):
-                    log.warning("%s: %d launches were not throttled, as no controller gave a sign", name[1], opened)
+                    log.warning("%s: %d launches were not throttled: the controller gave no heartbeat", name[1], opened)
                     self._opened[name] = opened
 
     def close(self) -> None:
-        """Let go of the segments: their attempts run on, and the next agent takes them over."""
+        """Close the segments: their attempts run on, and the next agent takes them over."""
         for one in self._segments.values():
             one.close()
         self._segments.clear()
@@ -258,12 +260,12 @@ def folder_of(state: Path) -> Path:
 
 
 def rate_of(share: Share) -> float:
-    """Return the tokens a second of a share by its percentage of the compute; 0 for all of it: nothing to keep to."""
+    """Return a share's tokens per second by its percentage of the compute; 0 (no throttling) for 100 percent."""
     return RATE * share.compute_percent / 100 if share.compute_percent < 100 else 0
 
 
 def _is_reachable(path: Path) -> bool:
-    """Whether every user may load this library."""
+    """Return whether every user may load this library."""
     folders = all(each.stat().st_mode & stat.S_IXOTH for each in path.resolve().parents)
     return folders and bool(path.stat().st_mode & stat.S_IROTH)
 

@@ -1,4 +1,4 @@
-"""How much of a GPU each process uses, as NVML tells it."""
+"""Measure through NVML how much of a GPU each process uses."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import os
 import time
 from typing import Any, Final
 
-#: a GPU without a new sample for so long is idle; drivers take one every sixth of a second to every second
+#: a GPU without a new sample for this long is idle; drivers take a sample at least once a second
 HELD_S: Final = 1.0
-#: between two questions to a GPU that does not tell
+#: seconds between two calls for a GPU that reports nothing
 RETRY_S: Final = 10.0
 _PERCENT: Final = 100
 
 
 class Unmeasured(Exception):
-    """NVML tells nothing of the processes on this GPU now. Its text says why."""
+    """NVML reports nothing about the processes on this GPU now. Its text says why."""
 
 
 class Meter:
-    """NVML, asked in this thread. It is opened with the first question."""
+    """Calls NVML in this thread. NVML is opened with the first call."""
 
     def __init__(self, api: Any, sees_all_pids: bool) -> None:
         """`api` is the module pynvml."""
@@ -31,9 +31,9 @@ class Meter:
         self._why_not: dict[str, tuple[float, str]] = {}
 
     def used(self, uuid: str, now_s: float) -> dict[int, float]:
-        """Return the part of a GPU that each process has used of late, 0..1 by pid. Raises Unmeasured.
+        """Return the part of a GPU that each process has used recently, 0..1 by pid. Raises Unmeasured.
 
-        A process that is not there has used nothing.
+        A process without an entry has used nothing.
         """
         failed_s, why = self._why_not.get(uuid, (0.0, ""))
         if why and now_s < failed_s + RETRY_S:
@@ -55,7 +55,7 @@ class Meter:
         return held
 
     def _fresh(self, uuid: str) -> dict[int, float] | None:
-        """Return what samples say that were taken since the ones before; None without any. Raises NVMLError."""
+        """Return the use by the samples since the last call; None without samples. Raises NVMLError."""
         if not self._is_open:
             self._api.nvmlInit()
             self._is_open = True

@@ -1,4 +1,4 @@
-"""Which process of this host each slot of a segment is of, and which slots are of processes that are gone."""
+"""Find the process of this host for each slot of a segment, and the slots whose process has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moorage.worker.limiter.segment import Slot, owner_of
 
 
 class Owners:
-    """Those of all segments of a worker. Call `look` about every second, and `pid_of` at any time."""
+    """The processes of all segments of a worker. Call `look` about every second, and `pid_of` at any time."""
 
     def __init__(self) -> None:
         self.sees_all_pids = sees_all_pids()
@@ -19,11 +19,11 @@ class Owners:
         self._hosts: dict[int, int] = {}  # by owner, in another PID namespace: its pid here
 
     def pid_of(self, slot: Slot) -> int:
-        """Return the pid here of the process of a slot; 0 where it is not known."""
+        """Return the pid, on this host, of a slot's process; 0 if it is unknown."""
         return slot.pid if slot.pid_ns == self._own_ns else self._hosts.get(slot.owner, 0)
 
     def look(self, slots: Collection[Slot]) -> set[int]:
-        """Look at the processes of all slots; returns the owners that are gone. It may have to walk /proc.
+        """Check the processes of all slots; return the owners that have ended. It may have to scan /proc.
 
         Raises OSError.
         """
@@ -35,7 +35,7 @@ class Owners:
             found = read_process(pid) if pid else None
             if found is None or owner_of(slot.pid, found.start_ticks) != slot.owner:
                 self._hosts.pop(slot.owner, None)
-                # a process of another namespace is found by its number there, if all of them are to be seen
+                # a process of another namespace is found by its pid there, if this process sees all processes
                 if slot.pid_ns == self._own_ns or self.sees_all_pids:
                     unknown.add(slot.owner)
         if sought := inner & unknown:

@@ -1,11 +1,11 @@
-"""The worker's side of a segment: the file that it shares with the processes of one attempt; see limiter.h.
+"""Read and write a segment: the file that a worker shares with the processes of one attempt; see limiter.h.
 
-The agent makes it, says what the attempt may have, and removes it. The controller's process alone writes the heartbeat
-and the tokens from then on.
+The agent makes it, writes the attempt's limits into it, and removes it. Only the controller's process writes the
+heartbeat and the tokens.
 
 The file belongs to the job's user, who may write anything into it or cut it short. So it is read and written by
 pread(2) and pwrite(2), never mapped, and nothing that is read from it is trusted beyond the job itself: counts are
-bounded, and what is given is known from the worker's own memory.
+bounded, and the worker keeps the tokens that it gave in its own memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOTS_MAX: Final = 128
 #: a token in the segment's unit
 TOKEN: Final = 1_000_000
 _START_BITS: Final = 42
-#: of what a job may have written, so that sums of it fit again
+#: upper bound of a number that a job may have written, so that sums of them fit
 _NUMBER_MAX: Final = 1 << 62
 
 _WORD: Final = 8
@@ -45,11 +45,11 @@ SIZE: Final = _AT_SLOTS + SLOTS_MAX * _SLOT_BYTES
 
 
 class SegmentError(Exception):
-    """The file is no segment of this release."""
+    """The file is not a segment of this release."""
 
 
 class Part(NamedTuple):
-    """What an attempt may have of one device. `limit_bytes` 0 is no limit; `context_bytes` count for each process.
+    """An attempt's limits on one device. `limit_bytes` 0 is no limit; `context_bytes` count for each process.
 
     `rate` is its part of the compute in tokens a second (see `control.RATE`); 0 throttles nothing.
     """
@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What the processes of the job have counted; see limiter.h."""
+    """The counters of the job's processes; see limiter.h."""
 
     attached: int
     high: int
@@ -72,7 +72,7 @@ class Counts(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A process that uses a device: its pid, the inode of the namespace of that, its start in ticks, what it holds."""
+    """A process that uses a device: its pid, the inode of its PID namespace, its start in ticks, its bytes."""
 
     number: int
     owner: int
@@ -88,7 +88,7 @@ def owner_of(pid: int, start_ticks: int) -> int:
 
 
 class Segment:
-    """One attempt's. Made by `create`, or taken over by `adopt`; `close` it, and remove the file, when it is over."""
+    """One attempt's segment, from `create` or `adopt`; `close` it, and remove the file, when the attempt is over."""
 
     def __init__(self, path: Path, descriptor: int, uuids: Sequence[str]) -> None:
         self.path = path
@@ -142,11 +142,11 @@ class Segment:
         return found
 
     def give(self, uid: int, gid: int) -> None:
-        """Have the file belong to the user that runs the attempt. Raises OSError."""
+        """Give the file to the user that runs the attempt. Raises OSError."""
         os.fchown(self._file, uid, gid)
 
     def let_all_write(self) -> None:
-        """Let every user write to it: a rootless engine numbers users anew. Raises OSError."""
+        """Let every user write to it, because a rootless engine maps users to other numbers. Raises OSError."""
         os.fchmod(self._file, 0o666)
 
     def close(self) -> None:
@@ -155,14 +155,14 @@ class Segment:
     # -- what the worker gives
 
     def beat(self, now_ns: int | None = None) -> None:
-        """Say that the worker lives. Raises OSError."""
+        """Write a heartbeat, which shows that the worker lives. Raises OSError."""
         self._write(_AT_HEARTBEAT, time.monotonic_ns() if now_ns is None else now_ns)
 
     def refill(self, device: int, tokens: float, capacity: float) -> float:
-        """Give tokens, so that no more than `capacity` are there; returns how many are. Raises OSError.
+        """Add tokens up to `capacity`; return how many there are. Raises OSError.
 
-        The processes only count what they take, so that what is there is the difference of two numbers that only grow,
-        each with a single side that writes it.
+        The tokens are the difference of two numbers that only grow: the tokens given, which only the worker writes,
+        and the tokens taken, which only the processes write.
         """
         taken = self.taken(device)
         most = taken + round(capacity * TOKEN)
@@ -186,7 +186,7 @@ class Segment:
         return min(self._read(_AT_RATE + device * _WORD)[0], _NUMBER_MAX) / TOKEN
 
     def bury(self, slot: Slot) -> None:
-        """Say that the process of a slot is gone: what it held is free. Raises OSError."""
+        """Mark the process of a slot as ended, so that its bytes are free. Raises OSError."""
         self._write(_AT_DEAD + slot.number * _WORD, slot.owner)
 
     # -- what the processes count
@@ -220,11 +220,11 @@ class Segment:
         return found
 
     def used(self, device: int) -> int:
-        """Return the bytes that all living processes hold of a device."""
+        """Return the bytes of a device that all living processes use."""
         return sum(slot.used[device] for slot in self.slots())
 
     def _read(self, at: int, count: int = 1) -> tuple[int, ...]:
-        """Return so many numbers; zeros where the job has cut its file short."""
+        """Return `count` numbers; zeros if the job has cut its file short."""
         read = os.pread(self._file, count * _WORD, at)
         return struct.unpack(f"@{count}Q", read.ljust(count * _WORD, b"\0"))
 
@@ -233,5 +233,5 @@ class Segment:
 
 
 def _raw(name: str) -> bytes:
-    """Return the sixteen bytes of a device's uuid. Raises ValueError for one that is none."""
+    """Return the sixteen bytes of a device's uuid. Raises ValueError for an invalid one."""
     return uuid.UUID(name.partition("-")[2]).bytes

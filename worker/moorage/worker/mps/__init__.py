@@ -1,1 +1,1 @@
-"""MPS daemons that a worker runs by itself, one for each GPU that jobs share by mps: see `managed`."""
+"""Run the worker's own MPS daemons, one for each GPU that jobs share by mps: see `managed`."""

@@ -1,4 +1,4 @@
-"""The members of one worker that are clients of its MPS daemons: where they stand between the agent and `managed`."""
+"""Connect the agent with `managed`: track the members of one worker that are clients of its MPS daemons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moorage.worker.shell import Shell
 
 
 class MpsClients:
-    """One worker's. Without `mps`, which has its daemons, it does nothing."""
+    """The MPS clients of one worker. Without `mps`, the manager of its daemons, it does nothing."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class MpsClients:
                 self._keep_closed(slot)
 
     async def close(self) -> None:
-        """Let go of the daemons, which go on while they have clients."""
+        """Release the daemons; they run on while they have clients."""
         if self.mps is not None:
             await self.mps.close()
 
     def admit(self, member: Member) -> None:
-        """Take a member that may be a client. Raises Refused where it shares by mps, and cannot here or now."""
+        """Take a member that may be a client. Raises Refused if it shares by mps, but cannot here or now."""
         if self.mps is not None:
             self.mps.admit(member, self._uid_of(member))
 
@@ -55,16 +55,19 @@ class MpsClients:
             self.mps.admit_again(member, self._uid_of(member))
 
     async def leave(self, name: MemberName) -> bool:
-        """A member is over. Returns whether its GPU may go back: the last client's once the daemon has ended."""
+        """Take that a member is over.
+
+        Return whether its GPU may be freed: the last client's only once the daemon has ended.
+        """
         return self.mps is None or await self.mps.leave(name)
 
     def forget(self, name: MemberName) -> None:
-        """Drop a member before it gives its GPU back; one whose daemon has no client, and has not ended, is closed."""
+        """Drop a member before it frees its GPU. A GPU whose daemon has no client but has not ended is closed."""
         if self.mps is not None and (slot := self.mps.forget(name)) is not None:
             self._keep_closed(slot)
 
     def begin_end(self, command: EndMember) -> float:
-        """Return the grace for the driver. A client is killed only after its work on the GPU was stopped."""
+        """Return the grace for the driver. A client must be killed only after its work on the GPU was stopped."""
         if self.mps is None or command.why == "fence" or not self.mps.has_joined(command.member.name):
             return command.grace_s
         self._shell.spawn(self._end(self.mps, command))

@@ -1,8 +1,8 @@
-"""The commands of NVIDIA's MPS control daemon, as `nvidia-cuda-mps-control` sends them to the daemon of a folder.
+"""Send commands to NVIDIA's MPS control daemon, as `nvidia-cuda-mps-control` does.
 
 A command is a line on the program's standard input, and the answer is what it prints. Its exit status says only whether
-the daemon answered: a command that is refused prints a sentence, or nothing, and exits with 0. So whatever is set is
-read back. Seen with version 550.163.01, in `tests/worker/test_mps_control.py`.
+the daemon answered: for a command that is refused it prints a sentence, or nothing, and exits with 0. So every value
+that is set is read back. Observed with version 550.163.01, in `tests/worker/test_mps_control.py`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 PROGRAM: Final = "nvidia-cuda-mps-control"
-#: an answer takes milliseconds; a daemon that takes longer is wedged
+#: a daemon that takes longer for an answer hangs
 ASK_S: Final = 5.0
-#: for processes of the program that were killed; one in the kernel may take for ever
+#: how long to wait for killed processes of the program; one that is stuck in the kernel may take for ever
 _KILLED_S: Final = 1.0
-#: the daemon shows only its own GPU, so that is number 0 to it and to its clients
+#: the daemon sees only its own GPU, which is number 0 to it and to its clients
 _DEVICE: Final = 0
 _ANSWER_CHARS_MAX: Final = 200
 _GIB_MIB: Final = 1024
 
 
 class MpsFault(Exception):
-    """The daemon is not there, does not answer, or did not do what it was asked; `reason` is one line."""
+    """The daemon does not run, does not answer, or did not do what it was asked; `reason` is one line."""
 
     def __init__(self, reason: str) -> None:
         self.reason: Final = reason
@@ -32,14 +32,14 @@ class MpsFault(Exception):
 
 
 class Limits(NamedTuple):
-    """What a client may take of the GPU at most."""
+    """The most that a client may use of the GPU."""
 
     memory_mib: int
     percent: int  # of the threads that can be active at once
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables by which one client has these limits; they can only lower those of the daemon."""
+        """The variables that set these limits for one client; they can only lower the daemon's limits."""
         return {
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"{_DEVICE}={self.memory_mib}M",
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(self.percent),
@@ -56,11 +56,11 @@ class MpsControl:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables that lead a client to this daemon."""
+        """The variables that lead a client to this daemon."""
         return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
     async def ask(self, command: str, timeout_s: float | None = None) -> list[str]:
-        """Send one command; return the lines of the answer. Raises MpsFault where no daemon answers in `ASK_S`."""
+        """Send one command and return the lines of the answer. Raises MpsFault if no daemon answers in time."""
         word = command.partition(" ")[0]
         timeout_s = timeout_s or ASK_S
         try:
@@ -96,7 +96,7 @@ class MpsControl:
         return await self._pids("get_server_list")
 
     async def clients(self, server: int) -> list[int]:
-        """Return the pids of a server's clients; none of a server that is gone. Raises MpsFault."""
+        """Return the pids of a server's clients; none if the server is gone. Raises MpsFault."""
         return await self._pids(f"get_client_list {server}", _no_server(server))
 
     async def is_faulty(self, server: int) -> bool:
@@ -104,24 +104,27 @@ class MpsControl:
         return "FAULT" in " ".join(await self.ask(f"get_server_status {server}")).upper()
 
     async def terminate(self, server: int, client: int) -> None:
-        """Have a client's work on the GPU end, so that it can be killed without harm to the others. Raises MpsFault."""
+        """Stop a client's work on the GPU, so that it can be killed without harm to the other clients.
+
+        Raises MpsFault.
+        """
         await self.ask(f"terminate_client {server} {client}")
 
     async def quit(self, timeout_s: float) -> None:
-        """End the daemon and its servers; those that have clients after so many seconds by force. Raises MpsFault."""
+        """End the daemon and its servers, by force after `timeout_s` if they have clients. Raises MpsFault."""
         await self.ask(f"quit -t {max(1, int(timeout_s))}", timeout_s + ASK_S)
 
     async def limit(self, limits: Limits) -> None:
-        """Set the limits of all clients from now on, and read them back. Raises MpsFault where they do not hold."""
+        """Set the limits of all clients from now on, and read them back. Raises MpsFault if they were not set."""
         mib, percent = limits
         if mib < 1:
-            raise MpsFault("a limit of no memory is none")
+            raise MpsFault("a limit of 0 MiB would be no limit")
         size = f"{_DEVICE} {mib}M"
         await self.ask(f"set_default_device_pinned_mem_limit {size}")
         await self.ask(f"set_default_active_thread_percentage {percent}")
         await self._check("get_default_device_pinned_mem_limit", f"{_DEVICE}", _shown(mib))
         await self._check("get_default_active_thread_percentage", "", str(float(percent)))
-        for server in await self.servers():  # the default is for servers to come
+        for server in await self.servers():  # the default applies to later servers only
             await self.ask(f"set_device_pinned_mem_limit {server} {size}")
             await self.ask(f"set_active_thread_percentage {server} {percent}")
             gone = _no_server(server)
@@ -143,7 +146,7 @@ class MpsControl:
 
 
 def _shown(mib: int) -> str:
-    """Return how the daemon shows a limit of memory: from 1 GiB on it rounds down to whole GiB."""
+    """Return a memory limit as the daemon prints it: from 1 GiB on it rounds down to whole GiB."""
     return f"{mib // _GIB_MIB}G" if mib >= _GIB_MIB else f"{mib}M"
 
 

@@ -1,12 +1,11 @@
-"""The MPS daemons of one worker: one for each GPU that its jobs share by mps, from the first sharer to the last.
+"""Run the MPS daemons of one worker: one for each GPU that its jobs share by mps, from the first sharer to the last.
 
 A daemon is a member of the supervisor, so it outlives the agent and its end is proven like that of a job. The agent
-starts it before the first sharer, asks it every few seconds whether it is well, and takes it away when the last sharer
-is over: only then does the GPU go back to the pool. Meanwhile the GPU is in the compute mode EXCLUSIVE_PROCESS where
-NVML lets the worker set that.
+starts it before the first sharer, checks it every few seconds, and ends it after the last sharer: only then is the GPU
+free again. Meanwhile the GPU is in the compute mode EXCLUSIVE_PROCESS, if NVML lets the worker set that.
 
-A daemon serves the clients of one user at a time, and makes those of others wait. So all sharers of a GPU run as one
-user here, and others are refused as a placement.
+A daemon serves the clients of one user at a time and makes those of other users wait. So all sharers of a GPU must run
+as one user here, and placements of other users are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from moorage.worker.member_messages import Member, MemberName
 from moorage.worker.mps.control import PROGRAM, Limits, MpsControl, MpsFault
 from moorage.worker.supervisor.protocol import Ended, Event, StartMember
 
-#: the part of its owner's name at the supervisor that no driver has
+#: the daemons' part of an owner's name at the supervisor; no driver has this name
 MPS: Final = "mps"
 #: between two checks of a daemon
 CHECK_S: Final = 5.0
@@ -41,9 +40,9 @@ FAILED_MAX: Final = 2
 START_S: Final = 10.0
 QUIT_S: Final = 2.0
 END_S: Final = 15.0
-#: a daemon has so long to stop a client's work on the GPU before the client is killed all the same
+#: how long a daemon has to stop a client's work on the GPU; then the client is killed in any case
 TERMINATE_S: Final = 5.0
-#: bytes of a socket's path (unix(7)), with the longest name that the daemon gives to one
+#: most bytes of a socket's path (unix(7)), minus the daemon's longest socket name
 _PATH_BYTES_MAX: Final = 107 - len("/control_privileged")
 _LOG_BYTES_MAX: Final = 1 << 20
 _SERVER_LOG: Final = "server.log"
@@ -54,7 +53,7 @@ log = logging.getLogger("moorage.worker")
 
 @dataclass(slots=True)
 class _Sharer:
-    """A member that shares a GPU by mps. It has `joined` once the daemon stood ready for it."""
+    """A member that shares a GPU by mps. `joined` is set once the daemon was ready for it."""
 
     slot: int
     uid: int | None
@@ -65,7 +64,7 @@ class _Sharer:
 
 @dataclass(slots=True)
 class _Gpu:
-    """One GPU and its daemon. `key` is the daemon's at the supervisor; "" while none may run."""
+    """One GPU and its daemon. `key` is the daemon's key at the supervisor; "" if none may run."""
 
     slot: int
     device: Device
@@ -77,11 +76,11 @@ class _Gpu:
     why: str = ""
     limits: Limits | None = None
     failed: int = 0
-    told: str = ""  # what was logged last of what keeps it from going back
+    told: str = ""  # the last logged reason why the GPU is not free
 
 
 class ManagedMps:
-    """See the module's text. `folder` gets the daemons' directories."""
+    """The MPS daemons; see the module's docstring. `folder` gets the daemons' directories."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class ManagedMps:
         self._on_down: Callable[[int], None] = lambda slot: None
 
     def attach(self, on_lost: Callable[[Sequence[MemberName]], None], on_down: Callable[[int], None]) -> None:
-        """Set what is told of members whose daemon failed, and of slots that are without a daemon again."""
+        """Set the callbacks for members whose daemon failed, and for slots whose daemon has ended."""
         self._on_lost = on_lost
         self._on_down = on_down
 
@@ -123,7 +122,7 @@ class ManagedMps:
         self._spawn(self._watch())
 
     async def close(self) -> None:
-        """Let go. Daemons with sharers go on, and those without end."""
+        """Release the daemons: those with sharers run on, the others are ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 for slot in self.left_over:
@@ -137,20 +136,20 @@ class ManagedMps:
     # -------------------------------------------------------------------------------------------- members come and go
 
     def admit(self, member: Member, uid: int | None) -> None:
-        """Take a member as a sharer of its GPU. Raises Refused where it cannot be one here, or not now.
+        """Take a member as a sharer of its GPU. Raises Refused if it cannot share by mps here, or not now.
 
-        `uid` is the user that it will run as; None where its driver cannot say.
+        `uid` is the user that it will run as; None if its driver cannot tell.
         """
         if member.place.mode != MPS:
             return
         spec = member.request.effective_gpu or GpuSpec()
         if spec.mps_pipe_dir is not None or spec.mps_log_dir is not None:
-            raise _not_here("the worker runs the MPS daemons: a request names no directory of one")
+            raise _not_here("the worker runs the MPS daemons, so a request must not name a daemon's directory")
         if len(member.slots) != 1:
-            raise _not_here("a daemon has one GPU, so a job that shares by mps gets one")
+            raise _not_here("a daemon serves one GPU, so a job that shares by mps gets one GPU")
         gpu = self._gpus.get(member.slots[0])
         if gpu is None:
-            raise _not_here("this device has no MPS")
+            raise _not_here("this device does not support MPS")
         if uid is None:
             why = "do not share by mps, or their user is not known before they start"
             raise _not_here(f"jobs of the driver {member.driver} {why}")
@@ -164,7 +163,7 @@ class ManagedMps:
         self._sharers[member.name] = sharer
 
     def admit_again(self, member: Member, uid: int | None) -> None:
-        """Take a member as a sharer that an earlier agent has started."""
+        """Take a member that an earlier agent started as a sharer."""
         if member.place.mode == MPS and len(member.slots) == 1 and (gpu := self._gpus.get(member.slots[0])):
             limits = _limits_of(member.request.effective_gpu or GpuSpec(), gpu.device)
             self._sharers[member.name] = _Sharer(gpu.slot, uid, limits, joined=True)
@@ -175,19 +174,22 @@ class ManagedMps:
         return sharer is not None and sharer.joined
 
     async def join(self, name: MemberName) -> dict[str, str]:
-        """Have a daemon with the right limits for this member, and return the variables that lead the member to it.
+        """Prepare a daemon with the right limits for this member, and return the variables that lead the member to it.
 
         Raises SharingUnavailable.
         """
         sharer = self._sharers.get(name)
         if sharer is None:
             raise SharingUnavailable("mps", "the job was withdrawn")
-        # what was begun for one sharer is finished, as the next one needs it too
+        # shielded: a preparation that one sharer began is finished, because the next one needs it too
         await asyncio.shield(self._spawn(self._make_ready(self._gpus[sharer.slot], sharer)))
         return self._gpus[sharer.slot].control.environment | sharer.limits.environment
 
     async def leave(self, name: MemberName) -> bool:
-        """A member is over: take the daemon away if it was the last sharer. Returns whether its GPU may go back."""
+        """Take that a member is over, and end the daemon if it was the last sharer.
+
+        Return whether its GPU may be freed.
+        """
         sharer = self._sharers.get(name)
         if sharer is None:
             return True
@@ -197,7 +199,10 @@ class ManagedMps:
             return any(not other.over for other in self._on(gpu.slot)) or await self._stop(gpu)
 
     def forget(self, name: MemberName) -> int | None:
-        """Drop a member that holds nothing any more. Returns the slot to be kept closed until its daemon has ended."""
+        """Drop a member that uses nothing any more.
+
+        Return the slot that must stay closed until its daemon has ended.
+        """
         sharer = self._sharers.pop(name, None)
         if sharer is None or self._on(sharer.slot) or self._is_down(self._gpus[sharer.slot]):
             return None
@@ -206,11 +211,11 @@ class ManagedMps:
 
     @property
     def left_over(self) -> list[int]:
-        """The slots that have a daemon, or its compute mode, and no sharer."""
+        """The slots that have a daemon, or a daemon's compute mode, and no sharer."""
         return [gpu.slot for gpu in self._gpus.values() if not self._is_down(gpu) and not self._on(gpu.slot)]
 
     async def terminate(self, name: MemberName, own: Callable[[Collection[int]], Collection[int]]) -> None:
-        """Stop what a member's processes do on the GPU: it is to be killed. `own` picks its pids from others."""
+        """Stop the work of a member's processes on the GPU, before they are killed. `own` selects its pids."""
         sharer = self._sharers.get(name)
         if sharer is None:
             return
@@ -246,9 +251,10 @@ class ManagedMps:
                 raise SharingUnavailable("mps", str(fault)) from None
 
     def _limits(self, gpu: _Gpu) -> Limits | None:
-        """Return the greatest of its sharers': the daemon has one limit for all, and clients can only lower it.
+        """Return the greatest limits of its sharers: a daemon has one limit for all clients, and each client lowers its
+        own.
 
-        None where all are over meanwhile.
+        Return None if all sharers are over meanwhile.
         """
         own = [sharer.limits for sharer in self._on(gpu.slot) if not sharer.over]
         return Limits(max(each.memory_mib for each in own), max(each.percent for each in own)) if own else None
@@ -285,7 +291,7 @@ class ManagedMps:
                     raise MpsFault(f"the daemon is not ready: {fault}") from None
 
     async def _stop(self, gpu: _Gpu) -> bool:
-        """End the daemon, and give the GPU its compute mode back. Returns whether both is done."""
+        """End the daemon, and restore the GPU's compute mode. Return whether both succeeded."""
         if gpu.key:
             key = f"{self.owner}|{gpu.key}"
             if not gpu.ended.is_set():
@@ -303,7 +309,7 @@ class ManagedMps:
         try:
             await self._modes.give_back(gpu.device.uuid)
         except ModeFault as fault:
-            return _told(gpu, f"it is not back in its compute mode: {fault}")
+            return _told(gpu, f"its compute mode is not restored: {fault}")
         gpu.told = ""
         shutil.rmtree(gpu.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -314,7 +320,7 @@ class ManagedMps:
     # ------------------------------------------------------------------------------------------------- their health
 
     async def _watch(self) -> None:
-        """Check each daemon again and again; one that nobody shares any more is taken away."""
+        """Check each daemon again and again; end one without sharers."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_S):
@@ -322,13 +328,13 @@ class ManagedMps:
             self._news.clear()
             for gpu in self._gpus.values():
                 if not gpu.lock.locked() and not (self._is_down(gpu) and not self._on(gpu.slot)):
-                    self._spawn(self._look_at(gpu))  # one that takes its time keeps no other waiting
+                    self._spawn(self._look_at(gpu))  # a slow check must not delay the others
 
     async def _look_at(self, gpu: _Gpu) -> None:
         async with gpu.lock:
             try:
                 await self._check(gpu)
-            except Exception:  # a defect: the next check may go well
+            except Exception:  # a defect of moorage: the next check may succeed
                 log.exception("mps: GPU %d could not be checked", gpu.device.index)
 
     async def _check(self, gpu: _Gpu) -> None:
@@ -372,9 +378,9 @@ class ManagedMps:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # a sharer whose start was given up meanwhile does not ask for it
+            task.exception()  # retrieved here, in case its sharer's start was cancelled
 
-    # -- what the supervisor says (see `supervisor_link.Listener`)
+    # -- events of the supervisor (see `supervisor_link.Listener`)
 
     def on_event(self, key: str, event: Event) -> None:
         if not isinstance(event, Ended):
@@ -388,13 +394,13 @@ class ManagedMps:
         self._news.set()
 
     def on_events_over(self) -> None:
-        """Nothing is gathered."""
+        """Do nothing: events are handled one by one."""
 
     def on_replaced(self) -> None:
-        """Its list says which daemons are gone: all."""
+        """Do nothing: `on_listed` follows and reports that all daemons have ended."""
 
     def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
-        """Take over the daemons that run; those that are not there any more have ended."""
+        """Take over the running daemons; those that are not listed have ended."""
         states = {key: event for key, _, event in listed}
         for gpu in self._gpus.values():
             known = [key for key in states if key.rpartition("/")[0] == gpu.device.uuid]
@@ -423,7 +429,7 @@ def _limits_of(spec: GpuSpec, device: Device) -> Limits:
 
 
 def _told(gpu: _Gpu, why: str) -> bool:
-    """Log, once, why a GPU cannot go back; returns False."""
+    """Log once why a GPU cannot be freed, and return False."""
     if why != gpu.told:
         gpu.told = why
         log.error("mps: GPU %d stays out of use: %s", gpu.device.index, why)
@@ -431,16 +437,16 @@ def _told(gpu: _Gpu, why: str) -> bool:
 
 
 def _bound_log(gpu: _Gpu) -> None:
-    """Empty the server's log where it has grown large: a daemon may live for months."""
+    """Empty the server's log if it has grown large, because a daemon may run for months."""
     with contextlib.suppress(OSError):
         if (gpu.control.log / _SERVER_LOG).stat().st_size > _LOG_BYTES_MAX:
             os.truncate(gpu.control.log / _SERVER_LOG, 0)
 
 
 def _make_folders(root: Path, gpu: _Gpu, uid: int | None) -> None:
-    """Make the daemon's directories anew: its clients reach its sockets, and nobody else may put anything there.
+    """Make the daemon's directories anew. Its clients can reach its sockets, but no other user can put files there.
 
-    A server runs as the user of its clients, so its log is that user's, in a folder that is not.
+    A server runs as its clients' user, so its log belongs to that user, in a folder that does not.
     """
     if not root.exists():
         root.mkdir(parents=True)

@@ -1,1 +1,1 @@
-"""The worker's second process, which owns the jobs' processes, and the agent's side of talking to it."""
+"""The supervisor, which is the worker's second process and owns the jobs' processes, and the agent's link to it."""

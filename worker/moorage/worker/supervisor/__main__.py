@@ -1,4 +1,4 @@
-"""`python -m moorage.worker.supervisor`: see `main`."""
+"""Run `python -m moorage.worker.supervisor`: see `main`."""
 
 import sys
 

@@ -1,10 +1,11 @@
-"""The signal that tells a job to save itself before its time is over: who gets it, and that it does no harm.
+"""Send a job the signal to save its work before its time is over, and only to processes that it does not kill.
 
-Practice differs: Slurm's `--signal=USR1@60` goes to every process of the steps and kills those that have no handler
-(its `B:` to the batch shell alone), an orchestrator of containers signals the main process alone. Here it goes to the
-topmost processes of the job's tree that take it: the main process, or where that is a shell or a launcher that does
-not, the processes that it started (a script's `python`, all ranks of `torchrun`), but not their own helpers, which
-inherit a handler. Never to a process that it would kill: until somebody takes it, it waits.
+Practice differs: Slurm's `--signal=USR1@60` goes to every process of the steps and kills those without a handler (its
+`B:` form goes to the batch shell only), and a container orchestrator signals the main process only. Here the signal
+goes to the topmost processes of the job's tree that handle it. That is the main process, or, if the main process is a
+shell or launcher without a handler, the processes that it started (a script's `python`, all ranks of `torchrun`). Their
+own helper processes, which inherit the handler, do not get it. The signal never goes to a process that it would kill:
+it waits until a process handles it.
 """
 
 import contextlib
@@ -13,21 +14,22 @@ from typing import Final
 
 from moorage.system.proctree import Process, children, kill_process, read_process
 
-#: how long until the next look for somebody who takes the signal; a look reads some files of /proc a process
+#: seconds until the next search for processes that handle the signal; a search reads some files of /proc per process
 AGAIN_S: Final = 0.25
-#: processes looked at in one look
+#: most processes in one search
 PROCESSES_MAX: Final = 1024
-#: whose default action is to do nothing (signal(7)): they harm nobody
+#: signals whose default action is to do nothing (signal(7)), so any process may get them
 _HARMLESS: Final = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
 _MASKS: Final = (b"SigBlk:", b"SigCgt:")
 _SEGV: Final = 1 << (signal.SIGSEGV - 1)
 
 
 def takes(pid: int, number: signal.Signals) -> bool | None:
-    """Whether a process handles a signal: catches it, or blocks it to wait for it (proc_pid_status(5)).
+    """Return whether a process handles a signal: catches it, or blocks it to wait for it (proc_pid_status(5)).
 
-    None for one that blocks SIGSEGV too: it is just starting a program. Shells and libc block everything around a fork;
-    what is sent then may end the process a moment later, and its child has its handlers until exec.
+    Return None for a process that blocks SIGSEGV too: it is just starting a program. Shells and libc block every signal
+    around a fork. A signal sent at that time may end the process a moment later, and its child has its handlers until
+    exec.
     """
     if number in _HARMLESS:
         return True
@@ -44,19 +46,19 @@ def takes(pid: int, number: signal.Signals) -> bool | None:
 
 
 def send_to_takers(main_pid: int, number: signal.Signals) -> int:
-    """Signal the topmost processes below (and with) `main_pid` that take it; how many that were, 0 for none yet.
+    """Signal the topmost processes at or below `main_pid` that handle the signal. Return how many; 0 if none does yet.
 
-    `main_pid` is a child of the caller that is not reaped, so that its number is surely its own.
+    `main_pid` is an unreaped child of the caller, so its pid cannot belong to another process.
     """
     level, above = [main_pid], list[int]()
     while level and len(above) < PROCESSES_MAX:
         living = [one for one in map(read_process, level) if one is not None and not one.dead]
         known = [takes(one.pid, number) for one in living]
         if None in known:
-            return 0  # who is just starting a program is looked at again
+            return 0  # a process is just starting a program: search again later
         takers = [one for one, taken in zip(living, known, strict=True) if taken]
         if takers:
-            # one above may have got its handler meanwhile, and then what we see below is its copy of itself
+            # if a process above installed its handler meanwhile, the processes seen below may be forks of it
             if any(takes(pid, number) is not False for pid in above):
                 return 0
             return sum(_signal(one, number) for one in takers)

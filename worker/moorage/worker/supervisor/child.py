@@ -1,4 +1,4 @@
-"""A child to be started: judge the request of it, look up what it names, and put it into the launcher's words."""
+"""Check the request for a child, look up what it names, and encode it for the launcher."""
 
 import errno
 import os
@@ -16,9 +16,9 @@ from moorage.worker.supervisor.protocol import KEY_CHARS_MAX, StartMember
 SEARCH_PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
 SECONDS_MAX: Final = 10 * 365 * 86400.0
 OUTPUT_CAP_BYTES_MAX: Final = 1 << 40
-#: what the kernel takes for no uid at all
+#: the uid that the kernel uses for "no uid"
 UID_NONE: Final = (1 << 32) - 1
-#: of a program, a folder or a PATH in the words for people; all of them together fit a fact's detail
+#: most characters of a program, folder or PATH in a message; all of them together fit a report's detail
 TOLD_CHARS_MAX: Final = 60
 _ENCODING: Final = sys.getfilesystemencoding()
 _ENCODING_ERRORS: Final = sys.getfilesystemencodeerrors()
@@ -29,7 +29,7 @@ _LIMITS: Final = {
 
 @dataclass(eq=False)
 class StartRefused(Exception):
-    """A child cannot be started: `errno`, the `stage` that failed, and a message for people."""
+    """A child cannot be started: `errno`, the `stage` that failed, and a readable message."""
 
     errno: int
     stage: str
@@ -38,7 +38,7 @@ class StartRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A judged request, in the types that exec wants."""
+    """A checked request, in the types that exec needs."""
 
     paths: list[bytes]
     argv: list[bytes]
@@ -49,10 +49,11 @@ class Child:
     ids: tuple[int, int, list[int]] | None
     limits: list[tuple[int, tuple[int, int]]]
     reaps: bool = False
-    """Whether its orphans become its own children, not the supervisor's: they are known as its own while it lives."""
+    """Whether its orphans become its own children, not the supervisor's: while it lives they are known to be its own.
+    """
 
     def request(self) -> bytes:
-        """What launcher.c reads: words, each ended by a null; the length of a list stands before it.
+        """Return the bytes that launcher.c reads: words, each ended by a null; each list is preceded by its length.
 
         Limits, uid (-1: no other user), gid, groups, folder, the paths to try, arguments, environment.
         """
@@ -64,11 +65,9 @@ class Child:
 
 
 def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: tuple[int, int] | None = None) -> Child:
-    """Check one request and look up what it names; `environ` is what it gets in the place of its own.
+    """Check one request and look up what it names, without touching the file system. Raises `StartRefused`.
 
-    `files` are its limits on open files unless it asks for others.
-
-    Raises `StartRefused`; the file system is not touched.
+    `environ` replaces the request's own environment. `files` are its limits on open files unless it asks for others.
     """
     environ = member.env if environ is None else environ
     _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", f"key must have 1..{KEY_CHARS_MAX} characters")
@@ -110,9 +109,9 @@ def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: 
 
 
 def why_not(child: Child, stage: str, number: int) -> str:
-    """What a child that could not exec was looking for, and where: one line for people.
+    """Return one readable line about a failed exec: what was searched, and where.
 
-    The file system is not asked again: a job may have mounted what never answers.
+    The file system is not asked again, because a job may have mounted one that never answers.
     """
     cwd, program = _told(child.cwd), _told(child.argv[0])
     is_absent = number in (errno.ENOENT, errno.ENOTDIR)
@@ -137,14 +136,14 @@ def why_not(child: Child, stage: str, number: int) -> str:
 
 
 def _told(text: bytes) -> str:
-    """In one line, cut, and in quotes where a blank would make it look like two."""
+    """Return text in one line, cut to the limit, and quoted if it has a blank."""
     line = in_one_line(text.decode(_ENCODING, "replace"))
     line = line if len(line) <= TOLD_CHARS_MAX else f"{line[: TOLD_CHARS_MAX - 1]}…"
     return f"'{line}'" if " " in line or not line else line
 
 
 def signal_number(name: str) -> signal.Signals:
-    """The signal called `SIGUSR1` or the like. Raises `StartRefused`."""
+    """Return the signal with a name such as `SIGUSR1`. Raises `StartRefused`."""
     number = signal.Signals.__members__.get(name)
     if number is None:
         raise StartRefused(errno.EINVAL, "request", f"no such signal: {name}")
@@ -160,7 +159,7 @@ def _check(fine: bool, stage: str, message: str) -> None:
 def _bytes(text: str) -> bytes:
     if "\0" in text:
         raise ValueError("argv, env and cwd may not hold a null character")
-    return text.encode(_ENCODING, _ENCODING_ERRORS)  # os.fsencode, which takes thrice as long over its arguments' types
+    return text.encode(_ENCODING, _ENCODING_ERRORS)  # faster than os.fsencode, which checks its argument's type
 
 
 def _paths(program: bytes, search: str) -> list[bytes]:
@@ -178,14 +177,17 @@ def _limit(name: str, pair: tuple[int, int]) -> tuple[int, tuple[int, int]]:
 
 
 def resolve_user(user: str | int) -> tuple[int, int, list[int]] | None:
-    """Return uid, gid and groups; None for the own user of a process without rights. Raises `StartRefused`."""
+    """Return uid, gid and groups; None if the user is the supervisor's own and it is not root.
+
+    Raises `StartRefused`.
+    """
     try:
         entry = pwd.getpwnam(user) if isinstance(user, str) and not user.isdecimal() else pwd.getpwuid(int(user))
     except KeyError:
         _check(isinstance(user, int) or user.isdecimal(), "user", f"no such user: {user}")
         uid = int(user)
         _check(0 <= uid < UID_NONE, "user", f"not a uid: {user}")
-        # A uid without an entry gets the group of its own number and no other, never group 0.
+        # A uid without an entry gets the group of the same number and no other group, never group 0.
         ids = (uid, uid, [uid])
     except (OverflowError, ValueError):
         raise StartRefused(errno.EINVAL, "user", f"not a uid: {user}") from None

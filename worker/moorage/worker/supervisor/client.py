@@ -1,7 +1,7 @@
-"""The agent's side of the supervisor: connect to it (or start it), ask, and hear what happens.
+"""Connect the agent to the supervisor (or start it), send requests, and receive events.
 
-`Supervised` survives nothing: when the socket closes or the supervisor falls silent it is done, says why, and a new
-one is made with `connect`. What the supervisor holds is then read with `list`.
+A `Supervised` object is one connection. When the socket closes or the supervisor falls silent the object is finished
+and gives the reason; make a new one with `connect`, and read with `list` what the supervisor still has.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ from moorage.worker.supervisor.protocol import (
 from moorage.worker.supervisor.state_folder import EXIT_HELD
 
 CONNECT_S: Final = 10.0
-"""For a supervisor to start and say hello; a bare one takes some 0.2 s."""
+"""How long a supervisor may take to start and send its hello."""
 CONNECT_RETRY_S: Final = 0.02
 PING_INTERVAL_S: Final = 1.0
 SILENCE_S: Final = 30.0
@@ -63,8 +63,9 @@ SILENCE_FENCED_S: Final = 3.0
 warning is logged after as long."""
 EVENTS_MAX: Final = 65536
 EVENTS_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Events not yet taken, and the output in them, past which the socket is read no further until they are taken; the
-supervisor then drops output first. Answers wait as well: take events while you ask."""
+"""If more events, or bytes of output in them, wait to be taken, the socket is not read further; the supervisor then
+drops output first. Answers wait too, so take events while you wait for an answer.
+"""
 START_MEMBERS_MAX: Final = 512
 """Members in one frame of a longer list."""
 
@@ -74,15 +75,15 @@ log = logging.getLogger("moorage.worker")
 
 
 class SupervisorError(Exception):
-    """Base of what can go wrong with the supervisor."""
+    """Base class of the supervisor's errors."""
 
 
 class SupervisorUnavailable(SupervisorError):
-    """None answers on the state folder, and none could be started."""
+    """No supervisor answers on the state folder, and none could be started."""
 
 
 class SupervisorGone(SupervisorError):
-    """The connection is over. `silent` tells a supervisor that stopped answering from one that closed."""
+    """The connection is over. `silent` is set if the supervisor stopped answering, not if it closed the connection."""
 
     def __init__(self, message: str, *, silent: bool = False) -> None:
         super().__init__(message)
@@ -90,7 +91,7 @@ class SupervisorGone(SupervisorError):
 
 
 class SupervisorRefused(SupervisorError):
-    """It will not do what was asked; `code` is for programs."""
+    """The supervisor refused a request; `code` is for programs."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -100,7 +101,7 @@ class SupervisorRefused(SupervisorError):
 
 @dataclass(frozen=True, slots=True)
 class SupervisorIdentity:
-    """Which supervisor of which boot: two of the same identity are one process."""
+    """Identifies a supervisor process: equal identities are one process of one boot."""
 
     boot_id: str
     start_ticks: int
@@ -117,10 +118,10 @@ class Supervised(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.cgroup: str | None = None
-        """The path of its cgroup, None where it proves ends by walking the process tree."""
+        """The path of its cgroup; None if it proves ends by walking the process tree."""
         self.controllers: tuple[str, ...] = ()
         self.protocol = PROTOCOLS[-1]
-        """What it speaks: one that was started by the release before knows less (see `protocol.PROTOCOL`)."""
+        """Its protocol version: one that an older release started knows less (see `protocol.PROTOCOL`)."""
         self._loop = asyncio.get_running_loop()
         self._identity: asyncio.Future[SupervisorIdentity] = self._loop.create_future()
         self._gone: asyncio.Future[SupervisorGone] = self._loop.create_future()
@@ -154,9 +155,9 @@ class Supervised(asyncio.Protocol):
     ) -> "Supervised":
         """Connect to the supervisor of this state folder; start a detached one with `arguments` if there is none.
 
-        `silence_s` without a byte from it, while it is pinged every `ping_interval_s`, ends the connection; once the
-        deadline given by `fence` has passed, `silence_fenced_s` do.
-        Raises `SupervisorUnavailable`, `SupervisorRefused`.
+        The connection ends after `silence_s` without a byte; a ping is sent each `ping_interval_s`. Once the deadline
+        given by `fence` has passed, it ends after `silence_fenced_s`. Raises `SupervisorUnavailable`,
+        `SupervisorRefused`.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + CONNECT_S
@@ -172,7 +173,8 @@ class Supervised(asyncio.Protocol):
                 if loop.time() >= deadline_s or (isinstance(error, OSError) and not spawn_if_absent):
                     raise SupervisorUnavailable(f"no supervisor answers on {state}: {error}") from error
             if spawn_if_absent and not spawned:
-                # refused by one that holds the folder: it answers soon, or it is just ending and a next one may start
+                # refused by a supervisor that has the folder: either it answers soon, or it is ending and the next one
+                # may start
                 spawned = await _spawn(state, arguments)
                 if spawned:
                     continue
@@ -195,73 +197,73 @@ class Supervised(asyncio.Protocol):
         except (TimeoutError, SupervisorError) as error:
             supervised.close()
             if isinstance(error, TimeoutError):
-                raise SupervisorGone("it said no hello", silent=True) from None
+                raise SupervisorGone("the supervisor sent no hello", silent=True) from None
             raise
         return supervised
 
-    # -- asking
+    # -- requests
 
     @property
     def identity(self) -> SupervisorIdentity:
-        """Which supervisor this is."""
+        """The identity of this supervisor."""
         return self._identity.result()
 
     async def start(self, members: Sequence[StartMember]) -> None:
-        """Start these. Returns once they are accepted; `Started` or `Ended` follow as events, for each.
+        """Start these members. Return once they are accepted; `Started` or `Ended` follows as an event for each.
 
-        Starting the same key again is harmless: what is known of it is told again.
-        Raises `SupervisorRefused`, `SupervisorGone`, `FrameTooLarge`.
+        Starting a key again is harmless: the supervisor reports its state again. Raises `SupervisorRefused`,
+        `SupervisorGone`, `FrameTooLarge`.
         """
         for answer in self.begin_start(members):
             await answer
 
     def begin_start(self, members: Sequence[StartMember]) -> list["asyncio.Future[Answer]"]:
-        """`start`, whose frames are on their way once this returns: a job waits for them. Await what it returns."""
+        """Send the frames of `start` at once, because a job waits for them; await what it returns for the answers."""
         if self.protocol < 2:
             members = [_for_protocol_1(member) for member in members]
         if self.protocol < 4 and any(member.leaves_cgroup for member in members):
             raise SupervisorRefused(
-                "protocol", "the supervisor is of an older release, and does not see what leaves its cgroup"
+                "protocol", "the supervisor is of an older release, and cannot track processes that leave its cgroup"
             )
         parts = [tuple(members[at : at + START_MEMBERS_MAX]) for at in range(0, len(members), START_MEMBERS_MAX)]
         return [self._begin(Start(n=self._next(), members=part)) for part in parts]
 
     async def contain(self, member: StartMember, container: str) -> None:
-        """Have it take on a container that is created and not started: once this returns, it may be started.
+        """Have the supervisor take on a created container that is not started; once this returns, start the container.
 
-        Raises as `start`, and `SupervisorRefused` of a supervisor that is too old for it.
+        Raises as `start`, and `SupervisorRefused` if the supervisor is too old for it.
         """
         if self.protocol < 3:
             raise SupervisorRefused("protocol", "the supervisor is of an older release, and ends no containers")
         await self._ask(Contain(n=self._next(), member=member, container=container))
 
     def begin_removed(self, keys: Iterable[str]) -> "asyncio.Future[Answer]":
-        """Tell it that the engine has the containers of these members no more; on its way once this returns."""
+        """Send, at once, that the engine has removed the containers of these members."""
         return self._begin(Removed(n=self._next(), keys=tuple(keys)))
 
     async def end(self, members: Iterable[EndMember]) -> None:
-        """Ask these to end; `Ended` follows as an event. Unknown keys are ignored. Raises as `start`."""
+        """Ask these members to end; `Ended` follows as an event. Unknown keys are ignored. Raises as `start`."""
         await self.begin_end(members)
 
     def begin_end(self, members: Iterable[EndMember]) -> "asyncio.Future[Answer]":
-        """`end`, on its way once this returns."""
+        """Send the frame of `end` at once."""
         return self._begin(End(n=self._next(), members=tuple(members)))
 
     async def fence(self, deadline_boottime_s: float | None, grace_s: float) -> None:
         """Replace the deadline (seconds of CLOCK_BOOTTIME) at which the supervisor ends all members by itself.
 
-        None lifts it. Members whose `on_partition` is `keep` are spared. Once it has passed nothing is started until
-        a later deadline is set. Raises as `start`.
+        None removes it. Members whose `on_partition` is `keep` are exempt. Once the deadline has passed, nothing is
+        started until a later deadline is set. Raises as `start`.
         """
         await self.begin_fence(deadline_boottime_s, grace_s)
 
     def begin_fence(self, deadline_boottime_s: float | None, grace_s: float) -> "asyncio.Future[Answer]":
-        """`fence`, on its way once this returns."""
+        """Send the frame of `fence` at once."""
         self._fence_boottime_s = deadline_boottime_s
         return self._begin(Fence(n=self._next(), deadline_boottime_s=deadline_boottime_s, grace_s=grace_s))
 
     async def list(self) -> Listed:
-        """All that it holds. Raises as `start`."""
+        """Return everything that the supervisor has. Raises as `start`."""
         answer = await self._ask(List(n=self._next()))
         assert isinstance(answer, Listed)
         return answer
@@ -269,22 +271,24 @@ class Supervised(asyncio.Protocol):
     async def forget(self, keys: Iterable[str], *, keep_output: bool = False, unproven: bool = False) -> None:
         """Drop ends that are dealt with, and their output files unless kept. Raises as `start`.
 
-        `unproven` drops also what a former supervisor left and nobody can prove over: an operator's decision.
+        `unproven` also drops a former supervisor's members that cannot be proven over: an operator must decide that.
         """
         await self.begin_forget(keys, keep_output=keep_output, unproven=unproven)
 
     def begin_forget(
         self, keys: Iterable[str], *, keep_output: bool = False, unproven: bool = False
     ) -> "asyncio.Future[Answer]":
-        """`forget`, on its way once this returns."""
+        """Send the frame of `forget` at once."""
         return self._begin(Forget(n=self._next(), keys=tuple(keys), keep_output=keep_output, unproven=unproven))
 
     async def ping(self) -> None:
-        """Returns when it has answered. Raises as `start`."""
+        """Return when the supervisor has answered. Raises as `start`."""
         await self._ask(Ping(n=self._next()))
 
     async def shutdown_if_idle(self) -> bool:
-        """End a supervisor that has no member, its process too; False for one that has, or is too old for it.
+        """End a supervisor without members, and wait for its process.
+
+        Return False if it has members or is too old for this.
 
         Raises `SupervisorGone`.
         """
@@ -298,7 +302,7 @@ class Supervised(asyncio.Protocol):
         self._loop.add_reader(pidfd, over.set)
         try:
             await self._ask(Shutdown(n=self._next(), grace_s=0.0, idle_only=True))
-            await over.wait()  # it closes the connection a little earlier
+            await over.wait()  # the process ends a little after its connection
         except SupervisorRefused:
             return False
         finally:
@@ -307,7 +311,7 @@ class Supervised(asyncio.Protocol):
         return True
 
     async def shutdown(self, grace_s: float) -> None:
-        """End every member, then the supervisor. Returns when it is done. Raises as `start`."""
+        """End every member, then the supervisor, and wait for it. Raises as `start`."""
         await self._ask(Shutdown(n=self._next(), grace_s=grace_s))
         await asyncio.shield(self._gone)
 
@@ -330,10 +334,10 @@ class Supervised(asyncio.Protocol):
             self._transport.resume_reading()
         return future
 
-    # -- hearing
+    # -- events
 
     async def next_events(self) -> Sequence[Event]:
-        """All events not yet taken, at least one, in order. Raises `SupervisorGone` once there are no more."""
+        """Return all events not yet taken, at least one, in order. Raises `SupervisorGone` when no more will come."""
         while not self._events:
             if self._gone.done():
                 raise self._gone_error()
@@ -346,18 +350,18 @@ class Supervised(asyncio.Protocol):
         return events
 
     async def wait_gone(self) -> SupervisorGone:
-        """Why the connection ended, once it has."""
+        """Wait until the connection ends, and return why."""
         return await asyncio.shield(self._gone)
 
     def _gone_error(self) -> SupervisorGone:
-        # A fresh one for each that asks, so that no traceback is shared.
+        # A new exception for each caller, so that callers do not share a traceback.
         reason = self._gone.result() if self._gone.done() else SupervisorGone("not connected")
         return SupervisorGone(str(reason), silent=reason.silent)
 
     def kill(self) -> None:
-        """SIGKILL to the supervisor, and so to all its jobs: for one that is silent. Never hits another process.
+        """Send SIGKILL to a silent supervisor, which also kills all its jobs. It never hits another process.
 
-        Does nothing after `close`, or once the supervisor has closed the connection itself.
+        It does nothing after `close`, or once the supervisor has closed the connection itself.
         """
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
@@ -386,7 +390,7 @@ class Supervised(asyncio.Protocol):
         try:
             messages = [message for body in self._reader.feed(data) for message in decode_messages(body)]
         except (FrameTooLarge, *UNREADABLE) as error:
-            self._end(SupervisorGone(f"the supervisor said what is no frame: {error}"))
+            self._end(SupervisorGone(f"the supervisor sent an invalid frame: {error}"))
             return
         for message in messages:
             match message:
@@ -407,7 +411,8 @@ class Supervised(asyncio.Protocol):
     def _pause_if_full(self) -> None:
         """Stop reading while many events wait for `next_events`, unless an answer is awaited.
 
-        The answer comes behind events. Its caller may be the one that takes the events later, as at an agent's start.
+        The answer comes behind events, and its caller may be the one that takes the events later, as at an agent's
+        start.
         """
         full = len(self._events) > EVENTS_MAX or self._events_bytes > EVENTS_BYTES_MAX
         if full and self._transport is not None and all(answer.done() for answer in self._waiting.values()):
@@ -418,7 +423,7 @@ class Supervised(asyncio.Protocol):
 
     def _greeted(self, hello: Hello) -> None:
         if self._identity.done():
-            return  # it says who it is once
+            return  # only the first hello counts
         if hello.protocol not in PROTOCOLS:
             spoken = f"{PROTOCOLS[0]} to {PROTOCOLS[-1]}"
             message = f"the supervisor speaks protocol {hello.protocol}, this agent {spoken}"
@@ -426,7 +431,7 @@ class Supervised(asyncio.Protocol):
             return
         self.cgroup, self.controllers, self.protocol = hello.cgroup, hello.controllers, hello.protocol
         if self._pidfd < 0:
-            # Whoever started it is connected to the socket of its starter, which has forked and is gone.
+            # the peer of a socket is the process that made it: that one has forked and ended
             with contextlib.suppress(OSError, OverflowError):
                 self._pidfd = os.pidfd_open(hello.pid)
         self._identity.set_result(SupervisorIdentity(hello.boot_id, hello.start_ticks, hello.pid))
@@ -445,14 +450,14 @@ class Supervised(asyncio.Protocol):
             future.set_exception(error)
 
     def _beat(self) -> None:
-        """Ping, and end a connection on which nothing was heard for too long."""
+        """Ping, and end a connection that has been silent for too long."""
         if self._transport is None:
             return
         now_s = self._loop.time()
         quiet_s = now_s - self._heard_s
         late_s, self._beat_due_s = now_s - self._beat_due_s, now_s + self._ping_interval_s
         if not self._transport.is_reading() or late_s > self._ping_interval_s:
-            # It is this side that does not listen, or was stopped: what it said meanwhile is still unread.
+            # this side did not read, or was stopped: what the supervisor sent meanwhile is still unread
             self._heard_s = now_s
         elif quiet_s > (self._silence_fenced_s if self._is_fenced() else self._silence_s):
             self._end(SupervisorGone(f"silent for {quiet_s:.1f} s", silent=True))
@@ -471,7 +476,7 @@ class Supervised(asyncio.Protocol):
         self._watch = self._loop.call_later(self._ping_interval_s, self._beat)
 
     def _is_fenced(self) -> bool:
-        """Whether the deadline has passed at which the supervisor ends its jobs."""
+        """Return whether the deadline has passed at which the supervisor ends its jobs."""
         return self._fence_boottime_s is not None and boottime_s() >= self._fence_boottime_s
 
     def _end(self, reason: SupervisorGone) -> None:
@@ -485,27 +490,28 @@ class Supervised(asyncio.Protocol):
             self._transport = None
         if not self._identity.done():
             self._identity.set_exception(self._gone_error())
-            self._identity.exception()  # asked for only while connecting: not to be reported as never retrieved
+            self._identity.exception()  # retrieved, so that asyncio does not warn about it
         for future in list(self._waiting.values()):
             if not future.done():
                 future.set_exception(self._gone_error())
-                future.exception()  # who asked may be cancelled already: not to be reported as never retrieved
+                future.exception()  # its caller may be cancelled already; retrieved, so that asyncio does not warn
         self._some.set()
         if not reason.silent:
             self._close_pidfd()
 
 
 def _for_protocol_1(member: StartMember) -> StartMember:
-    """It refuses a checkpoint signal that no time-out sends: without one there is nothing it could send it by."""
+    """Remove a checkpoint signal without a time-out, which protocol 1 refuses because it could never send it."""
     if member.checkpoint_signal is None or member.timeout_s is not None:
         return member
     return msgspec.structs.replace(member, checkpoint_signal=None)
 
 
 def python_variables() -> dict[str, str]:
-    """Return the whole environment of a Python process of moorage: with nothing of this one's but where packages are.
+    """Return the whole environment for a Python process of moorage: only PATH and where its packages are.
 
-    It finds what this process found, whatever led here: a virtual environment, PYTHONPATH, an editable install.
+    The process finds the packages of this process, however they are installed: a virtual environment, PYTHONPATH, an
+    editable install.
     """
     roots = dict.fromkeys(
         str(Path(path).parent) for path in (*moorage.__path__, os.path.dirname(str(msgspec.__file__)))
@@ -516,9 +522,9 @@ def python_variables() -> dict[str, str]:
 async def _spawn(state: Path, arguments: Sequence[str]) -> bool:
     """Start a supervisor in a session of its own with a clean environment. Raises `SupervisorUnavailable`.
 
-    False when another one holds the folder: that is no error.
+    Return False, without an error, if another supervisor has the folder.
     """
-    # A file, as the end of a pipe may never come: with uvloop what is detached keeps a copy of it.
+    # A file, because the end of a pipe may never come: under uvloop the detached process keeps a copy of it.
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -537,7 +543,7 @@ async def _spawn(state: Path, arguments: Sequence[str]) -> bool:
         )
         try:
             await process.wait()
-        except BaseException:  # who asked for it goes: one that is not up yet would come up with nobody to end it
+        except BaseException:  # the caller was cancelled: a supervisor that is not up yet would have no agent
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()

@@ -1,4 +1,5 @@
-"""The processes of containers: the agent starts containers through an engine, and the supervisor ends them without it.
+"""Track the processes of containers: the agent starts containers through an engine, the supervisor ends them without
+it.
 
 A container is known by its id, which an engine writes into the path of the container's cgroup. So the host's processes
 of a container are those with the id in /proc/PID/cgroup, under cgroup v1 and v2 alike. Its init is the process that is
@@ -20,14 +21,14 @@ from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State
 
 LOOK_S_MIN: Final = 0.02
-#: a look reads one file of each process of the host
+#: a scan reads one file of each process of the host
 LOOK_S_MAX: Final = 1.0
 _ID: Final = re.compile(rb"[0-9a-f]{64}")
 ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def processes_of(ids: Collection[str]) -> dict[str, list[Process]]:
-    """Return the living processes of these containers, by container; one without a process is left out."""
+    """Return the living processes of these containers, by container; a container without a process is left out."""
     wanted = {each.encode() for each in ids}
     found: dict[str, list[Process]] = {}
     for name in os.listdir("/proc") if wanted else ():
@@ -42,7 +43,7 @@ def processes_of(ids: Collection[str]) -> dict[str, list[Process]]:
 
 
 def containers_of(pid: int) -> list[str]:
-    """Return the ids of the containers that a process is in, from the outermost one; none if it is gone."""
+    """Return the ids of the containers that a process is in, the outermost first; empty if the process is gone."""
     return [each.decode() for each in _ids_of(pid)]
 
 
@@ -55,13 +56,13 @@ def _ids_of(pid: int) -> list[bytes]:
 
 
 def init_of(processes: Collection[Process]) -> Process | None:
-    """Return the process that is number 1 in the container's own PID namespace; None where it is not there yet."""
+    """Return the process that is number 1 in the container's own PID namespace; None if it does not exist yet."""
     depths = {process: depth for process in processes if (depth := _depth_of_init(process.pid))}
     return min(depths, key=lambda process: depths[process]) if depths else None
 
 
 def _depth_of_init(pid: int) -> int:
-    """How many PID namespaces below ours a process is number 1; 0 for one that is not number 1 in its own."""
+    """Return how many PID namespaces below ours a process is number 1; 0 if it is not number 1 in its own."""
     try:
         with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
             numbers = next((line.split()[1:] for line in file.read().splitlines() if line.startswith(b"NSpid:")), [])
@@ -71,7 +72,7 @@ def _depth_of_init(pid: int) -> int:
 
 
 def kill(processes: Collection[Process]) -> None:
-    """SIGKILL to the init, and to all others as well: what is still being set up has no init yet."""
+    """Send SIGKILL to the init and all other processes: a container that is being set up has no init yet."""
     init = init_of(processes)
     for process in sorted(processes, key=lambda each: each is not init):
         with contextlib.suppress(OSError):  # the next look finds it again
@@ -79,9 +80,10 @@ def kill(processes: Collection[Process]) -> None:
 
 
 class Containers:
-    """The members that are containers: looks for their processes until each has its init, and until none is left.
+    """The members that are containers. Scans for their processes until each has its init, and until none is left.
 
-    `seen` gets a member and its init; `init_died` a member whose init is dead; `none_left` one that is proven over.
+    The callback `seen` gets a member and its init; `init_died` a member whose init is dead; `none_left` a member that
+    is proven over.
     """
 
     def __init__(
@@ -105,14 +107,14 @@ class Containers:
         self.look_soon()
 
     def drop(self, member: Member) -> None:
-        """Forget a member that is over."""
+        """Forget an ended member."""
         assert member.container is not None
         self._members.pop(member.container.id, None)
         if member.container.pidfd >= 0:
             self._loop.remove_reader(member.container.pidfd)
 
     def look_soon(self) -> None:
-        """Something has changed: look now, and then ever more rarely."""
+        """Scan now, because something has changed, and then at growing intervals."""
         self._delay_s = LOOK_S_MIN
         self._look_after(0)
 
@@ -132,7 +134,7 @@ class Containers:
             found = processes_of(sought)
             for each, member in sought.items():
                 self._judge(member, found.get(each, []))
-        except OSError as error:  # no descriptor to look with: look again
+        except OSError as error:  # out of descriptors: scan again later
             log(f"cannot look for the processes of containers: {error}")
         if sought:
             self._look_after(self._delay_s)
@@ -151,7 +153,7 @@ class Containers:
             if member.state is State.WAITING:
                 self._watch(member, init)
             elif len(processes) == 1 and takes(init.pid, signal.SIGTERM) is False:
-                # The kernel keeps from an init what it does not handle; any other process would have ended by it.
+                # The kernel hides unhandled signals from an init; any other process would have ended by SIGTERM.
                 kill(processes)
 
     def _watch(self, member: Member, init: Process) -> None:
@@ -160,7 +162,7 @@ class Containers:
         try:
             container.pidfd = os.pidfd_open(init.pid)
         except ProcessLookupError:
-            return  # the next look finds out
+            return  # the next scan finds out
         now = read_process(init.pid)
         if now is None or now.start_ticks != init.start_ticks:
             os.close(container.pidfd)
@@ -178,7 +180,7 @@ class Containers:
         self._init_died(member)
 
     def signal(self, member: Member, number: signal.Signals) -> None:
-        """Signal the init and the processes of its session, as a shell's group of processes gets it outside."""
+        """Signal the init and the processes of its session, as outside a container a process group is signalled."""
         processes = self.processes(member)
         for process in processes:
             if process.pid == member.pid or process.session == member.pid:
@@ -187,6 +189,6 @@ class Containers:
         self.look_soon()
 
     def processes(self, member: Member) -> list[Process]:
-        """Return the living processes of a member's container. Raises `OSError` where nothing can be seen."""
+        """Return the living processes of a member's container. Raises `OSError` if they cannot be read."""
         assert member.container is not None
         return processes_of((member.container.id,)).get(member.container.id, [])

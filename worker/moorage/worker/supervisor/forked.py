@@ -1,4 +1,4 @@
-"""A start without the compiled launcher: a fork of the supervisor does what a child of launcher.c does, only slower."""
+"""Start a child without the compiled launcher: a fork of the supervisor does the same as launcher.c, but slower."""
 
 import ctypes
 import errno
@@ -16,9 +16,9 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def start(child: Child, confirm: int, stdout: int, stderr: int, cgroup: int = -1) -> int:
-    """Make the process, and return its pid. The descriptors are those of launcher.c. Raises `OSError`."""
+    """Make the process and return its pid. The descriptors are those of launcher.c. Raises `OSError`."""
     supervisor = os.getpid()
-    # Until its exec a signal to the child would run handlers of this process there, and wake this one's loop.
+    # Until exec, a signal to the child would run this process's handlers there and wake this process's loop.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -37,7 +37,7 @@ def _become(child: Child, supervisor: int, confirm: int, stdout: int, stderr: in
         for descriptor, source in enumerate((os.open("/dev/null", os.O_RDONLY), stdout, stderr)):
             os.dup2(source, descriptor)
         first = 3
-        for kept in sorted({confirm, cgroup} - {-1}):  # what hangs before its exec holds neither lock nor socket
+        for kept in sorted({confirm, cgroup} - {-1}):  # a child that hangs before exec must keep no lock or socket open
             os.closerange(first, kept)
             first = kept + 1
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
@@ -53,14 +53,14 @@ def _become(child: Child, supervisor: int, confirm: int, stdout: int, stderr: in
         stage = "user"
         if child.ids is not None:
             uid, gid, groups = child.ids
-            # Its output is its own to open again (/dev/stdout); what it makes is nobody else's to read.
+            # It may reopen its output itself (/dev/stdout). Files that it makes are private to its user.
             os.umask(0o077)
             for descriptor in (1, 2):
                 os.fchown(descriptor, uid, gid)
             os.setgroups(groups)
             os.setgid(gid)
             os.setuid(uid)
-            # A set-user-id program gives it no other user than this one.
+            # A set-user-ID program must not give it another user.
             if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
                 raise OSError(ctypes.get_errno(), "no_new_privs")
         stage = "cwd"
@@ -68,7 +68,7 @@ def _become(child: Child, supervisor: int, confirm: int, stdout: int, stderr: in
         stage = "exec"
         if child.reaps:
             _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        # After setuid, which clears it. It follows the thread that forked: the supervisor's main thread.
+        # Set after setuid, which clears it. It is bound to the thread that forked: the supervisor's main thread.
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != supervisor:
             os._exit(CANNOT_START)
@@ -80,7 +80,7 @@ def _become(child: Child, supervisor: int, confirm: int, stdout: int, stderr: in
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                     raise
-                # As execvp(3): look on, but a file that may not be executed is told before one that is not there.
+                # As execvp(3): try the next path, but report a file that may not be executed before a missing one.
                 if not refused or error.errno == errno.EACCES:
                     refused = error.errno
         number = refused or errno.ENOENT

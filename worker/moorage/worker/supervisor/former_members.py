@@ -1,7 +1,7 @@
-"""Members that a former supervisor left: end what is left of them, and prove that it is gone.
+"""End the processes that a former supervisor's members left, and prove that it is gone.
 
-The main processes died with that supervisor (parent-death signal); what they had started may live on, and so do
-containers.
+The main processes died with that supervisor (parent-death signal); processes that they had started may live on, and so
+may containers.
 """
 
 import contextlib
@@ -26,27 +26,27 @@ from moorage.worker.supervisor.journal import Left, Starting
 from moorage.worker.supervisor.protocol import Ended, Proof, Unproven
 
 START_SLACK_S: Final = 1.0
-"""A process of a member started no earlier than its record less this."""
+"""A process of a member started no earlier than the member's record minus this."""
 _NO_SCAN: Final = Scan(marked={}, others=[], unreadable=[], state_marks={})
 
 
 @dataclass(slots=True)
 class FormerMembers:
-    """Those not yet proven over, by key. Call `clear` again and again until `waiting` is empty."""
+    """The members not yet proven over, by key. Call `clear` again and again until `waiting` is empty."""
 
     boot_id: str
     waiting: dict[str, Left]
     found: dict[str, Unproven] = field(default_factory=dict)
-    """Why each of those waiting is not proven, as of the last pass."""
+    """Why each waiting member is not proven over, as of the last pass."""
     removed: set[str] = field(default_factory=set)
-    """Those whose container the engine has no more."""
+    """The members whose container the engine has removed."""
     _seen: set[str] = field(default_factory=set)
-    """Those of whose container a process was seen here."""
+    """The members of whose container a process was seen here."""
 
     def clear(self, now_boottime_s: float) -> list[Ended]:
-        """One pass: kill what is left, and return the ends that are proven now. Does not block.
+        """Make one pass: kill what is left, and return the ends that are proven now. Does not block.
 
-        Raises `OSError` where nothing can be seen, with nothing done: call it again.
+        Raises `OSError`, with nothing done, if processes cannot be read: call it again.
         """
         ended: list[Ended] = []
         scan = self._scan()
@@ -82,7 +82,9 @@ class FormerMembers:
         return ended
 
     def _scan(self) -> Scan:
-        """One look through every environment for all those that have no cgroup; none where none needs it."""
+        """Scan every process's environment for all members without a cgroup; return an empty scan if no member needs
+        it.
+        """
         starts = {key: left.starting for key, left in self.waiting.items()}
         marks = {
             key: starting.marks
@@ -99,7 +101,7 @@ class FormerMembers:
         return self._clear_marked(key, starting, pid, scan)
 
     def drop(self, key: str) -> bool:
-        """Give one up on an operator's word. False for a key that does not wait."""
+        """Give up a member because an operator says so. Return False for a key that does not wait."""
         self.found.pop(key, None)
         self.removed.discard(key)
         self._seen.discard(key)
@@ -135,24 +137,24 @@ class FormerMembers:
     def _clear_marked(self, key: str, starting: Starting, main_pid: int | None, scan: Scan) -> Proof | None:
         found = {process.pid: process for process in scan.marked.get(key, [])}
         own = state_mark_of(starting.marks)
-        others = {pid for pid, mark in scan.state_marks.items() if mark != own}  # another deployment's
+        others = {pid for pid, mark in scan.state_marks.items() if mark != own}  # processes of another deployment
         if main_pid is not None:
             for process in scan.others:
                 if process.session == main_pid and process.pid not in others and not _is_older(process, starting):
                     found[process.pid] = process
-        for pid in descendants(found):  # one that hides both is known by its parent, while that lives
+        for pid in descendants(found):  # a process without both marks is known by its parent while the parent lives
             below = read_process(pid)
             if below is not None and not below.dead and pid not in others:
                 found.setdefault(pid, below)
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # no parent may act on the death of its child
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stop all first: no parent may react to the death of its child
             for process in reversed(found.values()):
-                with contextlib.suppress(OSError):  # it is found again by the next pass
+                with contextlib.suppress(OSError):  # the next pass finds it again
                     kill_process(process, number)
         if found:
             self._not_proven(key, tuple(sorted(found)), "processes of it are still there")
             return None
         if not starting.marks:
-            self._not_proven(key, (), "its environment held no mark to look for")
+            self._not_proven(key, (), "its environment contained no mark to search for")
             return None
         doubtful = tuple(
             sorted(

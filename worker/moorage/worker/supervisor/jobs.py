@@ -1,6 +1,6 @@
-"""The supervisor's members: start them through the launcher, reap, end, and prove their trees gone.
+"""Run the supervisor's members: start them through the launcher, reap, end, and prove their process trees gone.
 
-All of it runs in one loop on one thread, the main one: the parent-death signal follows the thread.
+All of it runs in one event loop on the main thread, because the parent-death signal is bound to the thread.
 """
 
 import asyncio
@@ -42,18 +42,18 @@ from moorage.worker.supervisor.protocol import Ended, Event, Output, Proof, Reas
 
 RUNNING_MAX: Final = 4096
 HELD_MAX: Final = 16384
-"""Members running, waiting and over but not forgotten."""
+"""Most members running, waiting, and over but not forgotten."""
 TURN_MEMBERS_MAX: Final = 16
 """Members started in one turn of the loop."""
 CONFIRM_S: Final = 1.0
-"""A process still before its exec after so long (a dead network file system under its cwd) is reported as started."""
+"""A process that is this long before its exec (its cwd may be on a dead network file system) is reported as started."""
 UNPROVEN_AFTER_S: Final = 10.0
 CLEAR_DELAY_S_MIN: Final = 0.002
 CLEAR_DELAY_S_MAX: Final = 0.1
 
 
 class Jobs:
-    """`emit` gets events in order; `record` gets what the journal must hold before those events are told."""
+    """The members. `emit` gets events in order; `record` gets the journal's records before those events are sent."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Jobs:
     # -- starting
 
     def start(self, starts: tuple[StartMember, ...]) -> None:
-        """Accept members. One that is known already is told again, not started again."""
+        """Accept members. A known member is not started again: its state is reported again."""
         for start in starts:
             if start.key in self.ended:
                 self._emit(self.ended[start.key])
@@ -108,12 +108,12 @@ class Jobs:
 
     @property
     def has_news_due(self) -> bool:
-        """Whether what becomes of a start will be reported in a moment."""
+        """Whether the outcome of a start will be reported in a moment."""
         return bool(self._unresolved or self._waiting)
 
     def _accept(self, start: StartMember) -> None:
         environ = {**start.env, STATE_MARK: self._state_mark}
-        # Its arguments and environment are in `child` until its exec, and needed no longer.
+        # `child` has its arguments and environment until its exec; later they are not needed.
         member = Member(start=msgspec.structs.replace(start, argv=(), env={}), child=None, marks=marks_of(environ))
         self.members[start.key] = member
         try:
@@ -132,7 +132,9 @@ class Jobs:
         self._waiting.append(member)
 
     def _start_some(self) -> None:
-        """Start the first members that wait; the next ones in a later turn of the loop, which has other work too."""
+        """Start the first waiting members; the next ones start in a later turn of the loop, so that other work runs
+        too.
+        """
         asked = []
         for _ in range(min(len(self._waiting), TURN_MEMBERS_MAX)):
             member = self._waiting.popleft()
@@ -153,7 +155,7 @@ class Jobs:
         self._turn = self._loop.call_soon(self._start_some) if self._waiting else None
 
     def _refuse(self, member: Member, refused: StartRefused) -> None:
-        """A start that failed before any process of it existed."""
+        """Report a start that failed before any of its processes existed."""
         member.failure = (refused.errno, refused.stage, refused.message)
         if member.cgroup is not None:
             with contextlib.suppress(OSError):
@@ -179,7 +181,7 @@ class Jobs:
             member.checkpoint_timer = self._loop.call_later(delay_s, self._checkpoint, member)
 
     def _hear(self, member: Member) -> None:
-        """Its process reports; once it has ended, that pipe has ended too."""
+        """Read the report of the member's process; once the process has ended, that pipe has ended too."""
         if member.confirm >= 0 and self._launches.hear(member):
             self._loop.remove_reader(member.confirm)
             os.close(member.confirm)
@@ -187,7 +189,7 @@ class Jobs:
             self._resolve(member)
 
     def _resolve(self, member: Member) -> None:
-        """It runs its program, or has failed to, or has taken its time before its exec."""
+        """Report the outcome of a start: it runs its program, or failed, or has taken too long before its exec."""
         if member not in self._unresolved:
             return
         self._unresolved.remove(member)
@@ -199,7 +201,7 @@ class Jobs:
                 self._loop.add_reader(pump.descriptor, self._pump, member, pump)
 
     def started(self, member: Member) -> Started:
-        """The event that says a member runs."""
+        """Return the event that says a member runs."""
         assert member.pid is not None
         assert member.started_boottime_s is not None
         return Started(
@@ -209,16 +211,16 @@ class Jobs:
     # -- containers
 
     def contain(self, start: StartMember, container: str) -> None:
-        """Take on a container that its engine is about to start; a key that is known already stays as it is.
+        """Take on a container that its engine is about to start. A known key is refused.
 
-        Raises `StartRefused` where nothing may start now, and `OSError` where the journal cannot be written.
+        Raises `StartRefused` if nothing may start now, and `OSError` if the journal cannot be written.
         """
         if start.key in self.ended or start.key in self.members:
             raise StartRefused(errno.EEXIST, "known", f"{start.key} is known already")
         if self.fenced:
             raise StartRefused(errno.EAGAIN, "fenced", "the fence deadline passed")
         if len(self.members) >= RUNNING_MAX or len(self.members) + len(self.ended) >= HELD_MAX:
-            raise StartRefused(errno.EAGAIN, "full", f"the supervisor runs {RUNNING_MAX} members, or holds {HELD_MAX}")
+            raise StartRefused(errno.EAGAIN, "full", f"the supervisor runs {RUNNING_MAX} members, or keeps {HELD_MAX}")
         starting = Starting(
             key=start.key, boot_id=self._boot_id, boottime_s=boottime_s(), cgroup="", marks=(), container=container
         )
@@ -228,7 +230,7 @@ class Jobs:
         self._containers.add(member)
 
     def removed(self, key: str) -> None:
-        """The engine has the container of this member no more: if it has not run yet, it never will."""
+        """Take that the engine has removed this member's container: if it has not run yet, it never will."""
         member = self.members.get(key)
         if member is None or member.container is None:
             return
@@ -262,9 +264,11 @@ class Jobs:
     # -- ending
 
     def end(self, key: str, reason: Reason, grace_s: float, why: str, notice_s: float = 0.0) -> None:
-        """SIGTERM now, SIGKILL after the grace; a later call can only shorten the grace. Unknown keys are ignored.
+        """Send SIGTERM now and SIGKILL after the grace; a later call can only shorten the grace.
 
-        With a notice a running member that has a checkpoint signal gets it now, and SIGTERM after `notice_s` seconds.
+        Unknown keys are ignored.
+
+        With a notice, a running member that has a checkpoint signal gets it now, and SIGTERM after `notice_s` seconds.
         """
         self.reap()
         member = self.members.get(key)
@@ -288,7 +292,7 @@ class Jobs:
             self._ask_to_end(member, grace_s)
 
     def _give_notice(self, member: Member, grace_s: float, notice_s: float) -> None:
-        """The checkpoint signal, once; a second notice can only bring the end nearer."""
+        """Send the checkpoint signal once; a second notice can only bring the end nearer."""
         ends_s = self._loop.time() + notice_s
         if member.notice_timer is not None:
             if member.notice_timer.when() <= ends_s:
@@ -305,7 +309,7 @@ class Jobs:
         if member.state is State.RUNNING and grace_s > 0:
             member.go(State.ENDING)
             self._signal(member, signal.SIGTERM)
-            # A stopped process takes the signal only once it continues.
+            # A stopped process gets the signal only once it continues.
             self._signal(member, signal.SIGCONT)
             if member.start.leaves_cgroup:
                 self._end_deaf_init(member)
@@ -319,7 +323,7 @@ class Jobs:
             self._kill(member)
 
     def _signal(self, member: Member, number: signal.Signals) -> None:
-        """To the main process's group; it is not reaped, so that the number is surely its own."""
+        """Signal the main process's group. The process is not reaped, so its pid cannot belong to another process."""
         assert member.pid is not None
         try:
             if member.container is not None:
@@ -332,21 +336,23 @@ class Jobs:
                 return
             os.killpg(member.pid, number)
         except ProcessLookupError:
-            # Before its session.
+            # its session does not exist yet
             os.kill(member.pid, number)
         except OSError as error:
             log(f"{member.key}: cannot signal: {error}")
 
     def _init(self, member: Member) -> Process | None:
-        """Return the first process of the container that a member's main process runs; None where there is none yet."""
+        """Return the init of the container that a member's main process runs; None if it does not exist yet."""
         if not member.start.leaves_cgroup or member.pid is None:
             return None
         below = map(read_process, descendants([member.pid]))
         return init_of([process for process in below if process is not None and not process.dead])
 
     def _end_deaf_init(self, member: Member) -> None:
-        """Look whether the init of a container is alone and does not handle SIGTERM: the kernel keeps that from it, and
-        any other process would have ended by it."""
+        """Kill a container's init that is alone and does not handle SIGTERM.
+
+        The kernel hides an unhandled SIGTERM from an init; any other process would have ended by it.
+        """
         if member.state is not State.ENDING:
             return
         with contextlib.suppress(OSError):
@@ -371,20 +377,20 @@ class Jobs:
                 member.cgroup.kill()
         except OSError as error:
             log(f"{member.key}: cannot kill its cgroup: {error}")
-        # In a cgroup too: a privileged child can have left it.
+        # in a cgroup too: a privileged child may have left it
         try:
             kill_trees(roots)
         except OSError as error:
             log(f"{member.key}: cannot kill: {error}")
             if member.pid is not None and member.wait_status is None:
-                # Without a descriptor to look with: what needs none, and what is left is looked for until it is gone.
+                # out of descriptors: signal without one; what is left is searched for until it is gone
                 self._signal(member, signal.SIGKILL)
 
     def _timed_out(self, member: Member) -> None:
         self.end(member.key, "timeout", member.start.grace_s, f"ran for its {member.start.timeout_s} s")
 
     def _checkpoint(self, member: Member) -> None:
-        """Tell it to save itself, once; before it runs its program, or until somebody in it takes the signal, later."""
+        """Send the checkpoint signal once; try again until it runs its program and a process handles the signal."""
         self.reap()
         member.checkpoint_timer = None
         if member.state is not State.RUNNING or member.wait_status is not None:
@@ -400,7 +406,7 @@ class Jobs:
             member.checkpoint_timer = self._loop.call_later(AGAIN_S, self._checkpoint, member)
 
     def fence(self, grace_s: float) -> None:
-        """End every member that may not live through a partition, and start none until the fence is lifted."""
+        """End every member that may not outlive a partition, and start none until the fence is moved."""
         self.fenced = True
         for member in list(self.members.values()):
             if member.start.on_partition == "kill":
@@ -409,7 +415,7 @@ class Jobs:
     # -- reaping and proving
 
     def reap(self) -> None:
-        """Take the status of every child that is over, adopted orphans included. Called on SIGCHLD."""
+        """Take the status of every ended child, adopted orphans included. Called on SIGCHLD."""
         while True:
             try:
                 pid, status, usage = os.wait3(os.WNOHANG)
@@ -429,7 +435,7 @@ class Jobs:
             self._check_soon()
 
     def _clear(self, member: Member) -> None:
-        """The main process is over: end what it left, and tell once nothing is left."""
+        """End what a dead main process left, and report the end once nothing is left."""
         member.go(State.CLEARING)
         if member.kill_timer is not None:
             member.kill_timer.cancel()
@@ -455,14 +461,14 @@ class Jobs:
         self._clear_timer = self._loop.call_later(0, self._check_clearing)
 
     def _check_clearing(self) -> None:
-        """One look at everything that is being cleared; looks again, ever later, while something is left."""
+        """Check every member that is being cleared; check again, at growing intervals, while something is left."""
         if self._clear_timer is not None:
             self._clear_timer.cancel()
             self._clear_timer = None
         if any(member.cgroup is None for member in self._clearing.values()):
             try:
                 self._check_orphans()
-            except OSError as error:  # no descriptor to look with: look again
+            except OSError as error:  # out of descriptors: check again later
                 log(f"cannot see what is left of members: {error}")
         for member in list(self._clearing.values()):
             if member.cgroup is not None:
@@ -477,13 +483,13 @@ class Jobs:
             self._clear_delay_s = min(CLEAR_DELAY_S_MAX, 2 * self._clear_delay_s)
 
     def _check_orphans(self) -> None:
-        """Without a cgroup: whatever is left of a dead main process descends from an orphan that came to us."""
+        """Check members without a cgroup: what a dead main process left descends from an orphan that we adopted."""
         own = {*self._by_pid, self.launcher.pid}
         sessions = {member.pid: member for member in self.members.values() if member.pid is not None}
         left: dict[str, list[int]] = {}
         for orphan in children(os.getpid()):
             if orphan in own or (self._cgroups is not None and self._launches.is_ours(own_path(orphan) or "")):
-                continue  # the processes of a member's cgroup are that member's
+                continue  # a process in a member's cgroup belongs to that member
             for member in self._owners(orphan, sessions):
                 left.setdefault(member.key, []).append(orphan)
         for member in [each for each in self._clearing.values() if each.cgroup is None]:
@@ -493,11 +499,12 @@ class Jobs:
                 self._kill_tree(member, left[member.key])
 
     def _owners(self, orphan: int, sessions: dict[int, Member]) -> list[Member]:
-        """Which of the members being cleared an orphan may belong to.
+        """Return the members being cleared to which an orphan may belong.
 
-        It is told by the session, else the environment, of any process under it. One that hides both (a new session
-        and a scrubbed environment) may be anybody's that started before it. It is then killed with the first of
-        those that ends: a GPU is not given away on a doubt, and who hides is not protected.
+        A process below the orphan tells it by its session, else by its environment. An orphan that hides both (a new
+        session and a scrubbed environment) may belong to any member that started before it. It is then killed with the
+        first of those members that ends. When in doubt the GPU is not reused, and a process that hides its origin may
+        be ended with the wrong job.
         """
         process = read_process(orphan)
         if process is None:
@@ -540,7 +547,7 @@ class Jobs:
         event = Unproven(
             key=member.key,
             pids=tuple(sorted(pids)),
-            message=f"not gone {UNPROVEN_AFTER_S:.0f} s after SIGKILL (a process in the kernel cannot be ended)",
+            message=f"not gone {UNPROVEN_AFTER_S:.0f} s after SIGKILL (a process stuck in the kernel cannot be ended)",
         )
         self.unproven[member.key] = event
         self._emit(event)
@@ -552,7 +559,7 @@ class Jobs:
         for pump in member.pumps:
             if pump.descriptor >= 0:
                 self._loop.remove_reader(pump.descriptor)
-                # What had arrived before the last writer died; bounded, should the pipe have been handed to another.
+                # read what arrived before the last writer died; bounded, in case another process got the pipe
                 limit_bytes = pump.seen_bytes + DRAIN_BYTES_MAX
                 while self._pump(member, pump) and pump.seen_bytes < limit_bytes:
                     continue

@@ -1,7 +1,7 @@
-"""What one supervisor leaves for the next: a file of the members it started, and how they ended.
+"""Keep a file of the members that a supervisor started and of their ends, for the next supervisor.
 
-A member's start is written before any process of it exists. Nothing is synced to the disk: the file has to outlive
-the supervisor, not the machine, since a boot ends every member anyway.
+A member's start is written before any process of it exists. Nothing is synced to the disk: the file has to outlive the
+supervisor, not the machine, because a reboot ends every member anyway.
 """
 
 import os
@@ -19,10 +19,10 @@ _HEADER_BYTES: Final = 4
 
 
 class Starting(msgspec.Struct, frozen=True, kw_only=True, tag="s"):
-    """Written before the member's first process. `cgroup` is its group's path, empty for none.
+    """Written before the member's first process. `cgroup` is the path of its cgroup, empty without one.
 
-    `container` is the id of the container that it is; empty for a process. Older supervisors do not know it, and
-    cannot prove the end of such a member.
+    `container` is the id of the member's container; empty for a process. Older supervisors do not know it, and cannot
+    prove the end of a member with one.
     """
 
     key: str
@@ -34,7 +34,7 @@ class Starting(msgspec.Struct, frozen=True, kw_only=True, tag="s"):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, tag="p"):
-    """The main process has this pid, which is its session's number too."""
+    """The main process has this pid, which is also its session id."""
 
     key: str
     pid: int
@@ -63,7 +63,7 @@ class Left(msgspec.Struct):
 
 
 def read_journal(path: Path) -> dict[str, Left]:
-    """The members in the file, in order of their start; a torn last record is left out."""
+    """Return the members in the file, in order of their start; a torn last record is left out."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def read_journal(path: Path) -> dict[str, Left]:
         try:
             record = _decode(body)
         except UNREADABLE:
-            continue  # one damaged record hides only itself: its length leads to the next one
+            continue  # a damaged record hides only itself: its length leads to the next record
         match record:
             case Starting():
                 left[record.key] = Left(starting=record)
@@ -99,7 +99,7 @@ class Journal:
     __slots__ = ("_compact_bytes", "_descriptor", "_path", "bytes_written")
 
     def __init__(self, path: Path, records: Iterable[Record]) -> None:
-        """Replace the file by these records, at once or not at all."""
+        """Replace the file by these records, atomically."""
         self._path = path
         self._descriptor = -1
         self.bytes_written = 0
@@ -107,20 +107,20 @@ class Journal:
         self.compact(records)
 
     def append(self, records: Iterable[Record]) -> None:
-        """Add the records with one write; on failure none of them counts."""
+        """Add the records with one write; if it fails, none of them is in the file."""
         data = _framed(records)
         written = 0
         try:
             while written < len(data):
                 written += os.write(self._descriptor, data[written:])
         except OSError:
-            # Cut back what a full disk let through, so that later records stay readable.
+            # cut off what was written before the disk was full, so that later records stay readable
             os.ftruncate(self._descriptor, self.bytes_written)
             raise
         self.bytes_written += len(data)
 
     def compact(self, records: Iterable[Record]) -> None:
-        """Replace the file by these records, at once or not at all."""
+        """Replace the file by these records, atomically."""
         fresh = self._path.with_name(self._path.name + ".new")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(fresh, flags, 0o600)
@@ -156,7 +156,7 @@ def _framed(records: Iterable[Record]) -> bytes:
 
 
 def records_of(left: dict[str, Left]) -> list[Record]:
-    """The fewest records that say the same."""
+    """Return the fewest records that describe the same members."""
     records: list[Record] = []
     for key, entry in left.items():
         if entry.ended is not None:

@@ -1,14 +1,14 @@
 /* The launcher: a small process that clones the supervisor's children, each of which becomes a job.
  *
- * They are born in their cgroup: to be moved there takes a grace period of the kernel. They are made with CLONE_PARENT:
- * they are the supervisor's children, which reaps them, and whose death kills them.
+ * They are created in their cgroup, because moving a process there takes a grace period of the kernel. They are created
+ * with CLONE_PARENT, so they are children of the supervisor: it reaps them, and its death kills them.
  *
- * A message on the channel is one start: the number of its bytes, in 4 bytes, and then a request, which is text, each word
- * of it ended by a null (`Child.request` in child.py). With it come descriptors: the pipe on which a failure is reported,
+ * A message on the channel is one start: its length, in 4 bytes, and then the request, which is text with each word
+ * ended by a null (`Child.request` in child.py). With it come descriptors: the pipe on which a failure is reported,
  * standard output, standard error, and the cgroup's folder if there is one. The answer is the child's pid, or a negative
  * error number, in 4 bytes. A failure is reported as "STAGE ERRNO"; exec closes the pipe.
  *
- * Where this file was not compiled, forked.py does the same for one start.
+ * If this file was not compiled, forked.py does the same for one start.
  */
 
 #define _GNU_SOURCE
@@ -28,8 +28,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* CONTRACT is how it exits without arguments, by which launcher_client.py knows that it runs here and is built from this
- * file: raise it with every change of what is said above. */
+/* CONTRACT is the exit status without arguments: by it launcher_client.py checks that the program runs here and is
+ * built from this file. Raise it whenever the description above changes. */
 enum { CONTRACT = 101, CANNOT_START = 127 };
 enum { CONFIRM, OUT, ERR, CGROUP, DESCRIPTORS_MAX };
 
@@ -56,7 +56,7 @@ static char *word(void) {
 
 static long long number(void) { return strtoll(word(), NULL, 10); }
 
-/* A list as exec wants it: in the request its length stands before it. */
+/* Return a list in the form that exec needs; in the request its length precedes it. */
 static char **words(void) {
     long long count = number();
     char **list = calloc(count + 1, sizeof *list);
@@ -90,19 +90,19 @@ static void become(const int *descriptors, int moves) {
     if (!group_ids) fail("user");
     for (long long place = 0; place < groups; place++) group_ids[place] = number();
     if (uid >= 0) {
-        /* Its output is its own to open again (/dev/stdout); what it makes is nobody else's to read. */
+        /* It may reopen its output itself (/dev/stdout). Files that it makes are private to its user. */
         umask(077);
         check("user", fchown(1, uid, gid));
         check("user", fchown(2, uid, gid));
         check("user", setgroups(groups, group_ids));
         check("user", setgid(gid));
         check("user", setuid(uid));
-        /* A set-user-id program gives it no other user than this one. */
+        /* A set-user-ID program must not give it another user. */
         check("user", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     }
     check("cwd", chdir(word()));
 
-    /* After setuid, which clears it. It follows the thread that made the launcher: the supervisor's main thread. */
+    /* Set after setuid, which clears it. It is bound to the thread that made the launcher (the supervisor's main one). */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != supervisor) _exit(CANNOT_START);
     char **paths = words(), **arguments = words(), **environment = words();
@@ -110,14 +110,14 @@ static void become(const int *descriptors, int moves) {
     for (; *paths; paths++) {
         execve(*paths, arguments, environment);
         if (errno != ENOENT && errno != ENOTDIR && errno != EACCES) fail("exec");
-        /* As execvp(3): look on, but a file that may not be executed is told before one that is not there. */
+        /* As execvp(3): try the next path, but report a file that may not be executed before a missing one. */
         if (!refused || errno == EACCES) refused = errno;
     }
     errno = refused ? refused : ENOENT;
     fail("exec");
 }
 
-/* A child of the supervisor, in the cgroup if there is one; its pid, or a negative error number. */
+/* Make a child of the supervisor, in the cgroup if there is one. Return its pid, or a negative error number. */
 static int32_t start(const int *descriptors, int count) {
     static int knows_clone3 = 1;
     int has_cgroup = count > CGROUP;
@@ -130,7 +130,7 @@ static int32_t start(const int *descriptors, int count) {
         }
         pid = syscall(CLONE3, &arguments, sizeof arguments);
         if (pid == 0) become(descriptors, 0);
-        /* Not known to this kernel, or hidden by a container's seccomp filter. */
+        /* Unknown to this kernel, or blocked by a container's seccomp filter. */
         knows_clone3 = pid > 0 || (errno != ENOSYS && errno != EPERM && errno != EINVAL);
     }
     if (!knows_clone3) {
@@ -140,7 +140,7 @@ static int32_t start(const int *descriptors, int count) {
     return pid < 0 ? -errno : pid;
 }
 
-/* Read the next request, and its descriptors; how many, 0 at the end of the channel. */
+/* Read the next request and its descriptors. Return how many descriptors, 0 at the end of the channel. */
 static int receive(int *descriptors) {
     union {
         struct cmsghdr header;
@@ -163,13 +163,13 @@ static void close_range_of(unsigned first, unsigned last) {
     for (unsigned number = first, end = sysconf(_SC_OPEN_MAX); number <= last && number < end; number++) close(number);
 }
 
-/* launcher SUPERVISOR CHANNEL: its pid, and the descriptor of the channel. */
+/* Arguments: SUPERVISOR, the supervisor's pid, and CHANNEL, the descriptor of the channel. */
 int main(int count, char **arguments) {
     if (count != 3) return CONTRACT;
     supervisor = atoi(arguments[1]);
     channel = atoi(arguments[2]);
-    prctl(PR_SET_NAME, "launcher"); /* it is run by the number of a descriptor */
-    /* What the supervisor itself was given, by a shell or a service manager, is not its children's. */
+    prctl(PR_SET_NAME, "launcher"); /* else its name would be the number of a descriptor */
+    /* Its children must not inherit what a shell or a service manager gave to the supervisor. */
     close_range_of(3, channel - 1);
     close_range_of(channel + 1, ~0U);
     fcntl(channel, F_SETFD, FD_CLOEXEC);

@@ -1,7 +1,7 @@
-"""The supervisor's side of the launcher: find the compiled one, run it, and start processes by it.
+"""Start processes through the launcher: find the compiled one, run it, and send it requests.
 
-Where it was not compiled the supervisor forks itself (forked.py). Either way a process is a child of the thread that
-asks: that must be the main one, since the parent-death signal comes as that thread ends.
+Without a compiled launcher the supervisor forks itself (forked.py). In both cases a process is a child of the calling
+thread. That must be the main thread, because the parent-death signal is sent when that thread ends.
 """
 
 import contextlib
@@ -19,33 +19,34 @@ from moorage.worker.supervisor import forked
 from moorage.worker.supervisor.child import Child
 
 PROGRAM: Final = Path(__file__).with_name("launcher.bin")
-"""Where the build hook (worker/build_hook.py) puts the compiled one."""
+"""Where the build hook (worker/build_hook.py) puts the compiled launcher."""
 CONTRACT: Final = 101
 """As in launcher.c."""
 ANSWER_S: Final = 2
-"""A launcher that takes longer for a clone is killed, and replaced with the next start."""
+"""A launcher that takes longer for a clone is killed; the next start makes a new one."""
 _PROBE_S: Final = 5.0
 
 
 class LauncherGone(Exception):
-    """The launcher ended before it answered: what it was asked for may or may not have happened."""
+    """The launcher ended before it answered: the requested start may or may not have happened."""
 
 
 def open_compiled(program: Path = PROGRAM) -> tuple[int, str]:
-    """The compiled launcher's descriptor and "", or -1 and why there is none that can be used.
+    """Return the compiled launcher's descriptor and "", or -1 and why it cannot be used.
 
-    By its descriptor it stays the same file when a newer release is installed over it.
+    The descriptor keeps the same file when a newer release is installed over it.
     """
     descriptor = -1
     try:
         descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
         about, command = os.fstat(descriptor), [f"/proc/self/fd/{descriptor}"]
-        # a group of the user's own number is the user's alone: with one, the umask is 002 and pip installs 775
+        # a group with the user's own number has no other user: such systems use umask 002, and pip installs with mode
+        # 775
         foreign = stat.S_IWOTH | (stat.S_IWGRP if about.st_gid != about.st_uid else 0)
         if about.st_uid not in (0, os.geteuid()) or about.st_mode & foreign:
             why = (
-                f"can be written by other users (uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}): take that"
-                " right from it with chmod go-w"
+                f"can be written by other users (uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}): remove that"
+                " permission with chmod go-w"
             )
         elif subprocess.run(command, pass_fds=[descriptor], timeout=_PROBE_S, check=False).returncode != CONTRACT:
             why = "was built from other sources"
@@ -59,10 +60,10 @@ def open_compiled(program: Path = PROGRAM) -> tuple[int, str]:
 
 
 class Launcher:
-    """`program` is a descriptor from `open_compiled`, or -1.
+    """The launcher process. `program` is a descriptor from `open_compiled`, or -1.
 
-    The launcher carries the state folder's mark, so that another deployment's supervisor does not take it for what a
-    member of its own may have become.
+    The launcher carries the state folder's mark, so that another deployment's supervisor does not mistake it for a
+    process of its own members.
     """
 
     def __init__(self, program: int = -1, state_mark: str = "") -> None:
@@ -72,18 +73,21 @@ class Launcher:
         self._channel: socket.socket | None = None
 
     def ask(self, child: Child, confirm: int, stdout: int, stderr: int, *cgroup: int) -> socket.socket | int:
-        """Ask for a process; `cgroup` is its group's folder, if any. Raises `OSError` where there will be none."""
+        """Request a process; `cgroup` is the folder of its cgroup, if any.
+
+        Raises `OSError` if no process will be made.
+        """
         if self._program < 0 or child.reaps:
             return forked.start(child, confirm, stdout, stderr, *cgroup)
         request = child.request()
         message = len(request).to_bytes(4, sys.byteorder) + request
         with contextlib.suppress(OSError):
             return self._send(message, [confirm, stdout, stderr, *cgroup])
-        # It has not read all of it, and has begun nothing.
+        # the launcher did not read the whole request, so it has begun nothing
         return self._send(message, [confirm, stdout, stderr, *cgroup])
 
     def answer(self, asked: socket.socket | int) -> int:
-        """Wait for the pid of the process asked for, in the order of asking. Raises `LauncherGone`, `OSError`."""
+        """Wait for the pid of the requested process, in the order of requests. Raises `LauncherGone`, `OSError`."""
         if isinstance(asked, int):
             return asked
         try:
@@ -100,7 +104,7 @@ class Launcher:
         return pid
 
     def reaped(self, pid: int) -> None:
-        """A child of that pid has ended; if that was the launcher, the next start makes another."""
+        """Take that a child with this pid has ended; if it was the launcher, the next start makes a new one."""
         if pid == self.pid:
             self.pid = None
             self.close()
@@ -112,7 +116,7 @@ class Launcher:
             self._channel = None
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # not reaped, so that the number is surely its own
+                os.kill(self.pid, signal.SIGKILL)  # not reaped, so the pid cannot belong to another process
 
     def _send(self, message: bytes, descriptors: list[int]) -> socket.socket:
         channel = self.running()
@@ -137,11 +141,11 @@ class Launcher:
                     self._environ,
                     file_actions=[
                         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                        (os.POSIX_SPAWN_DUP2, kept, kept),  # which makes it one that exec leaves open
+                        (os.POSIX_SPAWN_DUP2, kept, kept),  # makes it a descriptor that exec leaves open
                     ],
                     setsigmask=(),
                     setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
                 )
-            ours.settimeout(ANSWER_S)  # by Python's clock: the kernel's begins anew with each signal
+            ours.settimeout(ANSWER_S)  # by Python's clock: the kernel's time-out starts again with each signal
             self._channel = ours
         return self._channel

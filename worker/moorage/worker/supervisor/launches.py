@@ -1,4 +1,4 @@
-"""How a member becomes a process: pipes and a cgroup, its record, the launcher, then the confirmation of its exec."""
+"""Turn a member into a process: its pipes, cgroup and journal record, the launcher, the confirmation of its exec."""
 
 import errno
 import itertools
@@ -29,7 +29,7 @@ class Launches:
     launcher: Launcher
     write_ahead: Callable[[list[Record]], None]
     _room: DiskRoom = field(init=False)
-    # No cgroup may get a name that a former supervisor used: what that one left is killed by those names.
+    # A cgroup must not reuse a name of a former supervisor: what that one left is killed by cgroup name.
     _prefix: str = field(default_factory=lambda: f"m-{secrets.token_hex(6)}")
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -37,7 +37,7 @@ class Launches:
         self._room = DiskRoom(self.state)
 
     def ask(self, member: Member) -> socket.socket | int:
-        """Ask the launcher for the process of a member. Raises `StartRefused` where there is none, and will be none."""
+        """Have the launcher make the process of a member. Raises `StartRefused` if there is and will be none."""
         assert member.child is not None
         passed: list[int] = []
         stage = "cgroup"
@@ -59,7 +59,10 @@ class Launches:
                 os.close(descriptor)
 
     def _open(self, member: Member, passed: list[int]) -> None:
-        """Make its pipes and its cgroup. `passed` grows by what its process gets of them. Raises `OSError`."""
+        """Make its pipes and its cgroup, and append to `passed` the descriptors that its process gets.
+
+        Raises `OSError`.
+        """
         start = member.start
         member.confirm = _pipe(passed)
         stdout, stderr = output_paths(self.state, start.key)
@@ -75,11 +78,11 @@ class Launches:
         passed.append(os.open(member.cgroup.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def is_ours(self, cgroup: str) -> bool:
-        """Return whether a cgroup, by its path in /proc/PID/cgroup, is that of a member."""
+        """Return whether a cgroup, by its path in /proc/PID/cgroup, belongs to a member."""
         return f"/{self._prefix}-" in cgroup
 
     def hear(self, member: Member) -> bool:
-        """Whether its process has said that it runs its program, or why not: then `member.failure` holds that."""
+        """Return whether the process reported that it runs its program, or why not (then in `member.failure`)."""
         try:
             said = os.read(member.confirm, 64)  # a stage and an error number
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What the supervisor says to its operator: lines on standard error, which is the log file's once it is detached."""
+"""Write the supervisor's log lines to standard error, which is the log file once it is detached."""
 
 import contextlib
 import os
@@ -7,15 +7,17 @@ from typing import Final
 from moorage.system.proctree import boottime_s
 
 AGAIN_S: Final = 30.0
-"""The same line is said no sooner: what is tried ten times a second fails ten times a second."""
+"""Seconds before the same line is written again: a step that is tried ten times a second fails ten times a second."""
 LINES_MAX: Final = 256
-"""Lines remembered; beyond it all are forgotten."""
+"""Lines remembered; beyond that all are forgotten."""
 
 _said: Final[dict[str, float]] = {}
 
 
 def log(line: str) -> None:
-    """Say it if it can be said: nothing that a job's end waits for may fail for a full disk or a closed terminal."""
+    """Write the line if possible: nothing that a job's end waits for may fail because of a full disk or a closed
+    terminal.
+    """
     now_s = boottime_s()
     if now_s < _said.get(line, -AGAIN_S) + AGAIN_S:
         return

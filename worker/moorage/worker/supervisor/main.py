@@ -1,14 +1,14 @@
-"""The supervisor: the worker's second process, which owns the jobs' processes.
+"""Run the supervisor: the worker's second process, which owns the jobs' processes.
 
     python -m moorage.worker.supervisor --state DIR [--detach] [--no-cgroup] [--forked] [--linger SECONDS]
 
-It starts jobs, is their subreaper, pumps their output, keeps their timeouts and the fence deadline, and lives on when
-the agent dies; the agent connects to it again. One supervisor per state folder, by a lock on a file there. Once it has
-neither agent nor member it waits a little and ends.
+It starts jobs, is their subreaper, reads their output, enforces their timeouts and the fence deadline, and lives on
+when the agent dies; the next agent connects to it again. A lock on a file in the state folder allows one supervisor per
+folder. When it has no agent and no member, it waits a little and ends.
 
-What it cannot promise. A job that runs as the supervisor's own user can signal it, as can root. A set-user-ID program
-loses the parent-death signal (prctl(2)), and root can leave its cgroup. A process stuck in the kernel cannot be ended
-by anybody: such a member is told as unproven. A virtual machine that was paused has no clock to notice by.
+It cannot promise everything. A job that runs as the supervisor's own user can signal it, as can root. A set-user-ID
+program loses the parent-death signal (prctl(2)), and root can leave its cgroup. A process stuck in the kernel cannot be
+ended at all: its member is reported as unproven. A paused virtual machine has no clock that shows how long it slept.
 """
 
 import argparse
@@ -38,7 +38,7 @@ TERM_GRACE_S: Final = 10.0
 
 
 def detach(state: Path) -> None:
-    """Go on in a child with a session of its own; the caller's process exits with 0, since the socket listens."""
+    """Continue in a child with a session of its own; the caller's process exits with 0, because the socket listens."""
     if os.fork() != 0:
         os._exit(0)
     os.setsid()
@@ -59,14 +59,14 @@ async def serve(
     linger_s: float = LINGER_S,
     program: int = -1,
 ) -> None:
-    """Run until told to stop. Raises `OSError`."""
+    """Run until the supervisor is stopped. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     supervisor = Supervisor(state, cgroups, limits, linger_s, program)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.shut_down, TERM_GRACE_S)
-    # uvloop keeps SIGCHLD from its own handlers; those above have set what wakes either loop for any signal
+    # uvloop hides SIGCHLD from its own handlers; the handlers above make either loop wake up for any signal
     before = signal.signal(signal.SIGCHLD, lambda *_: loop.call_soon_threadsafe(supervisor.jobs.reap))
-    if program >= 0:  # else the first job would wait for it
+    if program >= 0:  # start it now, so that the first job need not wait for it
         supervisor.jobs.launcher.running()
     leave_what_stays()
     server = await loop.create_unix_server(lambda: Connection(supervisor), sock=listener, **SERVER_OPTIONS)
@@ -78,7 +78,7 @@ async def serve(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command. Returns its exit status."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="moorage-supervisor", description="Owns the processes of a worker's jobs.")
     parser.add_argument("--state", type=Path, required=True, help="folder of the socket, the journal and the output")
     parser.add_argument("--detach", action="store_true", help="return once the socket listens, and run on")

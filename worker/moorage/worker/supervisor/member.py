@@ -1,4 +1,4 @@
-"""One member inside the supervisor: its state, and the table of what may follow what."""
+"""Keep one member's state inside the supervisor, and the table of legal transitions."""
 
 import asyncio
 import enum
@@ -18,7 +18,7 @@ class State(enum.Enum):
     """Accepted; no process exists."""
     RUNNING = "running"
     ENDING = "ending"
-    """Told by SIGTERM; the grace runs."""
+    """SIGTERM was sent; the grace runs."""
     KILLING = "killing"
     """SIGKILL sent to the tree; the main process is not reaped yet."""
     CLEARING = "clearing"
@@ -37,25 +37,25 @@ LEGAL: Final[dict[State, frozenset[State]]] = {
 
 
 class IllegalTransition(Exception):
-    """A fault of the supervisor itself."""
+    """A defect of the supervisor itself."""
 
 
 @dataclass(slots=True, eq=False)
 class Container:
-    """The container that a member is: an engine starts it, the supervisor ends it."""
+    """The container of a member: an engine starts it, the supervisor ends it."""
 
     id: str
     is_seen: bool = False
-    """Whether a process of it was seen: once none is left, none comes again."""
+    """Whether a process of it was seen: once none is left, none will come."""
     is_removed: bool = False
-    """Whether the engine has it no more, so that it cannot start any more."""
+    """Whether the engine has removed it, so that it can no longer start."""
     pidfd: int = -1
-    """Of its init, while that lives."""
+    """A pidfd of its init, while the init lives."""
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """What the supervisor keeps of one member until its end is told; argv and environment only until its exec."""
+    """What the supervisor keeps of one member until its end is reported; argv and environment only until its exec."""
 
     start: StartMember
     child: Child | None
@@ -66,13 +66,13 @@ class Member:
     cgroup: CgroupFolder | None = None
     ignored: tuple[str, ...] = ()
     confirmed: bool = False
-    """Whether `Started` has been said: exec has succeeded, or has not failed for a while."""
+    """Whether `Started` was reported: exec succeeded, or did not fail for a while."""
     confirm: int = -1
-    """The pipe that says whether its exec has succeeded, until it has said so."""
+    """The pipe that reports whether exec succeeded, until it has."""
     failure: tuple[int, str, str] | None = None
     """(error number, stage, message) of a start that failed."""
     cause: Reason | None = None
-    """What first asked it to end; null when it ended by itself."""
+    """What first asked it to end; null if it ended by itself."""
     why: str = ""
     wait_status: int | None = None
     usage: resource.struct_rusage | None = None
@@ -81,7 +81,7 @@ class Member:
     checkpoint_timer: asyncio.TimerHandle | None = None
     notice_timer: asyncio.TimerHandle | None = None
     took_checkpoint: bool = False
-    """Whether somebody in it has taken the checkpoint signal."""
+    """Whether a process of it has received the checkpoint signal."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     unproven: bool = False
     container: Container | None = None
@@ -110,7 +110,7 @@ class Member:
                 os.close(descriptor)
 
     def ended(self, proof: Proof, now_boottime_s: float) -> Ended:
-        """The end as it is told, once the tree is proven gone."""
+        """Return the event that reports the end, once the tree is proven gone."""
         exit_code, signal_number, number, stage, message = None, None, None, "", ""
         reason: Reason = self.cause or "exit"
         if self.failure is not None:

@@ -1,8 +1,8 @@
-"""A member's output: two pipes pumped into two files, each with a cap.
+"""Copy a member's output: two pipes into two files, each with a cap.
 
-A pipe is always read on, past the cap too, since a full pipe would stop the job; what does not fit there, or would take
-the last room on the disk, is counted, and the file says so once. A file is made with its first byte, so that a silent
-job costs none.
+A pipe is always read, past the cap too, because a full pipe would stop the job. Output that exceeds the cap, or would
+fill the disk, is counted and dropped, and the file says so once. A file is made with its first byte, so a silent job
+has no file.
 """
 
 import contextlib
@@ -16,47 +16,47 @@ from moorage.system.disk_room import DiskRoom
 from moorage.worker.supervisor.protocol import OUTPUT_CHUNK_BYTES_MAX, OUTPUT_FOLDER, Stream
 
 DRAIN_BYTES_MAX: Final = 4 * 1024 * 1024
-"""After the tree is gone: more than any pipe holds by default (1 MiB at most), so that its rest is surely read."""
+"""Bytes read after the tree is gone: more than a pipe has by default (1 MiB at most), so the rest is read."""
 NOTICE_BYTES_MAX: Final = 96
-"""Of the line that a file ends with when not all of its stream is in it."""
+"""Most bytes of the line that ends a file with only a part of its stream."""
 _NOTICE: Final = re.compile(
     rb"\n\[moorage: std(?:out|err) is cut at (\d{1,16}) bytes(?:, disk full)?; the rest is dropped\]\n\Z"
 )
 
 
 def cut_notice(stream: Stream, kept_bytes: int, *, disk_full: bool = False) -> bytes:
-    """The last line of a file that has only the first `kept_bytes` of its stream."""
+    """Return the last line of a file that has only the first `kept_bytes` of its stream."""
     why = ", disk full" if disk_full else ""
     return f"\n[moorage: {stream} is cut at {kept_bytes} bytes{why}; the rest is dropped]\n".encode()
 
 
 def cut_at(tail: bytes, offset: int) -> int | None:
-    """Where the stream is cut, from the end of its file, which begins at `offset`; None for one that is whole.
+    """Return where the stream was cut, from the file's tail, which begins at `offset`; None if it is whole.
 
-    The line names the very offset at which it stands: a job that writes such a line by chance writes it elsewhere.
+    The notice contains the very offset at which it stands, so a job that prints such a line has it at another offset.
     """
     found = _NOTICE.search(tail)
     return offset + found.start() if found is not None and int(found[1]) == offset + found.start() else None
 
 
 def member_digest(key: str) -> str:
-    """A name for files and cgroups that stands for an opaque key."""
+    """Return a name for files and cgroups that stands for an opaque key."""
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
 def output_path(state: Path, key: str, stream: Stream) -> Path:
-    """Where the supervisor of this state folder writes a member's output; absent when it has written nothing."""
+    """Return where the supervisor of this state folder writes a member's output; absent if it wrote nothing."""
     return state / OUTPUT_FOLDER / f"{member_digest(key)}.{stream}"
 
 
 def output_paths(state: Path, key: str) -> tuple[str, str]:
-    """Both of a member's, stdout and stderr, as text: a start waits for them, and `Path` takes its time."""
+    """Return both paths of a member, stdout and stderr, as text, because a start waits for them and `Path` is slow."""
     base = f"{state}/{OUTPUT_FOLDER}/{member_digest(key)}"
     return f"{base}.stdout", f"{base}.stderr"
 
 
 class OutputPump:
-    """One pipe's read end and the file behind it."""
+    """The read end of one pipe, and its file."""
 
     __slots__ = (
         "_cap_bytes", "_file", "_path", "_room", "descriptor", "dropped_bytes", "seen_bytes", "stream", "written_bytes",
@@ -74,7 +74,7 @@ class OutputPump:
         self._file = -1
 
     def pump(self) -> bytes | None:
-        """Move one chunk from pipe to file and return it: empty at the end of the pipe, None when it is dry now."""
+        """Move one chunk from pipe to file and return it: empty at the end of the pipe, None if no data waits."""
         try:
             data = os.read(self.descriptor, OUTPUT_CHUNK_BYTES_MAX)
         except BlockingIOError:
@@ -95,7 +95,7 @@ class OutputPump:
         self.dropped_bytes += len(data) - kept
 
     def _write(self, data: bytes) -> int:
-        """How much of it reached the file: less than all only when the file system refuses."""
+        """Write data to the file; return how much was written, less than all only if the file system refuses."""
         written = 0
         try:
             if self._file < 0:
@@ -108,7 +108,7 @@ class OutputPump:
         return written
 
     def close(self) -> None:
-        """Close pipe and file; the file's time says when its stream ended, which is what its keeping counts from."""
+        """Close pipe and file. The file's time then says when its stream ended, from which its keeping counts."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 os.utime(self._file)

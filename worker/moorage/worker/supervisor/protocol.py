@@ -1,11 +1,11 @@
-"""Frames between the agent and the supervisor, on the supervisor's UNIX stream socket.
+"""Define the frames between the agent and the supervisor, on the supervisor's UNIX stream socket.
 
-A frame is a 4-byte big-endian length and so many bytes of msgpack. The agent sends one request a frame; the
-supervisor sends an array of messages a frame: everything that one turn of its loop had to say. Every request
-carries a number `n`, which its answer (`Done`, `Listed` or `Refused`) repeats; events carry none.
+A frame is a 4-byte big-endian length and that many bytes of msgpack. The agent sends one request per frame. The
+supervisor sends an array of messages per frame: all messages of one turn of its loop. Every request has a number `n`,
+which its answer (`Done`, `Listed` or `Refused`) repeats; events have none.
 
-Both ends come from one installation, so the frames have no version field: `Hello.protocol` is compared instead.
-Times named `*_boottime_s` are seconds of CLOCK_BOOTTIME, which also counts while the machine is suspended.
+Both ends come from one installation, so the frames have no version field: `Hello.protocol` is compared instead. Times
+named `*_boottime_s` are seconds of CLOCK_BOOTTIME, which also counts while the machine is suspended.
 """
 
 from typing import Final, Literal, TypeAlias
@@ -13,13 +13,13 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 PROTOCOL: Final = 4
-"""2: a checkpoint signal ahead of the deadline alone, a notice before an end, `idle_only`, a mark of the state folder.
-3: containers (`Contain`, `Removed`). 4: `StartMember.leaves_cgroup`.
+"""2: a checkpoint signal before the deadline alone, a notice before an end, `idle_only`, a mark of the state folder. 3:
+containers (`Contain`, `Removed`). 4: `StartMember.leaves_cgroup`.
 
-A supervisor of the release before runs on under a newer agent, which leaves out what it does not know.
+A supervisor of the previous release runs on under a newer agent, which leaves out what the supervisor does not know.
 """
 PROTOCOLS: Final = (1, 2, 3, 4)
-"""What this agent can speak to."""
+"""The versions that this agent can use."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES: Final = 4
 KEY_CHARS_MAX: Final = 512
@@ -34,28 +34,28 @@ OUTPUT_FOLDER: Final = "output"
 OnPartition: TypeAlias = Literal["kill", "keep"]
 Stream: TypeAlias = Literal["stdout", "stderr"]
 SHUTS_DOWN: Final = "the supervisor shuts down"
-"""Why a member was asked to end with its supervisor: nobody wanted an end of this one."""
+"""Why a member ends with its supervisor, if no request asked for the end of this member."""
 Reason: TypeAlias = Literal["exit", "timeout", "end", "fence", "start-failed", "supervisor-died"]
 Proof: TypeAlias = Literal["cgroup", "walk", "scan", "reboot", "never-ran", "container"]
-"""What shows that no process of a member is left.
+"""What proves that no process of a member is left.
 
 `cgroup`: its cgroup v2 is empty. `walk`: the supervisor, its subreaper, has no descendant of it. `scan`: the former
-supervisor is dead and no process carries the member's marks in its environment. `reboot`: the machine has booted
-since. `never-ran`: no process of it was ever created. `container`: no process is left that has the container's id in
-its cgroup, and its init was seen.
+supervisor is dead and no process has the member's marks in its environment. `reboot`: the machine has booted since.
+`never-ran`: no process of it was ever created. `container`: no process is left that has the container's id in its
+cgroup, and its init was seen.
 """
 
 
 class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One child to start.
 
-    `key` is opaque: 1..512 characters, one child per key until it is forgotten. `env` is the whole environment.
-    `cwd` null is `/`. `user` is a name or uid, null is the supervisor's own. `limits` maps a name such as `NOFILE` to
-    (soft, hard), -1 for unlimited. Without `timeout_s` it may run for ever. `ends_in_s` is when somebody else will end
-    it, counted from its start. `checkpoint_signal` is sent once, `checkpoint_before_s` ahead of the earlier of the two,
-    or with the notice of an end (see `checkpoint.py` for whom it goes to). `output_cap_bytes` holds for each of stdout
-    and stderr. `leaves_cgroup` says that what it starts goes into cgroups of its own choice, as a container engine
-    does: its end is then proven by its tree alone.
+    `key` is opaque, 1..512 characters; a key has one child until it is forgotten. `env` is the whole environment. `cwd`
+    null is `/`. `user` is a name or uid, null is the supervisor's own. `limits` maps a name such as `NOFILE` to (soft,
+    hard), -1 for unlimited. Without `timeout_s` there is no limit of time. `ends_in_s` is when the agent will end it,
+    counted from its start. `checkpoint_signal` is sent once, `checkpoint_before_s` before the earlier of the two, or
+    with the notice of an end (`checkpoint.py` says which processes get it). `output_cap_bytes` holds for each of stdout
+    and stderr. `leaves_cgroup` says that its processes go into cgroups of their own choice, as those of a container
+    engine do: its end is then proven by its process tree alone.
     """
 
     key: str
@@ -78,11 +78,11 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Contain(msgspec.Struct, frozen=True, kw_only=True, tag="contain"):
-    """Take on a member that is a container, which an engine has created and not started: start it after the answer.
+    """Take on a member that is a container, created by an engine and not started; start the container after the answer.
 
-    Of `member` the key, the times and `on_partition` count. Refused where nothing may start now (`fenced`, `full`,
-    `journal`): then do not start it. The container has a PID namespace of its own and no restart policy. `Started`
-    follows when its init is seen, and `Ended` when none of its processes is left and none can come.
+    Only the key, the times and `on_partition` of `member` are used. If the supervisor refuses because nothing may start
+    now (`fenced`, `full`, `journal`), do not start it. The container has a PID namespace of its own and no restart
+    policy. `Started` follows when its init is seen, and `Ended` when none of its processes is left and none can come.
     """
 
     n: int
@@ -91,7 +91,7 @@ class Contain(msgspec.Struct, frozen=True, kw_only=True, tag="contain"):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True, tag="removed"):
-    """The engine has the containers of these members no more: none can start any more. Other keys are ignored."""
+    """The engine has removed the containers of these members: none can start any more. Other keys are ignored."""
 
     n: int
     keys: tuple[str, ...]
@@ -100,8 +100,8 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True, tag="removed"):
 class EndMember(msgspec.Struct, frozen=True, kw_only=True):
     """Ask one member to end: SIGTERM to its process group, after `grace_s` SIGKILL to the whole tree.
 
-    With `notice_s` a member that has a checkpoint signal gets that first, and is asked to end so much later, unless it
-    has ended by then; one without is asked at once. A later word may only shorten the wait.
+    With `notice_s`, a member that has a checkpoint signal first gets that signal, and is asked to end `notice_s` later
+    unless it has ended by then; a member without one is asked at once. A later request may only shorten the wait.
     """
 
     key: str
@@ -121,7 +121,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 
 class Fence(msgspec.Struct, frozen=True, kw_only=True, tag="fence"):
-    """Replace the fence deadline; null lifts it. `grace_s` bounds the grace of each member that it ends."""
+    """Replace the fence deadline; null removes it. `grace_s` bounds the grace of each member that it ends."""
 
     n: int
     deadline_boottime_s: float | None
@@ -133,10 +133,10 @@ class List(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
 
 
 class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
-    """Drop the ends of these members. With `keep_output` their output files stay, and are the agent's to remove.
+    """Drop the ends of these members. With `keep_output` the agent removes their output files, not the supervisor.
 
-    With `unproven`, which takes an operator's word, members of a former supervisor that could not be proven over are
-    dropped as well. Keys of members that run are ignored.
+    With `unproven`, which an operator must decide, a former supervisor's members that could not be proven over are
+    dropped as well. Keys of running members are ignored.
     """
 
     n: int
@@ -152,7 +152,7 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """End every member with at most this grace, then exit. The ends stay in the journal for the next supervisor.
 
-    With `idle_only` it exits only where it has no member; refused with `busy` where it has.
+    With `idle_only` it exits only without members; else it refuses with `busy`.
     """
 
     n: int
@@ -185,7 +185,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="started"):
-    """The child runs its own program. `ignored` names the limits that this machine could not set."""
+    """The child runs its program. `ignored` names the limits that this machine could not set."""
 
     key: str
     pid: int
@@ -194,11 +194,11 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ended"):
-    """The whole tree of a member is gone.
+    """The whole process tree of a member is gone.
 
-    `exit_code` or `signal` is the main process's own end, whatever `reason` first asked for it: a member that was
-    told to end may still have exited with 0. Both are null when it never ran or its status was lost with a former
-    supervisor. `errno`, `stage` and `message` tell why a start failed.
+    `exit_code` or `signal` is the main process's own end, whatever `reason` first asked for it: a member that was asked
+    to end may still have exited with 0. Both are null if it never ran, or if its status was lost with a former
+    supervisor. `errno`, `stage` and `message` say why a start failed.
     """
 
     key: str
@@ -222,7 +222,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
-    """A piece of a member's output. A gap in `offset` is what was dropped here because the agent read too slowly."""
+    """A piece of a member's output. A gap in `offset` is output that was dropped because the agent read too slowly."""
 
     key: str
     stream: Stream
@@ -231,7 +231,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
 
 
 class Unproven(msgspec.Struct, frozen=True, kw_only=True, tag="unproven"):
-    """A member that cannot be shown to be over; an `Ended` follows if that changes."""
+    """A member that cannot be proven to be over; an `Ended` follows if that changes."""
 
     key: str
     pids: tuple[int, ...]
@@ -239,7 +239,7 @@ class Unproven(msgspec.Struct, frozen=True, kw_only=True, tag="unproven"):
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
-    """Everything that the supervisor holds. `waiting` are accepted and not yet started."""
+    """Everything that the supervisor has. `waiting` are accepted and not yet started."""
 
     n: int
     waiting: tuple[str, ...]
@@ -249,7 +249,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
 
     @property
     def living(self) -> list[str]:
-        """The keys of those that are not proven over."""
+        """The keys of members that are not proven over."""
         return [*self.waiting, *(each.key for each in self.running), *(each.key for each in self.unproven)]
 
 
@@ -262,7 +262,7 @@ decode_messages: Final = msgspec.msgpack.Decoder(list[Message]).decode
 
 
 class FrameTooLarge(Exception):
-    """A frame passes `FRAME_BYTES_MAX`; the connection cannot be read on."""
+    """A frame exceeds `FRAME_BYTES_MAX`; the connection cannot be read further."""
 
     def __init__(self, length_bytes: int) -> None:
         super().__init__(f"frame of {length_bytes} bytes, at most {FRAME_BYTES_MAX} are allowed")
@@ -276,12 +276,12 @@ def _frame(body: bytes) -> bytes:
 
 
 def encode_request(request: Request) -> bytes:
-    """One request as a frame. Raises `FrameTooLarge`."""
+    """Return a request as a frame. Raises `FrameTooLarge`."""
     return _frame(_encoder.encode(request))
 
 
 def encode_messages(messages: list[Message]) -> bytes:
-    """The messages as frames, in order: one, unless they would pass the bound together."""
+    """Return the messages as frames, in order: one frame unless it would be too large."""
     body = _encoder.encode(messages)
     if len(body) <= FRAME_BYTES_MAX or len(messages) == 1:
         return _frame(body)
@@ -298,7 +298,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies completed by `data`. Raises `FrameTooLarge`."""
+        """Return the bodies completed by `data`. Raises `FrameTooLarge`."""
         buffer = self._buffer
         buffer += data
         bodies: list[bytes] = []

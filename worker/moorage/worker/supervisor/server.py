@@ -1,7 +1,7 @@
-"""The supervisor's socket: who may connect, and the bytes of each connection.
+"""Serve the supervisor's socket: decide which processes may connect, and carry the bytes of each connection.
 
 The socket has mode 0600 in a folder of mode 0700, and the peer's uid must be the supervisor's own (SO_PEERCRED of
-unix(7)). A process that descends from the supervisor is a job's and is refused, even where it has the same uid.
+unix(7)). A process that descends from the supervisor belongs to a job and is refused, even with the same uid.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from moorage.worker.supervisor.protocol import (
 )
 
 STREAM_BUFFER_BYTES_MAX: Final = 1024 * 1024
-"""Past so much unsent, pieces of output are dropped; the agent sees the gap by their offsets."""
+"""If more bytes than this are unsent, pieces of output are dropped; the agent sees the gap by their offsets."""
 BUFFER_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Past so much unsent the connection is closed; the agent connects again and lists."""
+"""If more bytes than this are unsent, the connection is closed; the agent connects again and lists."""
 ANCESTORS_MAX: Final = 1000
 
 
@@ -39,7 +39,7 @@ class Handler(Protocol):
 
 
 def refusal(peer: socket.socket) -> str | None:
-    """Why this peer may not speak to the supervisor, None if it may."""
+    """Return why this peer may not use the supervisor, None if it may."""
     pid, uid = peer_of(peer)
     if uid != os.geteuid():
         return f"uid {uid} is not the supervisor's"
@@ -55,7 +55,7 @@ def refusal(peer: socket.socket) -> str | None:
 
 
 class Connection(asyncio.Protocol):
-    """One peer. `say` gathers, `flush` sends what one turn of the loop gathered as one frame."""
+    """One peer. `say` collects messages, `flush` sends the messages of one turn of the loop as one frame."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
         self._pending.append(message)
 
     def flush(self) -> None:
-        """Send the frame."""
+        """Send the collected messages as a frame."""
         pending, self._pending = self._pending, []
         self._pending_output_bytes = 0
         if self._transport is None or not pending:
@@ -117,6 +117,6 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Close once what was said has been sent."""
+        """Close the connection once the collected messages are sent."""
         if self._transport is not None:
             self._transport.close()

@@ -1,4 +1,4 @@
-"""What makes a state folder one supervisor's: the lock that it holds, and the mark by which its children are known."""
+"""Reserve a state folder for one supervisor by a lock, and give its children a mark to recognize them by."""
 
 import contextlib
 import fcntl
@@ -11,21 +11,21 @@ from typing import Final
 from moorage.worker.supervisor.protocol import LOCK_NAME, MARK_NAME
 
 EXIT_HELD: Final = 73
-"""The exit status of a supervisor that finds another on its state folder (EX_CANTCREAT of sysexits.h)."""
+"""The exit status of a supervisor whose state folder has another supervisor (EX_CANTCREAT of sysexits.h)."""
 MARK_BYTES: Final = 16
 
 
 class Held(Exception):
-    """Another supervisor holds the state folder."""
+    """Another supervisor has the state folder."""
 
     def __init__(self, state: Path, holder: str) -> None:
         super().__init__(f"another supervisor (pid {holder or 'unknown'}) holds {state}")
 
 
 def state_mark(state: Path) -> str:
-    """This folder's random mark, made with the folder's first supervisor. Raises `OSError`.
+    """Return this folder's random mark, made with the folder's first supervisor. Raises `OSError`.
 
-    The caller holds the folder's lock. A file that holds no mark is replaced; members started before keep theirs, which
+    The caller has the folder's lock. A file without a valid mark is replaced; earlier members keep their mark, which
     the journal has.
     """
     path = state / MARK_NAME
@@ -41,7 +41,7 @@ def state_mark(state: Path) -> str:
 
 
 def take_lock(state: Path) -> int:
-    """The descriptor of the locked file; the lock lives as long as it. Raises `Held`, `OSError`."""
+    """Return the descriptor of the locked file; the lock lasts until it is closed. Raises `Held`, `OSError`."""
     descriptor = os.open(state / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

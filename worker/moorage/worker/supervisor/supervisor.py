@@ -1,4 +1,4 @@
-"""`Supervisor`: the members of one state folder, the agents connected to it, and the journal that outlives both."""
+"""Run one state folder: its members, the agents connected to it, and the journal that outlives both."""
 
 import asyncio
 import contextlib
@@ -45,11 +45,11 @@ from moorage.worker.supervisor.state_folder import state_mark
 
 CONNECTIONS_MAX: Final = 8
 LINGER_S: Final = 30.0
-"""A supervisor that nobody is connected to and that has no member waits so long for its agent, then ends."""
+"""A supervisor without agents and members waits this long for its agent, then ends."""
 
 
 class Supervisor:
-    """Everything of one state folder. Made inside the running loop."""
+    """The supervisor of one state folder. Make it inside the running loop."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Supervisor:
         linger_s: float = LINGER_S,
         program: int = -1,
     ) -> None:
-        """`program` is the compiled launcher's descriptor, or -1. Raises `OSError`."""
+        """Read the journal and listen. `program` is the compiled launcher's descriptor, or -1. Raises `OSError`."""
         self.finished = asyncio.Event()
         self._linger_s = linger_s
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -107,7 +107,7 @@ class Supervisor:
         self._clear_former(CLEAR_DELAY_S_MIN)
         self._linger()
 
-    # -- what is said, and what is kept of it
+    # -- messages, and the records of the journal
 
     def _emit(self, event: Event) -> None:
         for connection in self._connections:
@@ -120,7 +120,7 @@ class Supervisor:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Once a turn: the journal first, so that nothing told is lost with this process."""
+        """Write the journal, then send this turn's messages: nothing that was sent may be lost with this process."""
         self._flushing = False
         if self.finished.is_set():
             return
@@ -142,7 +142,7 @@ class Supervisor:
             if self._journal.wants_compaction:
                 self._journal.compact(records_of(read_journal(self._state / JOURNAL_NAME)))
         except OSError as error:
-            # An end that is not kept is told by the next supervisor as `supervisor-died`.
+            # the next supervisor reports an end that is not in the journal as `supervisor-died`
             log(f"journal: {error}")
 
     def _write_ahead(self, records: list[Record]) -> None:
@@ -155,7 +155,7 @@ class Supervisor:
         proven: list[Ended] = []
         try:
             proven = self._former.clear(boottime_s())
-        except OSError as error:  # no descriptor to look with: look again
+        except OSError as error:  # out of descriptors: try again later
             log(f"cannot see what the last supervisor left: {error}")
         for ended in proven:
             self.jobs.ended[ended.key] = ended
@@ -173,7 +173,7 @@ class Supervisor:
     # -- connections
 
     def opened(self, connection: Connection) -> bool:
-        """A new connection; False when there are too many."""
+        """Take a new connection; return False if there are too many."""
         if len(self._connections) >= CONNECTIONS_MAX:
             return False
         self._connections.append(connection)
@@ -183,13 +183,13 @@ class Supervisor:
         return True
 
     def closed(self, connection: Connection) -> None:
-        """The connection has ended; members and deadlines stay as they are."""
+        """Remove an ended connection; members and deadlines stay as they are."""
         if connection in self._connections:
             self._connections.remove(connection)
         self._linger()
 
     def asked(self, connection: Connection, request: Request) -> None:
-        """Carry out one request. Its answer follows the events it causes at once."""
+        """Carry out one request. Its answer follows the events that it causes at once."""
         answer: Message = Done(n=request.n)
         match request:
             case Start():
@@ -219,8 +219,8 @@ class Supervisor:
                 self.shut_down(max(0.0, request.grace_s))
                 return
         connection.say(answer)
-        # That a start is accepted is told with the news of it, which comes in a moment: telling it at once would wake
-        # the agent, and take this process's time, while the launcher needs a processor.
+        # An accepted start is answered together with its outcome, which comes in a moment: an answer at once would wake
+        # the agent and take this process's time while the launcher needs a processor.
         if not (isinstance(request, Start) and self.jobs.has_news_due):
             self._flush_soon()
 
@@ -298,9 +298,9 @@ class Supervisor:
         return not self.jobs.members and not self._former.waiting
 
     def _linger(self) -> None:
-        """With no agent and no member there is nothing to keep alive: end, a while after both are so.
+        """End a while after the last agent and the last member are gone.
 
-        The ends that nobody took stay in the journal, where the next supervisor finds them.
+        Ends that no agent has taken stay in the journal, where the next supervisor finds them.
         """
         if self._linger_timer is not None:
             self._linger_timer.cancel()

@@ -1,1 +1,1 @@
-"""A job in a virtual machine: the runner starts QEMU for it, and the guest's first process runs the job's command."""
+"""Run a job in a virtual machine: a runner starts QEMU, and the guest's first process runs the job's command."""

@@ -1,8 +1,8 @@
 #!/bin/sh
 # The first process of a VM of moorage. It runs one job and reports its end; then the runner on the host ends the VM.
-# The initramfs brings sh, mount, mkdir, cat, sleep, dd, rm, env, setsid and tar, as busybox has them; for disk
-# images umount and chroot, too. Where the kernel has the drivers of virtio as modules, its own /etc/moorage/boot loads
-# them.
+# The initramfs must have sh, mount, mkdir, cat, sleep, dd, rm, env, setsid and tar, as in busybox; for disk
+# images umount and chroot, too. If the kernel has the drivers of virtio as modules, the script /etc/moorage/boot of the
+# initramfs must load them.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 mkdir -p /proc /sys /dev /run /tmp /work
 mount -t proc proc /proc
@@ -10,7 +10,7 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 if [ -e /etc/moorage/boot ]; then sh /etc/moorage/boot; fi
 
-# port NAME: prints the file of the port of this name once it is there.
+# port NAME: waits for the port with this name and prints its file.
 port() {
   while :; do
     for each in /sys/class/virtio-ports/*; do
@@ -56,7 +56,7 @@ done 2>/dev/null 4>&- 5>&- 6>&- &
 wait "$job"
 code=$?
 
-# A port has no end that the host sees, so each stream ends with the mark that the host chose.
+# The host cannot see the end of a port, so each stream ends with a mark that the host chose.
 if [ "$keep" = yes ]; then tar -cf - -C /work . >&6; fi
 for stream in 4 5 6; do printf '\004%s' "$mark" >&"$stream"; done
 echo "exit $code" >&3

@@ -1,4 +1,4 @@
-"""The disk images that jobs in VMs may name: files in folders of the operator's choice."""
+"""Find the disk images that jobs in VMs may name: files in folders that the operator chooses."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-#: by the end of a file's name, as QEMU calls it: to guess it from the content would let the content decide
+#: the format for QEMU by the end of a file's name: guessing from the content would let the content choose it
 FORMATS: Final = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
 
 
 def format_of(image: str) -> str | None:
-    """Return the format of an image of this name; None for what is none."""
+    """Return the format of an image with this name; None if it has no known suffix."""
     return FORMATS.get(os.path.splitext(image)[1])
 
 
 def find(image: str, folders: Iterable[str]) -> str | None:
-    """Return the path of an image that lies in one of these folders, links followed; None where there is none."""
+    """Return the path of an image in one of these folders, with links followed; None if there is none."""
     for folder in map(os.path.realpath, folders):
         path = os.path.realpath(os.path.join(folder, image))
         if Path(path).is_relative_to(folder) and os.path.isfile(path) and format_of(path) is not None:

@@ -1,7 +1,7 @@
-"""The second archive of a VM's initramfs: the guest's first process, and the files of the job's folder as /work.
+"""Write the second archive of a VM's initramfs: the guest's first process, and the files of the job's folder as /work.
 
-The kernel unpacks archives that stand behind one another, and a later one goes over an earlier one. The format is
-cpio's "newc", as the kernel's documentation of the initramfs describes it.
+The kernel unpacks archives one after the other, and a later one overrides an earlier one. The format is cpio's "newc",
+as in the kernel's documentation of the initramfs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import BinaryIO, Final
 #: where the first process and the job's folder are in the guest
 INIT: Final = "moorage/init"
 WORK: Final = "work"
-#: of one file: the format counts in 32 bits
+#: size of one file: the format has 32 bits for it
 FILE_BYTES_MAX: Final = (1 << 32) - 1
 _GUEST: Final = Path(__file__).with_name("guest.sh")
 _END: Final = "TRAILER!!!"
 
 
 def write(into: BinaryIO, base: Path, folder: str) -> None:
-    """Write the operator's initramfs, and behind it what moorage adds; without a `folder` /work is empty.
+    """Write the operator's initramfs, then moorage's additions; without a `folder` /work is empty.
 
-    No process may write to the folder. Raises OSError, also for a file that is too large.
+    No process may write to the folder meanwhile. Raises OSError, also for a file that is too large.
     """
     with base.open("rb") as source:
         shutil.copyfileobj(source, into)

@@ -1,10 +1,11 @@
-"""Hands a GPU on to a VM by VFIO, and gives it back to the driver that it had.
+"""Hand a GPU on to a VM by VFIO, and give it back to its former driver.
 
-The kernel hands on whole IOMMU groups: what is in one could reach the memory of the rest. So each PCI function of the
-group has to be the GPU's own, or used by nothing else of the host. All paths are below a root, which tests make up.
-Sources: the kernel's documents on VFIO and on sysfs for PCI (`driver_override`, `unbind`, `drivers_probe`).
+The kernel hands on whole IOMMU groups, because a device of a group could reach the memory of the others. So every PCI
+function of the group must belong to the GPU, or be used by nothing else on the host. All paths are below a root, so
+that tests can make one up. Sources: the kernel's documents on VFIO and on sysfs for PCI (`driver_override`, `unbind`,
+`drivers_probe`).
 
-`take` writes what it is about to change into a journal first: whoever finds that file gives the GPU back, unless a VM
+`take` first writes into a journal what it will change. An agent that finds that file gives the GPU back, unless a VM
 still has the lock of that GPU (see `lock`).
 """
 
@@ -26,20 +27,20 @@ from moorage.schemas.errors import Refused, problem
 VFIO: Final = "vfio-pci"
 #: how long the kernel may take to bind a function to a driver
 BIND_S: Final = 10.0
-#: the class of a bridge, which is never handed on and need not be
+#: the class of a bridge: bridges stay on the host and need not be handed on
 _BRIDGE: Final = "0x06"
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class NotHandedOn(Refused):
-    """This host cannot hand this GPU on. The host is at fault, so the job is tried again elsewhere."""
+    """This host cannot hand this GPU on. The host is at fault, so the job is tried again on another host."""
 
     def __init__(self, why: str, next_step: str = "") -> None:
         super().__init__(problem("failed-precondition", f"passthrough: {why}", next=next_step))
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A PCI function, and the driver that it had; "" for none."""
+    """A PCI function, and its former driver; "" for none."""
 
     address: str
     driver: str
@@ -53,7 +54,7 @@ class Passthrough:
         self._bus = root / "sys/bus/pci"
 
     def check_host(self) -> None:
-        """Raise NotHandedOn for a host that can hand on no device at all."""
+        """Raise NotHandedOn if this host cannot hand on any device."""
         groups = self.root / "sys/kernel/iommu_groups"
         if not groups.is_dir() or not any(groups.iterdir()):
             raise NotHandedOn("this host has no IOMMU, or it is off", "turn it on: intel_iommu=on or amd_iommu=on")
@@ -63,7 +64,7 @@ class Passthrough:
             raise NotHandedOn("this user may not bind devices to drivers", "run the worker as root")
 
     def functions(self, address: str, spared: int = 0) -> list[Function]:
-        """Return the GPU's own functions, itself first, once all of its group may be handed on. Raises NotHandedOn.
+        """Return the GPU's own functions, the GPU first, if its whole group may be handed on. Raises NotHandedOn.
 
         The process `spared` may have its files open.
         """
@@ -89,13 +90,13 @@ class Passthrough:
         for pid, node in self._holders(own):
             if pid == spared:
                 continue
-            raise NotHandedOn(f"process {pid} has {node} open", "end it; a driver's persistence daemon counts, too")
+            raise NotHandedOn(f"process {pid} has {node} open", "end it; it may be a driver's persistence daemon")
         return sorted(own, key=lambda each: each.address != address)
 
     def take(self, address: str, journal: Path) -> list[str]:
-        """Bind the GPU's functions to vfio-pci; returns their addresses, the GPU's first. Raises NotHandedOn.
+        """Bind the GPU's functions to vfio-pci; return their addresses, the GPU's first. Raises NotHandedOn.
 
-        What it changes stands in the journal first. If it cannot bind them all, it gives back those that it has.
+        Its changes are written into the journal first. If it cannot bind all functions, it gives the bound ones back.
         """
         own = self.functions(address)
         write_synced(journal, msgspec.json.encode(own))
@@ -108,15 +109,15 @@ class Passthrough:
         return [each.address for each in own]
 
     def give_back(self, journal: Path) -> None:
-        """Bind what a journal names to the drivers that it had, and remove the journal. Raises NotHandedOn.
+        """Bind the functions in a journal to their former drivers, and remove the journal. Raises NotHandedOn.
 
-        Without such a file there is nothing to do. No process may use the functions any more.
+        Without a journal there is nothing to do. No process may use the functions any more.
         """
         try:
             own = msgspec.json.decode(journal.read_bytes(), type=list[Function])
         except FileNotFoundError:
             return
-        except msgspec.DecodeError:  # it was cut short: then nothing was changed yet
+        except msgspec.DecodeError:  # the file was cut short, so nothing was changed yet
             own = []
         for each in own:
             if each.driver != VFIO:
@@ -128,7 +129,7 @@ class Passthrough:
         return self._driver(address) == VFIO
 
     def _bind(self, address: str, driver: str) -> None:
-        """Have a function use this driver; "" for none."""
+        """Bind a function to this driver; "" for none."""
         folder = self._folder(address)
         try:
             if self._driver(address) != driver:
@@ -168,7 +169,9 @@ class Passthrough:
             return ""
 
     def _holders(self, own: list[Function]) -> Iterator[tuple[int, str]]:
-        """Processes that have a file of these functions open: to unbind its driver waits for them in the kernel."""
+        """Yield the processes that have a file of these functions open: unbinding its driver waits for them in the
+        kernel.
+        """
         nodes = set(self._nodes(own))
         for process in (self.root / "proc").iterdir() if nodes else ():
             if not process.name.isdecimal():
@@ -190,12 +193,12 @@ class Passthrough:
 
 
 def lock_path(folder: Path, address: str) -> Path:
-    """Return the file that a VM has locked as long as it may use this GPU; `folder` is where the journals are."""
+    """Return the file that a VM locks while it may use this GPU; `folder` is where the journals are."""
     return folder / f"{address}.lock"
 
 
 def lock(path: Path) -> int | None:
-    """Return a descriptor that keeps a GPU for the processes that have it open; None where another VM has the GPU.
+    """Return a descriptor that locks a GPU while a process has it open; None if another VM has the GPU.
 
     Raises OSError.
     """
@@ -210,13 +213,13 @@ def lock(path: Path) -> int | None:
 
 
 def journals(folder: Path) -> list[str]:
-    """Return the addresses of the GPUs that are handed on, or were and are to be given back."""
+    """Return the addresses of the GPUs that are handed on, or must still be given back."""
     names = os.listdir(folder) if folder.is_dir() else ()
     return sorted(name for name in names if _ADDRESS.fullmatch(name))
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, on the disk before this returns. Raises OSError."""
+    """Write a file atomically, and to the disk before this returns. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.new")
     with unfinished.open("wb") as file:

@@ -1,15 +1,15 @@
-"""Runs one job in a VM: starts QEMU, hands the job to the guest, passes its output on, and exits with its code.
+"""Run one job in a VM: start QEMU, send the job to the guest, pass its output on, and exit with its code.
 
-It is the process that the supervisor starts for the job, so ends, time-outs and fences are those of processes. What it
-is to do stands in its one argument, a `Plan`; the job's variables, secrets among them, come as its own variables with
-a prefix, and reach the guest by a port. The way of a job:
+The supervisor starts this process for the job, so ends, time-outs and fences work as for processes. Its one argument is
+a `Plan`. The job's variables, secrets among them, are its own variables with a prefix, and reach the guest through a
+port. The steps of a job:
 
 1. the guest's first process (`guest.sh`) opens the ports and writes "up"
 2. the runner writes the job as a script: its variables, its folder, its command
-3. the guest's output comes on two ports; signals to the runner are passed on by name
+3. the guest's output arrives on two ports; signals to the runner are passed on by name
 4. the job's folder comes back as a tar file, if the job keeps files; then "exit CODE" comes
 
-A signal ends the runner itself where no such code comes: no code of a guest looks like that.
+If no such code comes, the runner ends itself by a signal, which no code of a guest can look like.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from moorage.worker.vm import initramfs
 from moorage.worker.vm.images import format_of
 from moorage.worker.vm.passthrough import Passthrough, lock
 
-#: before the name of each variable of the job
+#: prefix of each of the job's variables
 VARIABLE: Final = "GUEST_"
-#: how the line on stderr begins that says that the guest runs: before it, all that is there is the runner's own
+#: prefix of the line on stderr that says that the guest runs: earlier lines are the runner's own
 UP: Final = "moorage: the VM is up"
-#: of the job: what it is told, what it writes, and its folder on the way back
+#: ports for the job's script, its output, and its folder on the way back
 PORTS: Final = ("job", "out", "err", "work")
-#: how long KVM has: where it does not work, QEMU gives no error, and the guest never begins
+#: how long KVM may take: if it does not work, QEMU reports no error, and the guest never starts
 KVM_S_MAX: Final = 30.0
-#: passed on to the job's processes
+#: signals that are passed on to the job's processes
 SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-#: of the last words of a guest that did not come up
+#: bytes of the console's end that are kept for a guest that did not boot
 CONSOLE_BYTES_MAX: Final = 4096
 _PIECE_BYTES: Final = 1 << 16
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner is to do. `folder` is the attempt's folder, "" for none; it comes back with `keep`.
+    """What a runner must do. `folder` is the attempt's folder, "" for none; with `keep` it comes back.
 
     `disk` is a disk image whose file system is the root of the job's command, "" for none. What the guest writes to it
-    goes into a file without a name, `disk_bytes` at most, and ends with the VM. `devices` are the PCI addresses of
-    functions that vfio-pci has, and `lock` the file that keeps them for this VM. `root` is where sysfs is looked at.
+    goes into an unnamed file of at most `disk_bytes`, which ends with the VM. `devices` are the PCI addresses of
+    functions that vfio-pci has, and `lock` is the file that keeps them for this VM. `root` is the root of sysfs.
     """
 
     argv: list[str]
@@ -82,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotUp(Exception):
-    """QEMU did not start, or its guest did not come up in time. The message says what was last heard of it."""
+    """QEMU did not start, or its guest did not boot in time. The message has the last sign of it."""
 
 
 class Asked(Exception):
@@ -93,7 +93,7 @@ class Asked(Exception):
 
 
 class Vm:
-    """QEMU with one guest. It is up once `wait_until_up` returns; `close` ends it."""
+    """QEMU with one guest. The guest has booted once `wait_until_up` returns; `close` ends it."""
 
     def __init__(self, plan: Plan, accelerator: str, initrd: int, kept: int | None = None) -> None:
         self.ports: dict[str, socket.socket] = {}
@@ -103,7 +103,7 @@ class Vm:
             self.ports[name], theirs[name] = socket.socketpair()
         passed = {name: each.fileno() for name, each in theirs.items()}
         env = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE)}
-        if plan.folder:  # where QEMU puts what the guest writes to its disk
+        if plan.folder:  # QEMU writes the guest's changes of its disk there
             env["TMPDIR"] = os.path.dirname(plan.folder)
         limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
         try:
@@ -113,7 +113,7 @@ class Vm:
             self._qemu = subprocess.Popen(
                 command(plan, accelerator, initrd, passed),
                 env=env,
-                restore_signals=False,  # a disk that is full is an error of the guest's, and no SIGXFSZ for QEMU
+                restore_signals=False,  # SIGXFSZ stays ignored: a full disk must not end QEMU
                 pass_fds=(*passed.values(), initrd, *(() if kept is None else (kept,))),
                 stdin=subprocess.DEVNULL,
                 stdout=passed["console"],
@@ -130,7 +130,7 @@ class Vm:
         self._listens.start()
 
     def wait_until_up(self, seconds: float) -> None:
-        """Return once the guest's first process has the ports. Raises NotUp."""
+        """Return once the guest's first process has opened the ports. Raises NotUp."""
         self.ports["job"].settimeout(seconds)
         why = "QEMU ended"
         try:
@@ -143,20 +143,20 @@ class Vm:
         except TimeoutError:
             why = f"no sign of it within {seconds:g} s"
         except OSError:
-            pass  # QEMU ended with something unread
+            pass  # QEMU ended with unread data
         self.close()
         told = bytes(self._console).decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(told) if line.strip()), "its console is empty")
         raise NotUp(f"{why}: {last[:200]}")
 
     def lines(self) -> Iterator[str]:
-        """Yield what the guest says on the port of the job. It ends, or raises OSError, when QEMU is gone."""
+        """Yield the guest's lines on the job's port. Ends, or raises OSError, when QEMU is gone."""
         with self.ports["job"].makefile("r", encoding="utf-8", errors="replace", newline="\n") as port:
             while line := port.readline(256):
                 yield line.strip()
 
     def wait_for_code(self) -> int | None:
-        """Return the code of the job once the guest tells it; None where the VM ends without it."""
+        """Return the job's exit code once the guest sends it; None if the VM ends without it."""
         with contextlib.suppress(OSError):
             for line in self.lines():
                 word, _, value = line.partition(" ")
@@ -165,12 +165,12 @@ class Vm:
         return None
 
     def say(self, data: bytes) -> None:
-        """Write to the guest; without effect once QEMU is gone."""
+        """Write to the guest; does nothing once QEMU is gone."""
         with contextlib.suppress(OSError):
             self.ports["job"].sendall(data)
 
     def close(self) -> None:
-        """End QEMU, and with it all that the guest runs."""
+        """End QEMU, and with it all that runs in the guest."""
         self._qemu.kill()
         self._qemu.wait()
         self._listens.join()
@@ -183,7 +183,7 @@ class Vm:
 
 
 def command(plan: Plan, accelerator: str, initrd: int, ports: dict[str, int]) -> list[str]:
-    """Return the command line of QEMU. Descriptors stand for files: nothing that the job brings is on the disk."""
+    """Return the command line of QEMU. It names files by descriptors: nothing of the job is on the disk."""
     words = [
         plan.qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-sandbox", "on,obsolete=deny,spawn=deny,resourcecontrol=deny",
@@ -210,16 +210,16 @@ def command(plan: Plan, accelerator: str, initrd: int, ports: dict[str, int]) ->
 
 
 def script(plan: Plan, variables: dict[str, str]) -> bytes:
-    """Return what the guest's shell is to run. It removes itself first: it has the job's secrets."""
+    """Return the script for the guest's shell. It deletes itself first, because it has the job's secrets."""
     words = [*(f"{name}={value}" for name, value in variables.items()), *plan.argv]
     line = " ".join(map(shlex.quote, words))
     return os.fsencode(f"rm -f /run/job\ncd {shlex.quote(plan.cwd)} || exit 126\nexec env -i {line}\n")
 
 
 def keep_devices(plan: Plan) -> int | None:
-    """Lock the devices for as long as this process or its QEMU lives; returns the descriptor. Raises NotUp.
+    """Lock the devices while this process or its QEMU lives; return the descriptor. Raises NotUp.
 
-    An agent that finds them without a lock gives them back to the host, so what is locked is looked at once more.
+    An agent gives devices without a lock back to the host, so their driver is checked again after locking.
     """
     if not plan.devices:
         return None
@@ -229,15 +229,18 @@ def keep_devices(plan: Plan) -> int | None:
         raise NotUp(f"{plan.lock}: {error.strerror}") from None
     passthrough = Passthrough(Path(plan.root))
     if descriptor is None or not all(map(passthrough.is_handed_on, plan.devices)):
-        raise NotUp(f"the GPU {plan.devices[0]} is not this VM's")
-    # QEMU pins the whole memory of the guest; without the right to raise the limit, QEMU reports what is wrong
+        raise NotUp(f"the GPU {plan.devices[0]} does not belong to this VM")
+    # QEMU pins the guest's whole memory; if the limit cannot be raised, QEMU reports the error
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return descriptor
 
 
 def boot(plan: Plan) -> tuple[Vm, str]:
-    """Return a VM that is up, and what runs it, with `SIGNALS` blocked: the caller is to close it. Raises NotUp."""
+    """Return a VM that has booted and its accelerator, with `SIGNALS` blocked; the caller must close it.
+
+    Raises NotUp.
+    """
     kept = keep_devices(plan)
     with os.fdopen(os.memfd_create("initramfs"), "w+b") as initrd:
         try:
@@ -264,7 +267,10 @@ def boot(plan: Plan) -> tuple[Vm, str]:
 
 
 def pump(receive: Callable[[int], bytes], mark: bytes, into: Callable[[bytes], object]) -> None:
-    """Hand on what a port receives up to the mark, or to the port's end. A part of the mark at the end waits."""
+    """Pass on what a port receives, up to the mark or to the port's end.
+
+    A possible beginning of the mark waits for more.
+    """
     held = b""
     with contextlib.suppress(OSError):
         while piece := receive(_PIECE_BYTES):
@@ -280,13 +286,13 @@ def pump(receive: Callable[[int], bytes], mark: bytes, into: Callable[[bytes], o
 
 
 def run(plan: Plan, variables: dict[str, str]) -> int | None:
-    """Run the job; returns its code, None where none came. Raises NotUp, Asked, BadArchive, OSError."""
+    """Run the job and return its code; None if none came. Raises NotUp, Asked, BadArchive, OSError."""
     has_job = False
 
     def asked(number: int, _: FrameType | None) -> None:
         if has_job:
             vm.say(f"{signal.Signals(number).name.removeprefix('SIG')}\n".encode())
-        elif number == signal.SIGTERM:  # another one is for a job that is not there yet
+        elif number == signal.SIGTERM:  # other signals are meant for the job, which does not run yet
             raise Asked(number)
 
     for each in SIGNALS:
@@ -300,7 +306,7 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
             text = script(plan, variables)
             vm.say(f"{len(text)} {secret} {'yes' if plan.keep else 'no'}\n".encode() + text)
             has_job = True
-            # a signal that came while the guest was told its job is the job's: it waits until here
+            # a signal that came while the job was sent to the guest is meant for the job: it waited until here
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             code = vm.wait_for_code()
             if code is None:
@@ -318,7 +324,7 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
 
 
 def pump_all(vm: Vm, mark: bytes, plan: Plan, archive: BinaryIO) -> list[threading.Thread]:
-    """Begin to hand on what comes on the ports. The archive is bounded: what a folder may take, and headers."""
+    """Start to pass on the ports' output. The archive's size is limited: to the folder's limit, plus headers."""
 
     room = 2 * plan.folder_bytes if plan.keep else 0
 
@@ -328,7 +334,9 @@ def pump_all(vm: Vm, mark: bytes, plan: Plan, archive: BinaryIO) -> list[threadi
         if room >= 0:
             try:
                 archive.write(data)
-            except OSError:  # the disk is full: what has no end is refused, and the guest must get rid of the rest
+            except (
+                OSError
+            ):  # the disk is full: an incomplete archive is refused, and the guest must get rid of the rest
                 room = 0
 
     sinks = {"out": partial(write_all, 1), "err": partial(write_all, 2), "work": spool}
@@ -339,7 +347,7 @@ def pump_all(vm: Vm, mark: bytes, plan: Plan, archive: BinaryIO) -> list[threadi
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it; what nobody reads any more is dropped."""
+    """Write all of the data; drop it if there is no reader any more."""
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(descriptor, data) :]
@@ -351,7 +359,7 @@ def tell(line: str) -> None:
 
 
 def end_by(number: int) -> NoReturn:
-    """End by this signal."""
+    """End this process by this signal."""
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
@@ -373,7 +381,7 @@ def main() -> None:
         tell(f"moorage: the files of the job are not kept: {error}")
         sys.exit(1)
     if code is None:
-        tell("moorage: the VM ended before it told the end of its job")
+        tell("moorage: the VM ended without reporting the end of its job")
         end_by(signal.SIGKILL)
     sys.exit(code)
 

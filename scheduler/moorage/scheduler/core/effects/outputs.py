@@ -58,7 +58,7 @@ class Outputs:
         self.answers: list[tuple[str, bytes]] = []
         self.messages: list[Message] = []
         self.ended: list[Job] = []  # jobs that ended with this record; their transitions go to the history
-        self.long: list[Job] = []  # jobs with so many transitions that a part goes to the history now
+        self.long: list[Job] = []  # jobs whose transitions are too many for memory: a part goes to the history now
         # tenant, job, event as JSON, whether also on its own subject
         self.events: list[tuple[str, str, bytes, bool]] = []
 

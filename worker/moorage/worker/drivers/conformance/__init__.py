@@ -1,4 +1,4 @@
-"""Checks that a driver does what moorage relies on; pytest runs them as its author derives a class from `DriverChecks`.
+"""Check that a driver does what moorage relies on: its author derives a class from `DriverChecks`, and pytest runs it.
 
     from moorage.worker.drivers.conformance import DriverChecks
 
@@ -10,9 +10,9 @@
         ...
 
 Each check starts a real worker with the driver, and a leader that places jobs on it, over a real nats-server; the GPUs
-are simulated. The methods from `exits` to `children` say what a job of the driver looks like that does what the check
-needs: they return the request as a caller would submit it, without the driver and without GPUs. What the driver cannot
-do at all stands in `dashes`, by the name of the check and with the reason; that check is then not collected.
+are simulated. The methods from `exits` to `children` return the job that a check needs, in the form of the driver: the
+request as a caller would submit it, without the driver and without GPUs. `dashes` names the checks that the driver
+cannot pass at all, each with the reason; pytest does not collect them.
 """
 
 from __future__ import annotations

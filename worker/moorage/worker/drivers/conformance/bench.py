@@ -1,4 +1,4 @@
-"""A worker with the driver under test, and a leader that places jobs on it, over a real nats-server."""
+"""Run a worker with the driver under test, and a leader that places jobs on it, over a real nats-server."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ WORKER: Final = "w1"
 TENANT: Final = "acme"
 SECRET_NAME: Final = "token"
 SECRET: Final = "s3cret-of-the-checks"
-#: a variable of the agent's own process, which no job may see
+#: a variable of the agent's own process; no job may see it
 OF_THE_AGENT: Final = "CONFORMANCE_AGENT_ONLY"
 ANSWER_S: Final = 10.0
-#: the start of an agent's process takes so many times the slack of other starts
+#: an agent's process may take this many times the slack of other starts
 START_TIMES: Final = 3
 PAGE_BYTES: Final = 64 * 1024
 
@@ -46,7 +46,7 @@ _decode_page: Final = Decoder[LogPage | Problem](LogPage | Problem)
 
 
 class Bench:
-    """One worker id on a state folder of its own, and its leader. Use `open_bench`."""
+    """One worker id with a state folder of its own, and its leader. Use `open_bench`."""
 
     def __init__(self, leader: ScriptedLeader, settings: WorkerSettings, url: str, slack_s: float) -> None:
         self.leader = leader
@@ -54,7 +54,7 @@ class Bench:
         self.settings = settings
         self.url = url
         self.folder = settings.state_dir.parent
-        self.driver = ""  # and what it can do: the worker tells
+        self.driver = ""  # this and `can` are set by `joined`, from the worker's hello
         self.can = Capabilities()
         self._fences = iter(range(10, 1000))
 
@@ -63,18 +63,21 @@ class Bench:
         return self.leader.seat(WORKER)
 
     async def joined(self, joins: int = 1) -> None:
-        """Wait until the worker has joined for this time, and has told what its driver can do."""
+        """Wait until the worker has joined `joins` times; take the driver's name and capabilities from its hello."""
         await self.leader.joined(WORKER, joins, START_TIMES * self.slack_s)
         [(self.driver, self.can)] = self.seat.joins[-1].hello.capabilities.items()
 
     def name(self, job: str = "a", replica: int = 0) -> MemberName:
-        """Return the name of a first attempt, with a fence that no other one has."""
+        """Return the name of a first attempt, with a fence that no other attempt has."""
         return (TENANT, job, replica, 1, next(self._fences))
 
     async def place(
         self, name: MemberName, request: dict[str, Any], slots: tuple[int, ...] = (0,), *, hold: bool = False
     ) -> None:
-        """Send the worker a placement; without slots the job asks for no GPU. `hold`: it waits for its gang."""
+        """Send the worker a placement.
+
+        Without slots the job asks for no GPU; with `hold` it waits for its gang's START.
+        """
         body = request | ({"gpu": request.get("gpu", {}) | {"count": len(slots)}} if slots else {})
         mode = "exclusive" if slots else "none"
         await self.leader.want(WORKER, Place(*name, list(slots), mode, hold, encode(body), "", folder=True))
@@ -86,9 +89,9 @@ class Bench:
         await self.leader.want(WORKER, End(*name, "cancelled", grace_s))
 
     async def heard(self, kind: str, name: MemberName) -> Fact:
-        """Return the worker's report of this kind on a member, once it is there.
+        """Return the worker's report of this kind about a member, once it has arrived.
 
-        Raises AssertionError after `slack_s` seconds, and at once where the member was refused, or ended before it
+        Raises AssertionError after `slack_s` seconds, and at once if the member was refused, or ended before it
         started.
         """
         last = {"started": ("refused", "exited")}.get(kind, ("refused",))
@@ -101,22 +104,22 @@ class Bench:
             fact: Fact = await until(found, self.slack_s)
             assert fact.kind == kind, f"{kind} of {name} cannot come: {fact.kind} {fact.code}, {fact.detail!r}"
             return fact
-        return await self.leader.heard(WORKER, kind, name, 0.0)  # which says what came instead
+        return await self.leader.heard(WORKER, kind, name, 0.0)  # its error lists the reports that came instead
 
     async def ended(self, name: MemberName) -> Fact:
-        """Return the report `exited` of a member, once its devices are free, too."""
+        """Return the report `exited` of a member, once its devices are freed as well."""
         exited = await self.heard("exited", name)
         await self.heard("freed", name)
         return exited
 
     def was_last(self, name: MemberName, stream: StreamName) -> bool:
-        """Return whether the frame came that says that this stream is over."""
+        """Return whether the last frame of this output stream has arrived."""
         subject = self.leader.subjects.log(*name[:3])
         frames = [frame for at, frame in self.leader.output if at == subject and frame["stream"] == stream]
         return any(frame.get("end") for frame in frames)
 
     async def kept(self, name: MemberName, stream: StreamName) -> str:
-        """Return the output that the driver keeps of a member that is over. Raises AssertionError if it refuses."""
+        """Return the output that the driver keeps of an ended member. Raises AssertionError if it refuses."""
         tenant, job, replica, attempt, fence = name
         ask = ReadLog(
             self.seat.session, tenant, job, replica, attempt, fence, self.driver, stream, 0, PAGE_BYTES, ended_ms=1
@@ -129,7 +132,10 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def open_bench(url: str, driver: str, slack_s: float) -> AsyncIterator[Bench]:
-    """Give a bench without a worker; at the end everything that a supervisor on its state folder runs is over."""
+    """Give a bench without a running worker.
+
+    At the end, stop every member that a supervisor on its state folder runs.
+    """
     with tempfile.TemporaryDirectory(prefix="moorage-checks-") as named:
         folder = Path(named)
         kept = folder / "secrets"
@@ -157,12 +163,13 @@ async def open_bench(url: str, driver: str, slack_s: float) -> AsyncIterator[Ben
 
 # -------------------------------------------------------------------------------------- an agent that can be killed
 
-#: runs the worker of a class of checks: the file and the name of that class, the worker's settings, the server's URL
+#: the program of `AgentProcess`; its arguments are the file and the name of the class of checks, the worker's settings
+#: and the server's URL
 _AGENT: Final = "import sys; from moorage.worker.drivers.conformance.bench import main; main(*sys.argv[1:])"
 
 
 class AgentProcess:
-    """The worker of a class of checks, in a process of its own."""
+    """The worker of a class of checks, in a process of its own, so that a check can kill it."""
 
     def __init__(self, checks: type, settings: WorkerSettings, url: str) -> None:
         table = {
@@ -183,7 +190,7 @@ class AgentProcess:
         return self
 
     async def kill(self) -> None:
-        """End it at once, as a crash does."""
+        """Kill it at once, like a crash."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
@@ -206,7 +213,7 @@ async def _serve(serve: Serve, settings: WorkerSettings, url: str) -> None:
 
 
 def _class_of(file: str, module: str, name: str) -> Any:
-    """Return a class by the file that it is in: a file of tests need not be importable by its name."""
+    """Return a class by the path of its file, because a test file need not be importable by name."""
     spec = importlib.util.spec_from_file_location(module, file)
     assert spec is not None
     assert spec.loader is not None

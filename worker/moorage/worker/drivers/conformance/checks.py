@@ -1,4 +1,4 @@
-"""The checks themselves; see the text of the package."""
+"""Hold the checks; the package's docstring says how to use them."""
 
 from __future__ import annotations
 
@@ -31,51 +31,54 @@ from moorage.worker.settings import WorkerSettings
 Job = dict[str, Any]
 Check = Callable[[Bench], Coroutine[Any, Any, None]]
 
-#: the prefix by which pytest knows them; behind it stands the name that `dashes` uses
+#: pytest collects names with this prefix; `dashes` names a check without it
 PREFIX: Final = "test_"
-#: how long a job that ignores the polite end is let be
+#: how many seconds a job that ignores the request to end may run on
 GRACE_S: Final = 0.5
-#: in which nothing may happen
+#: a check waits this long to see that nothing happens
 QUIET_S: Final = 0.4
-#: how long a service manager takes to start the agent again: joins of a worker without a journal count in seconds
+#: as a service manager waits before it starts the agent again: a worker without a journal counts its joins in seconds
 RESTART_S: Final = 1.0
-#: a check with all that it starts may take so many times its slack: a driver that does not close must not hang pytest
+#: a check and all that it starts may take this many times the slack, so that a driver that never closes cannot hang
+#: pytest
 CHECK_TIMES: Final = 5
 WORDS: Final = "words-of-the-check"
-#: what a check gives a job that takes more than it may have
+#: the memory limit of a job, and how much it tries to use
 MEMORY_MIB: Final = 64
 MEMORY_TAKEN_MIB: Final = 512
 
 
 class DriverChecks:
-    """The checks of one driver; derive from it in a file that pytest collects."""
+    """The checks of one driver. Derive a class from it in a file that pytest collects."""
 
-    #: the driver, as the setting `drivers` of a worker names it
+    #: the driver, as the worker's setting `drivers` names it
     driver: ClassVar[str] = ""
-    #: the worker's settings file, where the driver needs one: `[driver.mine]` and so on
+    #: text of the worker's settings file, if the driver needs one: `[driver.mine]` and so on
     settings: ClassVar[str] = ""
-    #: how long a start or an end may take, on a busy machine
+    #: how many seconds a start or an end may take on a busy machine
     slack_s: ClassVar[float] = 20.0
-    #: how long after its start a job may need until it ignores the polite end, or listens for it
+    #: how many seconds after its start a job may need before it handles or ignores the request to end
     ready_s: ClassVar[float] = QUIET_S
-    #: checks that do not apply, by their names without `test_`: why not
+    #: checks that do not apply: the name without `test_`, and the reason
     dashes: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **words: Any) -> None:
         super().__init_subclass__(**words)
         for name, why in cls.dashes.items():
             if name not in CHECKS or not why.strip():
-                raise TypeError(f"dashes of {cls.__name__} name a check and say why: {name!r} is not one of {CHECKS}")
-            setattr(cls, PREFIX + name, None)  # pytest collects what it can call
+                raise TypeError(
+                    f"dashes of {cls.__name__} must name checks, each with a reason: {name!r} is not one of {CHECKS}"
+                )
+            setattr(cls, PREFIX + name, None)  # pytest skips what it cannot call
 
     # ---------------------------------------------------------------------- what a job of the driver looks like
 
     def exits(self, code: int) -> Job:
-        """Return a job that ends by itself, soon, with this code."""
+        """Return a job that soon ends by itself with this code."""
         raise self._unsaid("exits")
 
     def hangs(self) -> Job:
-        """Return a job that runs until it is ended, and ends when it is asked to."""
+        """Return a job that runs until it is asked to end, and then ends."""
         raise self._unsaid("hangs")
 
     def ignores_the_end(self) -> Job:
@@ -91,23 +94,26 @@ class DriverChecks:
         raise self._unsaid("shows_environment")
 
     def shows_folder(self) -> Job:
-        """Return a job that writes a file into the folder that it starts in, then that folder's path to its output.
+        """Return a job that writes a file into its start folder, and then the folder's path to its standard output.
 
-        Where jobs have the same path, each for a folder of its own, it writes the folder's inode number.
+        If every job sees the same path for its own folder, the job writes the folder's inode number instead.
         """
         raise self._unsaid("shows_folder")
 
     def has_children(self, path: Path) -> Job:
-        """Return a job that leaves a process behind, in a session of its own, whose pid it writes to this file, and
-        that runs until it is ended."""
+        """Return a job that leaves a process behind in its own session, writes that process's pid to `path`, and runs
+        on.
+        """
         raise self._unsaid("has_children")
 
     def child(self, path: Path) -> int:
-        """Return the pid, on this host, of the process that a job of `has_children` leaves behind; 0 so far."""
+        """Return the pid, on this host, of the process that a job of `has_children` leaves behind; 0 if it is not known
+        yet.
+        """
         return int((path.exists() and path.read_text().strip()) or 0)
 
     def takes_memory(self, mib: int) -> Job:
-        """Return a job that uses so much memory, and then ends with code 0."""
+        """Return a job that uses this much memory, and then ends with code 0."""
         raise self._unsaid("takes_memory")
 
     def environment(self, output: str) -> dict[str, str]:
@@ -132,7 +138,9 @@ class DriverChecks:
     # ------------------------------------------------------------------------------------------------ the checks
 
     def test_start(self) -> None:
-        """A job is claimed, started, ended and freed, in this order and each once; then its GPU takes the next one."""
+        """The worker reports claimed, started, exited and freed, in this order and once each; then its GPU runs the
+        next job.
+        """
 
         async def check(bench: Bench) -> None:
             for _ in range(2):
@@ -145,7 +153,7 @@ class DriverChecks:
         self._run(check)
 
     def test_exit_code(self) -> None:
-        """The code with which a job ends is reported as it is."""
+        """The exit code of a job is reported unchanged."""
 
         async def check(bench: Bench) -> None:
             name = bench.name()
@@ -156,7 +164,7 @@ class DriverChecks:
         self._run(check)
 
     def test_output(self) -> None:
-        """What a job writes is published; it is kept, and its streams end, if the driver says so."""
+        """The output of a job is published. If the driver's capabilities say so, it is kept, and its streams end."""
 
         async def check(bench: Bench) -> None:
             name = bench.name()
@@ -173,7 +181,7 @@ class DriverChecks:
         self._run(check)
 
     def test_cancel(self) -> None:
-        """A job that ends when it is asked to is not made to wait for its grace; asked twice it ends once."""
+        """A job that ends when it is asked to does not wait for its whole grace; asked twice, it ends once."""
 
         async def check(bench: Bench) -> None:
             name = bench.name()
@@ -190,7 +198,7 @@ class DriverChecks:
         self._run(check)
 
     def test_grace(self) -> None:
-        """A job that ignores the end has its grace, and is then ended by force, or its GPU is kept out of use."""
+        """A job that ignores the request to end keeps its grace, then is ended by force, or its GPU is quarantined."""
 
         async def check(bench: Bench) -> None:
             name = bench.name()
@@ -212,7 +220,7 @@ class DriverChecks:
         self._run(check)
 
     def test_timeout(self) -> None:
-        """A job that runs longer than its `run.timeout_s` is ended, and the reason is `timeout`."""
+        """A job that runs longer than `run.timeout_s` is ended with the reason `timeout`."""
 
         async def check(bench: Bench) -> None:
             name = bench.name()
@@ -222,7 +230,7 @@ class DriverChecks:
         self._run(check)
 
     def test_children(self) -> None:
-        """When a job's end is reported, all that it has started is over, also what has left its process group."""
+        """Check that all processes of a job are over when its end is reported, also one that left its process group."""
 
         async def check(bench: Bench) -> None:
             name, path = bench.name(), bench.folder / "child"
@@ -232,12 +240,12 @@ class DriverChecks:
             assert is_alive(pid)
             await bench.end(name, GRACE_S)
             await bench.heard("exited", name)
-            assert not is_alive(pid), "the job's end was reported, and a process that it had started runs on"
+            assert not is_alive(pid), "the job's end was reported, but a process that the job had started still runs"
 
         self._run(check)
 
     def test_agent_killed(self) -> None:
-        """A new agent takes over what runs, if the driver says that it outlives the agent; else nothing runs on.
+        """A new agent takes over running members if the driver's capabilities say so; else none of them runs on.
 
         A member that was taken over runs on as the same attempt, and ends when it is asked to.
         """
@@ -254,7 +262,7 @@ class DriverChecks:
                 await bench.joined(2)
                 held = [each for each in bench.seat.joins[-1].holding if (each.job, each.fence) == (name[1], name[4])]
                 if not bench.can.outlives_agent:
-                    assert not held, "the driver does not outlive its agent, and its next agent holds a member"
+                    assert not held, "the driver does not outlive its agent, but the next agent has a member"
                     return
                 assert [each.phase for each in held] == ["running"], "the new agent did not take the member over"
                 assert "exited" not in bench.seat.kinds(name)
@@ -264,7 +272,7 @@ class DriverChecks:
         self._on_bench(check)
 
     def test_double_start(self) -> None:
-        """A placement that comes twice, at once and after the end, starts one member once."""
+        """A placement that is sent twice, and once more after the end, starts one member once."""
 
         async def check(bench: Bench) -> None:
             name, other = bench.name(), bench.name("other")
@@ -282,7 +290,7 @@ class DriverChecks:
         self._run(check)
 
     def test_environment(self) -> None:
-        """A job gets its own variables and moorage's, nothing of the agent's, and none that claims other GPUs."""
+        """A job gets its own variables and moorage's, none of the agent's, and none that names other GPUs."""
 
         async def check(bench: Bench) -> None:
             claimed = {"SEED": "7", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "MOORAGE_FENCE": "1"}
@@ -292,7 +300,7 @@ class DriverChecks:
             own = dict(zip(("TENANT", "JOB", "REPLICA", "ATTEMPT", "FENCE"), map(str, name), strict=True))
             assert {word: found.get(f"MOORAGE_{word}") for word in own} == own
             assert found.get("CUDA_VISIBLE_DEVICES") != claimed["CUDA_VISIBLE_DEVICES"]
-            assert OF_THE_AGENT not in found, "the agent's own variables are none of a job's business"
+            assert OF_THE_AGENT not in found, "a variable of the agent's own process reached the job"
 
         os.environ[OF_THE_AGENT] = "1"
         try:
@@ -318,7 +326,7 @@ class DriverChecks:
         self._run(check)
 
     def test_limits(self) -> None:
-        """A job that takes more memory than `resources.memory_mib` says does not get it."""
+        """A job cannot use more memory than `resources.memory_mib`."""
 
         async def check(bench: Bench) -> None:
             name = bench.name()
@@ -329,7 +337,7 @@ class DriverChecks:
         self._run(check)
 
     def test_folder(self) -> None:
-        """A job starts in a folder of its own, that it may write to and that no other attempt has."""
+        """A job starts in a writable folder that no other attempt has."""
 
         async def check(bench: Bench) -> None:
             folders = {(await self._printed(bench, f"job-{at}", "shows_folder"))[1].strip() for at in range(2)}
@@ -339,7 +347,7 @@ class DriverChecks:
         self._run(check)
 
     def test_secrets(self) -> None:
-        """A secret that a request names is a variable of the job, and stands in nothing that the agent reports."""
+        """A secret that a request names is a variable of the job, and appears in nothing that the agent reports."""
 
         async def check(bench: Bench) -> None:
             named = {"env": {"TOKEN": {"secret": SECRET_NAME}}}
@@ -355,7 +363,7 @@ class DriverChecks:
         self._run(check)
 
     def test_gang(self) -> None:
-        """A rank of a gang does not start before the leader says so, and then finds where its gang meets."""
+        """A rank of a gang starts only after the leader's START, and gets the address where its gang meets."""
 
         async def check(bench: Bench) -> None:
             name = bench.name("gang", 1)
@@ -391,12 +399,12 @@ class DriverChecks:
 
     @classmethod
     def teardown_class(cls) -> None:
-        """Stop it."""
+        """Stop the nats-server of these checks."""
         asyncio.run(cls._server.stop())
         cls._server_folder.cleanup()
 
     def _on_bench(self, check: Check) -> None:
-        """Run a check on a bench without a worker, in a loop of its own: the kind of loop that a worker runs on."""
+        """Run a check on a bench without a running worker, in a loop of the kind that a worker uses."""
 
         most_s = CHECK_TIMES * self.slack_s
 
@@ -434,13 +442,13 @@ class DriverChecks:
         hold: bool = False,
         **fields: Any,
     ) -> None:
-        """Place the job that one of the methods above describes, with these fields of the request over it."""
+        """Place the job that the method `kind` returns, with `fields` of the request over it."""
         job: Job = getattr(self, kind)(*words)
         run = {"grace_s": 5.0} | job.get("run", {}) | fields.pop("run", {}) | {"driver": bench.driver}
         await bench.place(name, job | fields | {"run": run}, slots, hold=hold)
 
     async def _printed(self, bench: Bench, job: str, kind: str, **fields: Any) -> tuple[MemberName, str]:
-        """Return the name of a job that ran and ended well, and what it wrote to its standard output."""
+        """Run a job to a successful end; return its name and what it wrote to its standard output."""
         name = bench.name(job)
         await self._place(bench, name, kind, **fields)
         exited = await bench.ended(name)
@@ -452,16 +460,16 @@ class DriverChecks:
 
     @classmethod
     def _unsaid(cls, kind: str) -> TypeError:
-        return TypeError(f"{cls.__name__} has to define {kind}, or to name the checks that need it in `dashes`")
+        return TypeError(f"{cls.__name__} must define {kind}, or name the checks that need it in `dashes`")
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of this host runs; one that is only waited for does not."""
+    """Return whether a process of this host runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:
         return False
 
 
-#: the names of all checks, in the order in which they stand above
+#: the names of all checks, in their order above
 CHECKS: Final = tuple(name.removeprefix(PREFIX) for name in vars(DriverChecks) if name.startswith(PREFIX))

@@ -1,4 +1,4 @@
-"""A leader of a few lines, over plain nats-py, for tests of agents and drivers: it answers what a test says."""
+"""A minimal leader over plain nats-py, for tests of agents and drivers: it sends the answers that a test sets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ decode_load = Decoder[Load](Load)
 
 @dataclass
 class Seat:
-    """One worker as the leader knows it."""
+    """What the leader knows of one worker."""
 
     session: str = ""
     no: int = 0
@@ -68,7 +68,7 @@ def fact_name(fact: Fact) -> MemberName:
 
 
 class NeverHappened(AssertionError):
-    """What a test waits for did not happen before its deadline."""
+    """The awaited condition did not become true before its deadline."""
 
 
 async def until(condition: Callable[[], Any], deadline_s: float = 30, what: str = "") -> Any:
@@ -82,7 +82,7 @@ async def until(condition: Callable[[], Any], deadline_s: float = 30, what: str 
 
 
 class ScriptedLeader:
-    """`mute` names verbs that get no answer; `refuse` maps a verb to the error that it gets."""
+    """A leader that a test scripts: `mute` has the verbs that get no answer, `refuse` the error that a verb gets."""
 
     def __init__(self, url: str, prefix: str, *, renew_s: float = 0.2, lease_s: float = 20, grace_s: float = 1) -> None:
         self.url = url
@@ -156,7 +156,7 @@ class ScriptedLeader:
         return found
 
     def text(self, name: MemberName, stream: str = "out") -> str:
-        """The output of a member so far."""
+        """Return a member's output so far."""
         subject = self.subjects.log(*name[:3])
         frames = [frame for at, frame in self.output if at == subject and frame["stream"] == stream]
         return "".join(frame["text"] for frame in sorted(frames, key=lambda frame: frame["offset"]))
