@@ -277,7 +277,7 @@ class Members:
             if self.session.phase == "live":
                 self._renew()  # names the later term: a leader on an older backup of the ledger must learn of it (H7)
             return self._drop("lower-reign")
-        # It names no session, so any client may have sent it. The term counts only once a leader answers what is sent now.
+        # it names no session, so any client may have sent it: the term counts once a leader answers what is sent now
         self._commands.append(SayHello())
         if self.session.phase == "live":
             self.outbox.hurry(self._now)

@@ -77,7 +77,10 @@ class Listener(Protocol):
         """There is a new supervisor; `on_listed` follows."""
 
     def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
-        """Take all that the supervisor has of this owner: (key, waiting | running | ended | unproven, the event that reported it)."""
+        """Take all that the supervisor has of this owner: key, state and event of each.
+
+        The state is waiting, running, ended or unproven; the event is the one that reported it.
+        """
 
     def on_start_refused(self, keys: Sequence[str], why: str) -> None: ...
 
