@@ -109,7 +109,7 @@ NAMES_TWICE = b'{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[%s,%s]}
         ("x.json", spec({"0": node("/dev/x")}, "t/class"), "no good vendor"),
         ("x.json", spec({"0": node("/dev/x")}, "nvidia.com"), "no good class"),
         ("x.json", spec({"0": node("/dev/x")}, version="9.9.0"), "cdiVersion '9.9.0' must be one of"),
-        ("x.json", spec({"0": node("/dev/x")}, version="0.3.0"), "cdiVersion 0.3.0 is too low for what it contains: 0.5.0"),
+        ("x.json", spec({"0": node("/dev/x")}, version="0.3.0"), "0.3.0 is too low for what it contains: 0.5.0"),
         ("x.json", spec({"a": {"netDevices": [{"hostInterfaceName": "a", "name": "b"}]}}), "what it contains: 1.1"),
         ("x.json", spec({"a": {"additionalGids": [4]}}), "too low for what it contains: 0.7.0"),
         ("x.json", spec({"0": {}}), "the device 0 has empty containerEdits"),

@@ -589,7 +589,8 @@ async def test_an_image_that_does_not_arrive_in_time_sends_the_job_elsewhere(
     async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
         await with_slow_registry(rig, docker)
         name = rig.start("j1", "true", image="nowhere/none:1")
-        assert "nowhere/none:1 cannot be pulled: the pull did not end within" in (await rig.reported(NotStarted, name))[1]
+        why = (await rig.reported(NotStarted, name))[1]
+        assert "nowhere/none:1 cannot be pulled: the pull did not end within" in why
 
 
 class SlowOutput(Engine):

@@ -64,7 +64,7 @@ class PodmanSettings(ContainerSettings, frozen=True):
 
 
 def default_user() -> str:
-    """Return the default user of containers: 65534:65534, or, rootless, the agent's own user as its containers see it."""
+    """Return the default user of containers: 65534:65534; rootless, the agent's own user as its containers see it."""
     return "0:0" if os.geteuid() else "65534:65534"
 
 
