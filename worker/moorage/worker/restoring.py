@@ -14,12 +14,12 @@ from moorage.worker.member_messages import Member, MemberName
 
 @dataclass(slots=True)
 class Found:
-    """What was found: members that are held on, and others that must end or were never started.
+    """What was found: members that run on, and others that must end or were never started.
 
-    `held` come with phase, exit code and reason. `withdrawn` are in the journal, but no driver knows them. `strays`
-    run, but are not in the journal or must not go on; `moved` are those of them whose slots now show other devices, and
-    `left` the slots, as they were, whose devices may still hold the memory of such a member. `facts` report the end of
-    the latter, for the join that follows once they have ended.
+    `held` are the members that run on, with phase, exit code and reason. `withdrawn` are in the journal, but no driver
+    knows them. `strays` run, but are not in the journal or must end. `moved` are the strays whose slots now have other
+    devices, and `left` are their former slots, whose devices may still have their memory. `facts` report the ends of
+    the moved ones, for the join that follows once they have ended.
     """
 
     held: list[tuple[Member, str, int, str]] = field(default_factory=list)
