@@ -53,6 +53,17 @@ HELD_PHASE: Final[dict[MemberPhase, str]] = {
 }
 
 
+#: the phase of a member that an earlier agent held, by what its journal or driver says; what is over is told from there
+RESTORED_AS: Final[dict[str, MemberPhase]] = {
+    "claimed": "claimed",
+    "starting": "starting",
+    "refused": "starting",
+    "running": "running",
+    "exited": "running",
+    "ending": "ending",
+}
+
+
 class Member:
     """One member that is held here. Mutable: only the state machine changes it. `job` names it, not `request.job`."""
 
@@ -68,6 +79,7 @@ class Member:
         "grace_s",
         "job",
         "keep",
+        "left",
         "name",
         "notice_s",
         "phase",
@@ -105,6 +117,7 @@ class Member:
         self.notice_s = 0.0
         self.quarantined: tuple[int, ...] = ()
         self.stuck = False
+        self.left: frozenset[int] = frozenset()  # slots that a guest went on with as it ended
         self.frozen = False  # its processes are, while it is running or ending
         self.freezing = False  # its driver was asked to freeze or to resume it, and has not answered
         self.used: tuple[int, int] | None = None  # of its devices, as `Metered` has it; since this agent's start

@@ -19,6 +19,7 @@ RefusalReason = Literal[
     "duplicate-slot",
     "not-lent",  # the service keeps this slot for its own claims
     "quarantined",
+    "not-frozen",  # wanted by a guest, and not one placement's alone, or with a guest
     "leased",  # held by a local claimer, or wanted alone while somebody holds it
     "mode-mixed",  # shared in another mode until fully released
     "sharers-full",

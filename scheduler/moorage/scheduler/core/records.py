@@ -99,10 +99,14 @@ def unpacked(lingering: int) -> tuple[int, int]:
 MODE_BITS: Final = 8
 
 
+#: beside the sharing mode of a PLACE step: the member is a guest, which has its devices beside a frozen member
+GUEST: Final = 1 << MODE_BITS - 1
+
+
 def placing(mode: int, rate_milli: int) -> int:
     """The last argument of a PLACE step: the sharing mode, and what the member counts in its tenant's fair share.
 
-    The rate is in thousandths of a GPU; 0 stands for one GPU for each device.
+    The rate is in thousandths of a GPU; 0 stands for one GPU for each device. The mode may have the bit `GUEST`.
     """
     return rate_milli << MODE_BITS | mode
 
@@ -146,5 +150,6 @@ KEPT_WHILE_ENDING_LEVEL: Final = 2
 ID_IN_BODY_LEVEL: Final = 2
 #: and that of a ledger whose attempts have folders of their own, so that `cwd` null is that and no longer /
 FOLDER_LEVEL: Final = 2
-#: and that of what requests of releases before 0.3 have not: see `admission`
+#: and that of what requests of releases before 0.3 have not, and of guests, which only such a request asks for: see
+#: `admission`
 REQUEST_LEVEL: Final = 2

@@ -306,15 +306,13 @@ class Replica:
 
 
 class Member:
-    """An attempt on a worker. It holds devices from its placement until they are seen free.
-
-    Made by `new_member`.
-    """
+    """An attempt on a worker, by `new_member`. It holds devices from its placement until they are seen free."""
 
     __slots__ = (
         "attempt",
         "fence",
         "freeze",
+        "guest",
         "key",
         "mask",
         "missed",
@@ -342,6 +340,7 @@ class Member:
         self.rate_milli = 0  # of its tenant's fair share; 0: each of its devices is a whole one
         self.notice_s = 0  # asked to end with such a notice
         self.freeze = False  # an operator wants it frozen; the replica is FROZEN once its worker reports that
+        self.guest = False  # placed on devices of frozen members; once those have ended it has them alone
         self.row = 0
         self.missed = 0  # soft: renewals in a row that did not list it
         self.runs_as: Any = None  # soft: what `backfill` goes by, to say when it ends
@@ -352,7 +351,8 @@ class Member:
         )
         row = hash((row, self.rate_milli)) if self.rate_milli else row
         row = hash((row, self.notice_s)) if self.notice_s else row
-        return hash((row, -1)) if self.freeze else row
+        row = hash((row, -1)) if self.freeze else row
+        return hash((row, -2)) if self.guest else row
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:

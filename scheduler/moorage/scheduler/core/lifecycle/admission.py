@@ -57,6 +57,7 @@ NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.ENFORCE.name, reasons.M
 #: fields of a request that came with `REQUEST_LEVEL`
 NEWER_FIELDS: Final = (
     ("template",),
+    ("guest",),
     ("run", "image"),
     ("run", "files"),
     ("run", "keep"),
