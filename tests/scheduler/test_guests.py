@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.queries import views
@@ -371,3 +372,27 @@ def test_a_ledger_in_which_a_job_runs_beside_its_guest_is_broken(drive: Driving)
     drive.member("guest").guest = False
     with pytest.raises(Broken, match="two exclusive leases"):
         validate(drive.state)
+
+
+def test_no_guest_is_placed_in_the_record_that_resumes(drive: Driving) -> None:
+    frozen(drive)
+    drive.offer_order("resume", job="owner")
+    drive.offer_submit("guest", gpu={}, guest=True)
+    drive.tick()
+    assert drive.states("guest") == ["QUEUED"]
+
+
+def test_no_guest_ends_for_another_job_as_that_frees_no_gpu() -> None:
+    drive = Driving(Config(preempt_priority=60, preempt_after=0.0))
+    frozen(drive)
+    guest(drive)
+    drive.pass_time(3_000)
+    drive.submit("urgent", gpu={}, priority=90)
+    drive.pass_time(5_000)
+    drive.settle()
+    assert (drive.states("urgent"), drive.states("guest")) == (["QUEUED"], ["RUNNING"])
+    drive.workers["w0"].finish(drive.member("owner").key, 1, "exit")
+    drive.settle()
+    drive.pass_time(5_000)
+    drive.settle()
+    assert (drive.states("urgent"), drive.states("guest")) == (["RUNNING"], ["QUEUED"])
