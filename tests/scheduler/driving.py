@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.core.beside import is_at_rest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
@@ -159,6 +160,8 @@ class Driving:
         self.check_counters()
         self.check_queue()
         self.check_reservation()
+        for worker in self.workers.values():
+            worker.validate()
 
     def check_queue(self) -> None:
         """Who waits stands in the queue once, or in one backoff timer: never lost, never doubled, not while held."""
@@ -208,7 +211,12 @@ class Driving:
         for host in self.engine.fleet.hosts.values():
             cpu, memory, free, users = host.cpu_milli, host.memory_mib, host.lent, Counter[int]()
             mib, percent = Counter[int](), Counter[int]()
+            owned = guests = frozen = 0
             for member in host.worker.members.values():
+                if member.mode == 1:
+                    owned |= 0 if member.guest else member.mask
+                    guests |= member.mask if member.guest else 0
+                    frozen |= member.mask if is_at_rest(member) else 0
                 shape = self.engine.shape_of(member.replica.job)
                 cpu -= shape.cpu_milli
                 memory -= shape.memory_mib
@@ -218,6 +226,8 @@ class Driving:
                         users[slot] += 1
                         mib[slot] += shape.share_mib
                         percent[slot] += shape.compute_percent
+            assert (host.owned, host.guests) == (owned, guests), host.worker.id
+            assert not host.frozen & ~frozen, f"{host.worker.id}: {host.frozen:b} take guests, frozen are {frozen:b}"
             assert host.held == len(host.worker.members)
             assert (host.cpu_free, host.memory_free) == (cpu, memory), host.worker.id
             assert host.free == free, f"{host.worker.id}: {host.free:b} is not {free:b}"

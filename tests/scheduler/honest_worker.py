@@ -74,7 +74,12 @@ class Worker:
             users = [held for held in self.held.values() if slot in held.place.slots]
             if slot in self.local:
                 return True
-            if place.mode == "exclusive" and users:
+            if place.guest:
+                if [(held.phase, held.place.guest, held.place.mode) for held in users] != [
+                    ("frozen", False, "exclusive")
+                ]:
+                    return True
+            elif place.mode == "exclusive" and users:
                 return True
             if place.mode in ("mps", "time-slice") and (
                 any(held.place.mode != place.mode for held in users)
@@ -82,6 +87,24 @@ class Worker:
             ):
                 return True
         return False
+
+    def has_guest(self, owner: HeldMember) -> bool:
+        """Whether a guest has a slot of a member that is none."""
+        slots = set(owner.place.slots)
+        return not owner.place.guest and any(
+            held.place.guest and not slots.isdisjoint(held.place.slots) for held in self.held.values()
+        )
+
+    def validate(self) -> None:
+        """A device has one exclusive holder, and beside a frozen one at most one guest."""
+        here: dict[int, list[HeldMember]] = {}
+        for held in self.held.values():
+            for slot in held.place.slots if held.place.mode == "exclusive" else ():
+                here.setdefault(slot, []).append(held)
+        for slot, users in here.items():
+            owners, guests = ([held for held in users if held.place.guest is guest] for guest in (False, True))
+            assert len(owners) <= 1 >= len(guests), f"{self.id}: slot {slot} is held by {users}"
+            assert not guests or all(held.phase in ("frozen", "exited") for held in owners), f"{self.id}: {users}"
 
     def say(self, kind: FactKind, place: Place, code: int = 0, detail: str = "") -> None:
         self.told[kind] += 1
@@ -142,7 +165,9 @@ class Worker:
                 self.finish(key, -15, "end")
         for freeze in frame.freeze:
             held = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.fence))
-            if held is not None and held.phase in ("running", "frozen") and self.freezes:
+            if held is not None and not freeze.on and self.has_guest(held):
+                self.told["not-resumed"] += 1  # it asks nothing, and is asked again
+            elif held is not None and held.phase in ("running", "frozen") and self.freezes:
                 held.phase = "frozen" if freeze.on else "running"
                 self.say("frozen" if freeze.on else "resumed", held.place)
             elif held is not None and held.phase == "running":

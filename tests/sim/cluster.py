@@ -143,6 +143,7 @@ class Cluster:
                 machine = self.machines[name] = Machine(name, self.folder / name, rng, faults=self.faults)
                 machine.state.mkdir()
                 machine.on_start = self.judge.started
+                machine.on_resume = self.judge.resumed
             self.judge.machines = list(self.machines.values())
             self.judge.watch(self.bus)
             self._patch(patches)

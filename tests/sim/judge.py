@@ -50,6 +50,7 @@ class Judge:
         self.records = 0
         self.digest = 0  # of every record: two runs of one seed have the same
         self.started_members = 0
+        self.guests = 0  # processes that began beside a frozen one
         self.on_violated: Callable[[], object] = lambda: None
         self.on_accepted: Callable[[str, str], object] = lambda tenant, job: None
         self._first: Violated | None = None
@@ -245,6 +246,13 @@ class Judge:
                     continue
                 if _unit(other) == (tenant, job, replica):
                     self.violated(f"two live attempts: {other.key} and {ran.key}")
+                if (
+                    self._is_guest(tenant, job)
+                    and machine.is_frozen(other)
+                    and not self._guests_of(machine, other, ran)
+                ):
+                    self.guests += not set(other.uuids).isdisjoint(ran.uuids)
+                    continue
                 if clash(mode, self._mode(*_unit(other)[:2])) and set(other.uuids) & set(ran.uuids):
                     self.violated(f"{other.key} and {ran.key} both hold {sorted(set(other.uuids) & set(ran.uuids))}")
             for hold in machine.local if ran.machine == machine.name else ():
@@ -254,6 +262,24 @@ class Judge:
                 for uuid in ran.uuids:
                     self._check_memory(machine, uuid, ran.key)
         self._may_start(tenant, job, replica, ran)
+
+    def _is_guest(self, tenant: str, job: str) -> bool:
+        known = self.state.job(tenant, job)
+        return known is not None and decode_request(known.body).guest
+
+    @staticmethod
+    def _guests_of(machine: Machine, owner: Ran, but: Ran) -> list[Ran]:
+        """The processes, but for two, that have a device of both."""
+        both = set(owner.uuids) & set(but.uuids)
+        return [each for each in machine.living if each not in (owner, but) and not both.isdisjoint(each.uuids)]
+
+    def resumed(self, machine: Machine, ran: Ran) -> None:
+        """The driver is to move the memory of a frozen process back: none other may have its exclusive devices."""
+        for other in self._guests_of(machine, ran, ran):
+            if clash(self._mode(*_unit(ran)[:2]), self._mode(*_unit(other)[:2])):
+                self.violated(f"{ran.key} was resumed beside {other.key}")
+        for uuid in ran.uuids if self._mode(*_unit(ran)[:2]) == "exclusive" else ():
+            self._check_memory(machine, uuid, f"{ran.key} which was resumed")
 
     def held_locally(self, machine: Machine, hold: LocalHold) -> None:
         """Code of the worker's own process was given a device."""

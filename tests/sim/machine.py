@@ -65,6 +65,7 @@ class Machine:
         self.hurries = False
         self.inventory: MachineInventory | None = None  # of the agent that started last
         self.on_start: Callable[[Ran], None] = lambda _: None
+        self.on_resume: Callable[[Machine, Ran], None] = lambda *_: None
         self.supervisor: Supervisor | None = None
         self.frozen: dict[MemberName, bool] = {}  # whether it is, and not just being frozen
         self._supervisors = 0
@@ -118,6 +119,15 @@ class Machine:
         self.living.remove(ran)
         self.memory.ended(ran)
 
+    def is_frozen(self, ran: Ran) -> bool:
+        """Whether the memory of a process is away from its devices."""
+        return any(done and named(name) == ran.key.partition("|")[2] for name, done in self.frozen.items())
+
+
+def named(name: MemberName) -> str:
+    """The name of a member as it ends the key of its process."""
+    return "/".join(map(str, name))
+
 
 class MachineFreezer(Freezer):
     """Freezes what runs on a machine: that takes its time, and sometimes fails. What is frozen outlives the agent."""
@@ -142,6 +152,9 @@ class MachineFreezer(Freezer):
         return outcome, "" if outcome == "frozen" else "the machine does not like it"
 
     async def resume(self, name: MemberName) -> tuple[Outcome, str]:
+        for ran in self._machine.living:
+            if ran.key.partition("|")[2] == named(name) and self._machine.frozen.get(name):
+                self._machine.on_resume(self._machine, ran)
         outcome = await self._done("broken")
         self.over(name)
         return ("running" if outcome == "frozen" else outcome), ""

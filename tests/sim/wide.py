@@ -3,7 +3,7 @@
 Schedulers of different settings; services that follow their jobs and ask about them with the SDK, submit arrays, and
 submit on the condition that nothing was decided since; operators who restore backups and raise no reign by hand;
 schedulers and agents that are stopped in order; workers that leave, and hosts that come back with other devices; jobs
-that are frozen and resumed.
+that are frozen and resumed, and others that have their devices meanwhile.
 
 It is a world of its own, so that the seeds of the plain one show what they have always shown.
 """
@@ -37,6 +37,8 @@ LEAVE_S: Final = 5.0
 GIVE_UP_EVERY_S: Final = 60.0
 BATCHED: Final = 0.1
 CONDITIONAL: Final = 0.1
+#: of the jobs that may be guests
+GUESTS: Final = 0.5
 
 
 class WideWorld(World):
@@ -133,6 +135,10 @@ class WideCallers(Callers):
             self._judge.accepted.discard((tenant, job))
 
     async def _submit(self, tenant: str, job: str, body: dict[str, Any]) -> None:
+        gpu = body.get("gpu") or {}
+        alone = "gpu" in body and gpu.get("sharing", "exclusive") == "exclusive" and gpu.get("scheduling") != "gang"
+        if alone and body.get("on_partition") != "keep" and self._rng.random() < GUESTS:
+            body["guest"] = True
         if self._rng.random() < BATCHED:
             await self._submit_batch(tenant, job, body)
             return

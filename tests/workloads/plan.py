@@ -139,6 +139,9 @@ class Draw:
         if self.may("resize"):
             how = {"mps": self.pick("counted", "next-attempt"), "time-slice": self.pick("counted", "live")}
             spec["capabilities"] = {name: {"resizes": how} for name in ("noop", "process")}
+        if self.may("guests"):
+            able = {"freezes": True, "guests": self.pick(True, True, True, False)}
+            spec["capabilities"] = dict.fromkeys(("noop", "process"), able)
 
     # ------------------------------------------------------------------------------------------------- the requests
 
@@ -231,6 +234,8 @@ class Draw:
             fields["on_no_match"] = "reject"
         if self.chance("keep"):
             fields["on_partition"] = "keep"
+        elif gpu is not None and gpu.keys().isdisjoint(("sharing", "profile")) and self.may("guest"):
+            fields["guest"] = gpu.get("scheduling") != "gang"
         if gpu is not None and self.may("exact"):
             ids = self.ids() if "profile" not in gpu else self.ids()[:1]
             gpu |= {"count": len(ids)} if len(ids) > 1 or "count" in gpu else {}
@@ -302,6 +307,8 @@ class Draw:
             part = {"compute_percent": self.pick(1, 10, 30, 50, 100), "memory_mib": self.pick(1, 1_000, 20_000, 80_000)}
             del part[self.pick("compute_percent", "memory_mib")]
             self.add("order", verb="resize", tenant="t", job=self.salt(), **part)
+        if self.may("freeze"):
+            self.add("order", verb=self.pick("freeze", "freeze", "resume"), tenant="t", job=self.salt())
         if self.chance("operate"):
             self.operate()
         if self.chance("trouble"):
@@ -398,6 +405,11 @@ ADDED: Final[dict[str, dict[str, float]]] = {
     "resized": {
         "resize": 0.5, "share": 1.0, "part": 0.8, "no gpu": 0.0, "many gpus": 0.2, "gang": 0.1, "submit": 0.5,
         "model": 0.05, "few modes": 0.1, "other driver": 0.2, "lead": 0.03, "refuse": 0.02, "work": 0.2,
+    },
+    "guests": {
+        "guests": 0.9, "guest": 0.6, "freeze": 0.7, "no gpu": 0.02, "share": 0.05, "gang": 0.05, "many gpus": 0.25,
+        "model": 0.1, "submit": 0.65, "work": 0.2, "lead": 0.04, "refuse": 0.03, "cancel": 0.12, "slices": 0.05,
+        "large": 0.0, "few modes": 0.03, "exact": 0.05, "keep": 0.15, "limit of time": 0.5,
     },
     "all of it": {
         "exact": 0.15, "slices": 0.2, "profile": 0.1, "levels": 0.3, "enforce": 0.15, "capability": 0.4,

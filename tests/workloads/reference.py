@@ -52,7 +52,13 @@ class Room:
         members = [] if empty else [member for member in worker.members.values() if member not in gone]
         self.users: list[list[tuple[str, str, int, int]]] = [[] for _ in hello["gpu_pool"]]
         self.cpu, self.memory = hello["cpu_milli"], hello["memory_mib"]
+        self.frozen: set[int] = set()  # devices of jobs that are frozen to stay so
+        self.guests: set[int] = set()
         for member in members:
+            if member.guest:
+                self.guests |= slots_of(member.mask)
+            elif member.mode == 1 and member.freeze and STATES[member.replica.state] == "FROZEN":
+                self.frozen |= slots_of(member.mask)
             request = request_of(member.replica.job)
             resources, gpu = request.resources, request.effective_gpu
             self.cpu -= resources.cpu_milli if resources else 0
@@ -75,6 +81,8 @@ class Room:
     def put(self, job: Job, request: Request, *, avoiding: bool = True) -> bool:
         """Put one replica there; False where it has no room."""
         slots = self._choose(job, request, avoiding)
+        if slots is None and (slots := self._choose(job, request, avoiding, as_guest=True)) is not None:
+            self.guests |= set(slots)
         if slots is None:
             return False
         gpu, resources = request.effective_gpu, request.resources
@@ -99,14 +107,27 @@ class Room:
             return False
         return gpu is None or (gpu.effective_sharing in hello["modes"] and keeps_to_parts(hello, request))
 
-    def _choose(self, job: Job, request: Request, avoiding: bool) -> list[int] | None:
+    def lends(self, slot: int, request: Request) -> bool:
+        """Whether a guest gets the device of a frozen job."""
+        told = (self.hello.get("capabilities") or {}).get(request.workload.driver, {})
+        device = self.hello["gpu_pool"][slot]
+        is_lent = slot in self.frozen - self.guests and request.guest and told.get("guests")
+        return bool(is_lent) and not device.get("profile") and answers(device, request)
+
+    def _choose(self, job: Job, request: Request, avoiding: bool, *, as_guest: bool = False) -> list[int] | None:
+        if as_guest and request.effective_gpu is None:
+            return None
         if not self.may(job, request):
             return None
         gpu = request.effective_gpu
         if gpu is None:  # it avoids none but workers that refused it
             return None if avoiding and self.worker.num in dict(job.avoid) else []
         avoid = slots_of(dict(job.avoid).get(self.worker.num, 0)) if avoiding else set()
-        found = [slot for slot in self.slots if slot not in avoid and self.takes(slot, job, request)]
+        found = [
+            slot
+            for slot in self.slots
+            if slot not in avoid and (self.lends(slot, request) if as_guest else self.takes(slot, job, request))
+        ]
         if request.device_ids:
             exact = self.named(request)
             return exact if exact and set(exact) <= set(found) else None

@@ -289,6 +289,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: the same as `gpu` with a count and exact devices, as OpenShell asks
     resource_requirements: ResourceRequirements | None = None
     template: Template | None = None  # the same as `driver_config`, as OpenShell asks
+    #: where no GPUs are free it may have those of a frozen job, until that job needs them: then it ends within its
+    #: grace, and is queued again
+    guest: bool = False
 
     def __post_init__(self) -> None:
         if self.job is not None and not is_job(self.job):
@@ -350,6 +353,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             _command_trouble(self.workload)
             or (None if self.gpu is None else self.gpu.trouble)
             or self._distributed_trouble
+            or self._guest_trouble
             or self._length_trouble
             or _checkpoint_trouble(self.workload)
             or self._driver_trouble
@@ -362,6 +366,23 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             return None
         message = "distributed with several replicas needs scheduling gang: its ranks start together or not at all"
         return Trouble("gpu.distributed", message, f"{self.replicas} replicas", 'scheduling "gang", or one replica')
+
+    @property
+    def _guest_trouble(self) -> Trouble | None:
+        if not self.guest:
+            return None
+        gpu = self.effective_gpu
+        if gpu is None:
+            return Trouble("guest", "a guest needs GPUs", "no gpu", "false without a gpu")
+        if gpu.effective_sharing != "exclusive":
+            return Trouble("guest", "a guest is no sharer of a GPU", gpu.effective_sharing, "false with sharing")
+        if gpu.effective_scheduling == "gang":
+            return Trouble("guest", "the ranks of a gang are no guests: the end of one would end all", "gang", "false")
+        if gpu.profile is not None:
+            return Trouble("guest", "a guest gets whole GPUs", quoted(gpu.profile), "false with a profile")
+        if self.on_partition == "keep":
+            return Trouble("on_partition", "a guest ends with its worker's lease", "keep", "kill with guest")
+        return None
 
     @property
     def blocks(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class MemberClaims:
     def take(self, member: Member) -> None:
         """Claim all of its slots at once. Raises SlotsRefused, and Refused if it cannot share a device by mps."""
         mode = cast(Sharing, member.place.mode)
-        lease = self._pool.try_claim_slots(member.slots, mode, member.job)
+        lease = self._pool.try_claim_slots(member.slots, mode, member.job, guest=member.place.guest)
         try:
             self._clients.admit(member)
         except BaseException:
@@ -69,7 +69,7 @@ class MemberClaims:
         """Claim the slots of a member that runs already, whatever may be lent now."""
         try:
             mode = cast(Sharing, member.place.mode)
-            self._leases[member.name] = self._pool.take_again(member.slots, mode, member.job)
+            self._leases[member.name] = self._pool.take_again(member.slots, mode, member.job, guest=member.place.guest)
         except SlotsRefused as refused:
             self._shell.say(Log("error", "pool-differs", f"{member.name} holds slots that the pool refuses: {refused}"))
         self._clients.admit_again(member)
@@ -177,7 +177,7 @@ class MemberClaims:
         taken: list[tuple[MemberName, tuple[int, ...]]] = []
         readings: list[SlotReading] | None = None
         for member in members:
-            slots = member.quarantined or member.slots
+            slots = [slot for slot in member.quarantined or member.slots if slot not in member.left]
             if member.place.mode == "exclusive":
                 not_free = tuple([slot for slot in slots if not await self._inventory.memory_is_free(slot)])
             else:

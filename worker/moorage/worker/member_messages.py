@@ -53,6 +53,17 @@ HELD_PHASE: Final[dict[MemberPhase, str]] = {
 }
 
 
+#: the phase of an earlier agent's member, by its journal or driver; the reports of an ended member go on from it
+RESTORED_AS: Final[dict[str, MemberPhase]] = {
+    "claimed": "claimed",
+    "starting": "starting",
+    "refused": "starting",
+    "running": "running",
+    "exited": "running",
+    "ending": "ending",
+}
+
+
 class Member:
     """One held member (an attempt of a replica). Only the state machine changes it.
 
@@ -71,6 +82,7 @@ class Member:
         "grace_s",
         "job",
         "keep",
+        "left",
         "name",
         "notice_s",
         "phase",
@@ -108,6 +120,7 @@ class Member:
         self.notice_s = 0.0
         self.quarantined: tuple[int, ...] = ()
         self.stuck = False
+        self.left: frozenset[int] = frozenset()  # slots that a guest still has when this member ends
         self.frozen = False  # whether its processes are frozen, while it is running or ending
         self.freezing = False  # its driver was asked to freeze or to resume it, and has not answered
         self.used: tuple[int, int] | None = None  # its use of devices, as in `Metered`, since this agent's start

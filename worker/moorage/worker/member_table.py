@@ -32,11 +32,13 @@ from moorage.schemas.frames import (
 from moorage.schemas.request_cache import RequestCache
 from moorage.worker.environment import start_failed
 from moorage.worker.fact_outbox import FactOutbox
+from moorage.worker.guests import beside, resumes_to_end, slots_fault, slots_of_guests, unfounded, why_no_guest
 from moorage.worker.inventory.base import FREE_WAIT_S, PROBE_QUARANTINED_S, PROBE_S
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import (
     HELD_PHASE,
     PHASES,
+    RESTORED_AS,
     Claims,
     Command,
     Ended,
@@ -87,16 +89,6 @@ LOST: Final = "lost"
 SUSPECTS_MAX: Final = 4_096
 #: minus SIGKILL: the exit code of a member whose end was not observed
 CODE_LOST: Final = -9
-#: the phase of an earlier agent's member, by its journal or driver; the reports of an ended member go on from it
-_RESTORED_AS: Final[dict[str, MemberPhase]] = {
-    "claimed": "claimed",
-    "starting": "starting",
-    "refused": "starting",
-    "running": "running",
-    "exited": "running",
-    "ending": "ending",
-}
-
 _read_request: Final = RequestCache().read
 
 
@@ -177,6 +169,8 @@ class MemberTable:
                 self._refuse(name, f"no driver {member.driver}")
             elif (other := self._suspect_beside(member)) is not None:
                 self._refuse(name, f"{other.job} runs first: the supervisor died under both")
+            elif place.guest and (why := why_no_guest(held.values(), place)):
+                self._refuse(name, why)
             elif len(wanted) >= room or self._held_bytes > HELD_BYTES_MAX:
                 self._refuse(name, f"this worker holds {len(held)} members, as many as a frame can list")
             else:
@@ -335,6 +329,8 @@ class MemberTable:
         member = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.attempt, freeze.fence))
         if member is None or member.phase != "running" or member.freezing:
             return
+        if not freeze.on and beside(self.held.values(), member):
+            return  # the leader asks again once its guests are over
         if member.frozen == freeze.on:
             self.outbox.gathered.append(Fact("frozen" if freeze.on else "resumed", *member.name))
         elif not self.drivers[member.driver].freezes or member.place.mode == "mps":
@@ -358,14 +354,17 @@ class MemberTable:
                 self.commands.append(Log("error", "not-resumed", f"{member.name} is lost while it is frozen: {why}"))
                 self._end_member(member, 0.0, LOST)
             elif member.phase == "ending":
-                if member.frozen and member.grace_s > 0:
-                    self._freeze(member, False)
+                self._resume_to_end(member)
             elif member.frozen:
                 self.outbox.gathered.append(Fact("frozen", *name))
             elif was:
                 self.outbox.gathered.append(Fact("resumed", *name))
             else:
                 self.outbox.gathered.append(Fact("not-frozen", *name, 0, why[:DETAIL_CHARS_MAX]))
+
+    def _resume_to_end(self, member: Member) -> None:
+        if resumes_to_end(self.held.values(), member):
+            self._freeze(member, False)
 
     def on_metered(self, event: Metered) -> None:
         """Add up what members use of their devices."""
@@ -385,8 +384,7 @@ class MemberTable:
             member.notice_s = notice_s
             member.why = why
             self.commands.append(EndMember(member, grace_s, why, notice_s))
-            if member.frozen and grace_s > 0:  # what it saves of its work may be on a GPU
-                self._freeze(member, False)
+            self._resume_to_end(member)
         elif member.phase == "ending" and (grace_s < member.grace_s or notice_s < member.notice_s):
             # a second END may shorten the wait, but never lengthen it
             member.grace_s = min(grace_s, member.grace_s)
@@ -459,7 +457,7 @@ class MemberTable:
         known = {(fact.kind, fact.tenant, fact.job, fact.replica, fact.fence) for fact in event.facts}
         for member, phase, _, detail in event.held:
             self._hold(member)
-            member.phase = _RESTORED_AS[phase]
+            member.phase = RESTORED_AS[phase]
             base = (member.tenant, member.job, member.replica, member.fence)
             if phase not in ("exited", "refused") and ("claimed", *base) not in known:
                 facts.append(Fact("claimed", *member.name, 0, detail))
@@ -472,11 +470,14 @@ class MemberTable:
                 self.on_not_started(NotStarted([(member.name, detail)]))
         for name in event.withdrawn:
             self.tombstones.report(name, "withdrawn", 0, "never started")
+        for guest in unfounded(list(self.held.values())):
+            self._end_member(guest, 0.0, LOST)
 
     # ------------------------------------------------------------------------------------------ are its devices free?
 
     def _await_free(self, member: Member) -> None:
-        if not member.slots or not self.drivers[member.driver].uses_devices:
+        member.left = slots_of_guests(self.held.values(), member)
+        if member.left.issuperset(member.slots) or not self.drivers[member.driver].uses_devices:
             self._freed(member)
             return
         member.probe_at_s = NEVER_S  # until this probe is answered
@@ -543,6 +544,8 @@ class MemberTable:
         """A held member is over: remove it from the table, and remember it as a tombstone."""
         self._unhold(member)
         self._enter(member, "over")
+        for owner in beside(self.held.values(), member) if member.place.guest else ():
+            self._resume_to_end(owner)
         if kind == "exited":
             self.tombstones.remember(member.name, kind, code, detail)
         else:
@@ -577,7 +580,6 @@ class MemberTable:
 
     def validate(self) -> None:
         """Raise `Defect` if the table contradicts itself."""
-        sharers: dict[int, list[str]] = {}
         for name, member in self.held.items():
             if name != member.name or member.phase == "over":
                 raise Defect(f"{name} is held as {member.name} in phase {member.phase}")
@@ -585,11 +587,8 @@ class MemberTable:
                 raise Defect(f"{name} is held and over")
             if name in self._freeing and member.phase != "exited":
                 raise Defect(f"{name} waits for its memory in phase {member.phase}")
-            for slot in member.quarantined or member.slots:
-                sharers.setdefault(slot, []).append(member.place.mode)
-        for slot, modes in sharers.items():
-            if len(set(modes)) > 1 or (modes[0] == "exclusive" and len(modes) > 1):
-                raise Defect(f"slot {slot} is held as {modes}")
+        if fault := slots_fault(self.held.values()):
+            raise Defect(fault)
         if self._held_bytes != sum(HELD_BYTES + len(name[0]) + len(name[1]) for name in self.held):
             raise Defect(f"{len(self.held)} members are held, counted as {self._held_bytes} bytes")
         for name in self._freeing:

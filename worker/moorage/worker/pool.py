@@ -151,30 +151,30 @@ class GpuPool:
 
     # ------------------------------------------------------------------------------------------------ placements
 
-    def try_claim_slots(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
+    def try_claim_slots(self, slots: Sequence[int], mode: Sharing, holder: str, *, guest: bool = False) -> PoolLease:
         """Take all of `slots` for a placement, or raise SlotsRefused with the reason and take nothing. Never waits.
 
-        `holder` names the member in `slot_states`. No slots (a job without a GPU) are always granted.
+        `holder` names the member in `slot_states`. No slots (a job without a GPU) are always granted. A `guest` gets
+        slots that another placement has alone, which must be frozen: one guest each.
         """
         self._reap()
         wanted = tuple(slots)
-        if wanted and (len(wanted) > 1 or self._waiters or not self._is_open(wanted[0], mode)):
-            self._check_wanted(wanted, mode)
-        number = self._table.take(wanted, mode, holder, local=False)
+        if wanted and (guest or len(wanted) > 1 or self._waiters or not self._is_open(wanted[0], mode)):
+            self._check_wanted(wanted, mode, guest)
+        number = self._table.take(wanted, mode, holder, local=False, guest=guest)
         if wanted:
             self._changed()
         return PoolLease(self, number, wanted, mode, holder)
 
-    def take_again(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
+    def take_again(self, slots: Sequence[int], mode: Sharing, holder: str, *, guest: bool = False) -> PoolLease:
         """Take slots for a member that runs on them already, whatever `lent` says now.
 
         Unknown slots are left out. Raises SlotsRefused for a slot that another member has.
         """
         wanted = tuple(dict.fromkeys(slot for slot in slots if 0 <= slot < self.capacity()))
-        modes = [state.mode for state in self.slot_states()]
-        if taken := tuple(slot for slot in wanted if modes[slot] and (mode == "exclusive" or modes[slot] != mode)):
+        if taken := tuple(slot for slot in wanted if not self._table.joins(slot, mode, guest)):
             raise SlotsRefused("leased", taken)
-        number = self._table.take(wanted, mode, holder, local=False, again=True)
+        number = self._table.take(wanted, mode, holder, local=False, again=True, guest=guest)
         if wanted:
             self._changed()
         return PoolLease(self, number, wanted, mode, holder)
@@ -183,7 +183,7 @@ class GpuPool:
         """Return whether one slot passes every check of `_check_wanted`: the short way that most placements take."""
         return 0 <= position < self.capacity() and self._table.why_not(position, mode) is None
 
-    def _check_wanted(self, wanted: tuple[int, ...], mode: Sharing) -> None:
+    def _check_wanted(self, wanted: tuple[int, ...], mode: Sharing, guest: bool = False) -> None:
         if unknown := tuple(position for position in wanted if not 0 <= position < self.capacity()):
             raise SlotsRefused("unknown-slot", unknown)
         if len(set(wanted)) != len(wanted):
@@ -192,7 +192,7 @@ class GpuPool:
             raise SlotsRefused("local-claimer-waits", wanted)
         refused: dict[RefusalReason, list[int]] = {}
         for position in wanted:
-            if reason := self._table.why_not(position, mode):
+            if reason := self._table.why_not(position, mode, guest):
                 refused.setdefault(reason, []).append(position)
         if refused:
             reason, positions = next(iter(refused.items()))

@@ -38,6 +38,7 @@ class LeaseRecord:
     local: bool
     holder: str
     again: bool = False  # taken over from an earlier agent, so `lent` does not apply
+    guest: bool = False  # beside a frozen holder, or the only holder once that one has ended
     phase: Phase = "held"
 
 
@@ -84,7 +85,16 @@ class SlotTable:
         kept = self.slots[position].device.modes
         return not kept or mode in kept
 
-    def why_not(self, position: int, mode: Sharing) -> RefusalReason | None:
+    def joins(self, position: int, mode: Sharing, guest: bool) -> bool:
+        """Return whether one more holder may be on a slot beside its present ones."""
+        slot = self.slots[position]
+        if slot.mode is None:
+            return True
+        if slot.mode != mode:
+            return False
+        return mode != "exclusive" or all(self.leases[number].guest is not guest for number in slot.holders)
+
+    def why_not(self, position: int, mode: Sharing, guest: bool = False) -> RefusalReason | None:
         """Return why a placement cannot have this slot; None if it can."""
         slot = self.slots[position]
         if position not in self.lent:
@@ -93,6 +103,12 @@ class SlotTable:
             return "quarantined"
         if not self.takes(position, mode):
             return "mode-not-here"
+        if guest:
+            records = [self.leases[number] for number in slot.holders]
+            is_lent = (
+                len(records) == 1 and not (records[0].guest or records[0].local) and slot.mode == mode == "exclusive"
+            )
+            return None if is_lent and records[0].phase == "held" else "not-frozen"
         if slot.mode == "exclusive" or (slot.mode and mode == "exclusive"):
             return "leased"
         if slot.mode and slot.mode != mode:
@@ -115,21 +131,30 @@ class SlotTable:
         expect(any(slot.free for slot in self.slots), f"the count says {self.free} slots are free, and none is")
         return None
 
-    def take(self, positions: tuple[int, ...], mode: Sharing, holder: str, *, local: bool, again: bool = False) -> int:
+    def take(
+        self,
+        positions: tuple[int, ...],
+        mode: Sharing,
+        holder: str,
+        *,
+        local: bool,
+        again: bool = False,
+        guest: bool = False,
+    ) -> int:
         """Make a lease on these slots and return its number.
 
         Raises PoolCorrupted if `why_not` was not checked before.
         """
         number = self._next_lease
         self._next_lease += 1
-        self.leases[number] = LeaseRecord(positions, local, holder, again)
+        self.leases[number] = LeaseRecord(positions, local, holder, again, guest)
         for position in positions:
             slot = self.slots[position]
             if slot.free:
                 self.free -= 1
             if self.free < 0:
                 raise PoolCorrupted("more slots are taken than there are")
-            if slot.mode is not None and (mode == "exclusive" or slot.mode != mode):
+            if not self.joins(position, mode, guest):
                 raise PoolCorrupted(f"slot {position} is held in {slot.mode}")
             slot.mode = mode
             slot.holders.append(number)
@@ -223,8 +248,12 @@ class SlotTable:
             expect(bool(slot.holders) == bool(slot.mode), f"slot {position} has a mode without holders, or none with")
             expect(len(set(slot.holders)) == len(slot.holders), f"slot {position} is held twice by one lease")
             if slot.mode:
-                new = sum(not self.leases[number].again for number in slot.holders if number in self.leases)
+                known = [self.leases[number] for number in slot.holders if number in self.leases]
+                new = sum(not record.again and not record.guest for record in known)
                 expect(new <= self.sharers_max[slot.mode], f"slot {position} has too many sharers")
+                guests = sum(record.guest for record in known)
+                alone = slot.mode == "exclusive" and guests == 1
+                expect(not guests or alone, f"slot {position}, held in {slot.mode}, has {guests} guests")
             for number in slot.holders:
                 record = self.leases.get(number)
                 expect(record is not None and position in record.slots, f"slot {position} is held by no lease")

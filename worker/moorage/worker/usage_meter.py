@@ -39,7 +39,7 @@ class UsageMeter:
         running = {
             name: member
             for name, member in self._held.items()
-            if member.slots and member.phase in ("running", "ending")
+            if member.slots and member.phase in ("running", "ending") and not member.frozen  # a guest may use them
             if not any(readings[slot].handed_on or readings[slot].health == "unresponsive" for slot in member.slots)
         }
         items: list[tuple[MemberName, int, int]] = []

@@ -40,6 +40,7 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
+from moorage.scheduler.core.lifecycle.guests import Guests
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
 from moorage.scheduler.core.lifecycle.retention import Retention
 from moorage.scheduler.core.lifecycle.sessions import Report, Sessions, has_room, lose_bytes, reported
@@ -141,6 +142,7 @@ class Engine:
             Resizing(state, reader, self.fleet),
         )  # fmt: skip
         self.windows = Windows(state, self.fleet, self.lifecycle)
+        self._guests = Guests(self.fleet, self.lifecycle)
         self.seek_at_once = self.planner.preempting.seek_at_once
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, self.requests, config)
@@ -269,6 +271,7 @@ class Engine:
                 self._left_queue = 0
             self._sweeping = not self.planner.sweep(draft)
         draft.settle()
+        self._guests.settle(draft)
         self._replan = False
         if (
             self.may_place(draft.time_ms, mono_ms)

@@ -29,7 +29,7 @@ from moorage.scheduler.core.host import (
     levels_of,
 )
 from moorage.scheduler.core.shape import Avoid, Shape
-from moorage.scheduler.core.state import Member, Worker
+from moorage.scheduler.core.state import FROZEN, Member, Worker
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import names_of
 from moorage.schemas.gpu import capability_of
@@ -53,6 +53,8 @@ class Fleet:
     def __init__(self) -> None:
         self.classes: dict[Any, HostClass] = {}
         self.hosts: dict[int, Host] = {}
+        #: the hosts on which some job is frozen, or a guest
+        self.lending: dict[int, Host] = {}
         #: of hosts that are alike but for labels, by what makes them so; kept by their classes
         self._fits: WeakValueDictionary[Any, Fits] = WeakValueDictionary()
         self._changes = 0
@@ -132,7 +134,9 @@ class Fleet:
         self.hosts[worker.num] = host
         self._enter(host)
         for member, shape in members:
-            self.take(host, shape, member.mask)
+            self.take(host, shape, member.mask, guest=member.guest)
+            if member.guest or member.replica.state == FROZEN:
+                self.lending[worker.num] = host
         self.inventory += 1
         self.refresh(host)
         return host
@@ -235,6 +239,7 @@ class Fleet:
 
     def leave(self, worker_num: int) -> None:
         host = self.hosts.pop(worker_num, None)
+        self.lending.pop(worker_num, None)
         if host is None:
             return
         self._exit(host)
@@ -303,11 +308,11 @@ class Fleet:
 
     # ------------------------------------------------------------------------------ taking and giving
 
-    def take(self, host: Host, shape: Shape, mask: int) -> None:
+    def take(self, host: Host, shape: Shape, mask: int, *, guest: bool = False) -> None:
         """Count a member's devices, CPU and memory as used."""
-        self.take_all(host, shape, [mask])
+        self.take_all(host, shape, [mask], guest=guest)
 
-    def take_all(self, host: Host, shape: Shape, masks: list[int]) -> None:
+    def take_all(self, host: Host, shape: Shape, masks: list[int], *, guest: bool = False) -> None:
         """Count members of one shape on one host as used; the host is filed once."""
         count = len(masks)
         host.held += count
@@ -317,6 +322,10 @@ class Fleet:
         if shape.mode <= EXCLUSIVE:
             for mask in masks:
                 host.free &= ~mask
+                if guest:
+                    host.guests |= mask
+                else:
+                    host.owned |= mask
         else:
             for mask in masks:
                 self._take_shared(host, shape, mask)
@@ -340,11 +349,11 @@ class Fleet:
             elif host.bucket >= 0:
                 cls.shared_open[device.mode][(num, slot)] = device
 
-    def give(self, host: Host, shape: Shape, mask: int) -> None:
+    def give(self, host: Host, shape: Shape, mask: int, *, guest: bool = False) -> None:
         """Count a member's devices, CPU and memory as free again."""
-        self.give_all(host, [(shape, mask)])
+        self.give_all(host, [(shape, mask)], guests=guest)
 
-    def give_all(self, host: Host, taken: list[tuple[Shape, int]]) -> None:
+    def give_all(self, host: Host, taken: list[tuple[Shape, int]], *, guests: bool = False) -> None:
         """Count members of one host as free again; the host is filed once."""
         host.version += 1
         for shape, mask in taken:
@@ -352,7 +361,11 @@ class Fleet:
             host.cpu_free += shape.cpu_milli
             host.memory_free += shape.memory_mib
             if shape.mode <= EXCLUSIVE:
-                host.free |= mask & host.lent
+                if guests:
+                    host.guests &= ~mask
+                else:
+                    host.owned &= ~mask
+                host.free |= mask & host.lent & ~(host.owned | host.guests)
             else:
                 self._give_shared(host, shape, mask)
         self.opens(host.worker.num)
@@ -376,6 +389,16 @@ class Fleet:
                 host.free |= bit & host.lent
             elif host.bucket >= 0 and device.users < cls.sharers(device.mode):
                 cls.shared_open[device.mode][(num, slot)] = device
+
+    def set_frozen(self, host: Host, frozen: int) -> None:
+        """Note the slots of a host whose jobs are frozen to stay so; a guest may start on those that are new."""
+        if frozen & ~host.frozen:
+            self.opens(host.worker.num)
+        if frozen != host.frozen:
+            host.frozen = frozen
+            self.refresh(host)
+        if not frozen and not host.guests:
+            self.lending.pop(host.worker.num, None)
 
     # ----------------------------------------------------------------------------------- questions
 
@@ -426,6 +449,9 @@ class Fleet:
                     assert num in self.labelled[label][value], f"{host.worker.id} is not known by its {label}"
                     required = value in self._asked.get(label, ())
                     assert not required or label in cls.labels, f"{host.worker.id} is not told apart by {label}"
+                held = 0 if not host.owned | host.guests else (host.owned | host.guests) & host.free
+                assert not held, f"{host.worker.id}: slots {held:b} are free and held"
+                assert not host.frozen & ~host.owned, f"{host.worker.id}: a slot that nobody has alone is frozen"
                 expected = host.open.bit_count() if host.usable else -1
                 assert host.bucket == expected, f"{host.worker.id} is filed under {host.bucket}, not {expected}"
                 assert filed.get(num, -1) == host.bucket, f"{host.worker.id} is in bucket {filed.get(num)}"

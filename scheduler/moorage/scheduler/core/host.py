@@ -11,7 +11,7 @@ from moorage.scheduler.core.records import Mode
 from moorage.scheduler.core.shape import DeviceAsked, Shape
 from moorage.scheduler.core.state import Worker
 from moorage.schemas import reasons
-from moorage.schemas.capabilities import level_number, mode_enforced
+from moorage.schemas.capabilities import level_number, mode_enforced, takes_guests
 from moorage.schemas.driver_config import takes_ids
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import slots_named
@@ -299,6 +299,8 @@ class Host:
         "cpu_free",
         "cpu_milli",
         "free",
+        "frozen",
+        "guests",
         "heard",
         "held",
         "labels",
@@ -307,6 +309,7 @@ class Host:
         "load_ms",
         "memory_free",
         "memory_mib",
+        "owned",
         "shared",
         "sick",
         "stale",
@@ -331,6 +334,9 @@ class Host:
         self.labels: dict[str, str] = hello["labels"]
         self.closed = worker.flag != "open"  # cordoned or draining, from the record with the order on
         self.free = self.lent  # slots not used by moorage's jobs
+        self.owned = 0  # slots that a job has alone, but for a guest
+        self.guests = 0  # slots that a guest has
+        self.frozen = 0  # slots whose job is frozen to stay so, and that take a guest: see `lifecycle.guests`
         self.shared: dict[int, SharedDevice] = {}
         self.busy = 0  # slots in other use: local claims, a foreign process, a refusal just now
         self.sick = 0  # slots whose health is not ok
@@ -357,6 +363,17 @@ class Host:
     def open(self) -> int:
         """Slots that may be given out whole; none while a local claim waits for a device (H42)."""
         return 0 if self.waiting else self.free & ~self.shut
+
+    @property
+    def twice(self) -> int:
+        """Slots that a frozen job and its guest have: the end of one of them frees none."""
+        return self.owned & self.guests
+
+    def lendable_to(self, shape: Shape) -> int:
+        """Slots of frozen jobs that a shape gets whole beside them; none unless it and the worker take that."""
+        if not (shape.guest and self.frozen) or self.waiting or not takes_guests(self.worker.hello, shape.driver):
+            return 0
+        return self.frozen & ~self.guests & ~self.shut & self.lent & self.cls.fit(shape).mask
 
     def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> bool:
         """Return whether one more sharer of this shape's mode, user and share fits on this shared device."""
@@ -391,8 +408,9 @@ class Host:
                     fit.mask >> slot & 1 and self.room_beside(slot, device, shape)
                     for slot, device in self.shared.items()
                 )
+            guests = self.lendable_to(shape).bit_count() // shape.count if now else 0
             if shape.mode <= EXCLUSIVE or shape.count == 1:
-                most = min(most, (beside + self.cls.places(slots, shape)) // shape.count)
+                most = min(most, (beside + self.cls.places(slots, shape)) // shape.count + guests)
             else:
                 most = min(most, self._groups(shape, slots, beside))
         if shape.cpu_milli and self.cpu_milli:
@@ -405,7 +423,8 @@ class Host:
         """Return whether a replica may start here now, by a quick check that never misses one that can."""
         if shape.cpu_milli > self.cpu_free and self.cpu_milli:
             return False
-        return shape.count <= self.free.bit_count() + len(self.shared) and not self.cls.fit(shape).reason
+        room = max(self.free.bit_count() + len(self.shared), self.frozen.bit_count() if shape.guest else 0)
+        return shape.count <= room and not self.cls.fit(shape).reason
 
     def _groups(self, shape: Shape, slots: int, beside: int) -> int:
         """Return how many sharers of several devices each fit on these empty slots and `beside` shared devices.

@@ -102,10 +102,14 @@ def unpacked(lingering: int) -> tuple[int, int]:
 MODE_BITS: Final = 8
 
 
+#: beside the sharing mode of a PLACE step: the member is a guest, which has its devices beside a frozen member
+GUEST: Final = 1 << MODE_BITS - 1
+
+
 def placing(mode: int, rate_milli: int) -> int:
     """Return the last argument of a PLACE step: the sharing mode, and the member's rate in its tenant's fair share.
 
-    The rate is in thousandths of a GPU; 0 stands for one GPU for each device.
+    The rate is in thousandths of a GPU; 0 stands for one GPU for each device. The mode may have the bit `GUEST`.
     """
     return rate_milli << MODE_BITS | mode
 
@@ -149,5 +153,5 @@ KEPT_WHILE_ENDING_LEVEL: Final = 2
 ID_IN_BODY_LEVEL: Final = 2
 #: the level from which attempts have their own folders, and `cwd` null means that folder instead of /
 FOLDER_LEVEL: Final = 2
-#: the level for request fields that releases before 0.3 do not know, see `admission`
+#: the level for request fields that releases before 0.3 do not know (see `admission`), and so for guests
 REQUEST_LEVEL: Final = 2

@@ -40,6 +40,7 @@ class Shape:
         "driver",
         "gpu_kind",
         "gpus",
+        "guest",
         "index",
         "key",
         "levels",
@@ -70,6 +71,7 @@ class Shape:
         self.key = key
         self.index = index
         self.driver = request.workload.driver
+        self.guest = request.guest  # it also takes devices of frozen members
         self.cpu_milli = request.resources.cpu_milli if request.resources else 0
         self.memory_mib = request.resources.memory_mib if request.resources else 0
         #: a tuple shares its words with the key; a set would take ten times as much memory
@@ -155,6 +157,7 @@ def shape_key(request: Request) -> ShapeKey:
         resources and (resources.cpu_milli, resources.memory_mib),
         tuple((name, *sorted(values)) for name, values in sorted(requires.items())) if requires else None,
         run.driver if run else "",
+        request.guest,
     )
 
 

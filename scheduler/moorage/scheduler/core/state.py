@@ -313,6 +313,7 @@ class Member:
         "attempt",
         "fence",
         "freeze",
+        "guest",
         "key",
         "mask",
         "missed",
@@ -339,7 +340,8 @@ class Member:
         self.phase = AT_PLACED
         self.rate_milli = 0  # what it counts in its tenant's fair share; 0: each device counts as a whole GPU
         self.notice_s = 0  # the notice with which it was asked to end
-        self.freeze = False  # an operator wants it frozen; the replica becomes FROZEN when the worker reports it
+        self.freeze = False  # it is wanted frozen; the replica becomes FROZEN when the worker reports it
+        self.guest = False  # placed on devices of frozen members; once those have ended it has them alone
         self.row = 0
         self.missed = 0  # soft: consecutive renewals that did not list it
         self.runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
@@ -350,7 +352,8 @@ class Member:
         )
         row = hash((row, self.rate_milli)) if self.rate_milli else row
         row = hash((row, self.notice_s)) if self.notice_s else row
-        return hash((row, -1)) if self.freeze else row
+        row = hash((row, -1)) if self.freeze else row
+        return hash((row, -2)) if self.guest else row
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:

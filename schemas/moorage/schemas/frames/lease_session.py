@@ -263,6 +263,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     deadline comes, counted from this frame; the leader ends it then, and the worker tells it before where the request
     names a checkpoint signal. `folder`: the attempt has a folder of its own, as feature level 2 of the ledger says.
     `resized` is the number of the operator's order that gave the job the part which `body` names; 0: its own request's.
+    `guest`: frozen members have these slots; the worker refuses where one of them is not frozen, or has a guest.
     """
 
     tenant: str
@@ -278,6 +279,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ends_in_s: float | None = None
     folder: bool = False
     resized: int = 0
+    guest: bool = False
 
 
 class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -144,7 +144,7 @@ class ProcessDriver(Driver):
         self._freezer = freezer
         self._freezing: dict[MemberName, asyncio.Task[None]] = {}
         if freezer is not None:
-            self.capabilities = msgspec.structs.replace(self.capabilities, freezes=True)
+            self.capabilities = msgspec.structs.replace(self.capabilities, freezes=True, guests=True)
         self._link = link
         self._worker = worker
         self._owner = owner_of(worker, self.name)

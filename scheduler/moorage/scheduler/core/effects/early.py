@@ -12,7 +12,7 @@ from typing import Final
 from moorage.scheduler.core.effects.in_flight import InFlight
 from moorage.scheduler.core.effects.outputs import Message, json_body, slots_of, wanted_message
 from moorage.scheduler.core.ids_in_bodies import id_of
-from moorage.scheduler.core.records import FOLDER_LEVEL, MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
+from moorage.scheduler.core.records import FOLDER_LEVEL, GUEST, MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
 from moorage.scheduler.core.state import State
 from moorage.schemas.frames import Place, Wanted
 from moorage.schemas.subjects import Subjects
@@ -57,10 +57,12 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
         tenant, name, body, traceparent = new[job]
         if worker.in_json:
             body = json_body(body)
-        slots, mode = slots_of(mask), MODE_NAMES[c & _MODE_MASK]
+        slots, mode = slots_of(mask), MODE_NAMES[c & _MODE_MASK & ~GUEST]
         if worker.num not in frames:
             frames[worker.num] = Wanted(worker.id, worker.session, state.epoch, place=[], start=[], end=[])
         frames[worker.num].place.append(
-            Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None, has_folder)
+            Place(
+                tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None, has_folder, 0, bool(c & GUEST)
+            )
         )
     return [wanted_message(subjects, workers[num], frame) for num, frame in frames.items()]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from moorage.scheduler.core.beside import beside
 from moorage.scheduler.core.fairshare import rate_of
 from moorage.scheduler.core.records import GangPhase, Mode
 from moorage.scheduler.core.state import (
@@ -32,6 +33,10 @@ from moorage.schemas.job import STATES
 _HOLDING: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
 
 
+#: states of a member that was frozen before its guest came, and has not run since
+_BESIDE_A_GUEST: Final = frozenset((FROZEN, ENDING, CANCELLING))
+
+
 class Broken(AssertionError):
     """An invariant does not hold: a defect of moorage, never of a caller."""
 
@@ -39,8 +44,8 @@ class Broken(AssertionError):
 def validate(state: State) -> None:
     """Check the invariants that a single state can show. Raises `Broken`.
 
-    Each device has one exclusive lease, or sharers of one mode; each replica has one live attempt; gang members are in
-    one phase; the digest is right; jobs and members are all accounted for.
+    Each device has one exclusive lease, and beside a frozen one at most one guest, or sharers of one mode. Each replica
+    has one live attempt; gang members are in one phase; the digest is right; jobs and members are all accounted for.
     """
     live_members: dict[tuple[int, int], int] = {}
     held: dict[int, int] = {}
@@ -84,12 +89,19 @@ def validate(state: State) -> None:
 
 
 def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -> None:
-    exclusive = 0
+    exclusive = guests = 0
     shared: dict[int, int] = {}
     for filed, member in worker.members.items():
         if filed != member.key:
             raise Broken(f"member {member.key} is filed under {filed}")
-        if member.mode == Mode.EXCLUSIVE:
+        if member.guest:
+            if guests & member.mask or member.mode != Mode.EXCLUSIVE:
+                raise Broken(f"{worker.id}: two guests on slots {guests & member.mask:b}, or one that shares")
+            guests |= member.mask
+            for owner in beside(member):
+                if owner.phase != AT_EXITED and owner.replica.state not in _BESIDE_A_GUEST:
+                    raise Broken(f"{owner.key} is {STATES[owner.replica.state]} beside its guest {member.key}")
+        elif member.mode == Mode.EXCLUSIVE:
             if exclusive & member.mask:
                 raise Broken(f"{worker.id}: two exclusive leases on slots {exclusive & member.mask:b}")
             exclusive |= member.mask
@@ -107,7 +119,7 @@ def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -
                 raise Broken(f"replica {unit} has two live attempts")
             if member.replica.member is not member:
                 raise Broken(f"member {filed} is not its replica's")
-    if any(exclusive & slot for slot in shared):
+    if any((exclusive | guests) & slot for slot in shared):
         raise Broken(f"{worker.id}: a shared device is leased exclusively too")
 
 

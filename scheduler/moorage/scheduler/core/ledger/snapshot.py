@@ -13,6 +13,7 @@ import msgspec
 
 from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import ROW_BYTES, FinishedTable
+from moorage.scheduler.core.records import GUEST
 from moorage.scheduler.core.resizes import Resize
 from moorage.scheduler.core.state import (
     IS_TERMINAL,
@@ -70,7 +71,8 @@ class _Worker(msgspec.Struct, array_like=True):
     flag: str
     by: str
     quarantined: int
-    # job number, replica, attempt, fence, mask, mode, phase, whether it is the replica's current one, rate
+    # job number, replica, attempt, fence, mask, mode as in `records.placing`, phase, whether it is the current attempt,
+    # rate
     members: list[list[int]]
 
 
@@ -136,7 +138,7 @@ def dump(state: State) -> bytes:
         _Worker(
             w.id, w.machine, w.boot, w.n, w.no, w.session, w.joined_ms, w.hello, w.flag, w.by, w.quarantined,
             [
-                [r.job.num, r.index, m.attempt, m.fence, m.mask, m.mode, m.phase, int(r.member is m), *_rate(m)]
+                [r.job.num, r.index, m.attempt, m.fence, m.mask, _mode(m), m.phase, int(r.member is m), *_rate(m)]
                 for m in w.members.values()
                 for r in (m.replica,)
             ],
@@ -178,6 +180,10 @@ def dump(state: State) -> bytes:
             freezes,
         )
     )  # fmt: skip
+
+
+def _mode(member: Member) -> int:
+    return member.mode | GUEST if member.guest else member.mode
 
 
 def _rate(member: Member) -> tuple[int, ...]:
@@ -298,8 +304,8 @@ def _load_worker(state: State, number: int, row: _Worker) -> None:
     state.worker_by_num.append(worker)
     for num, index, attempt, fence, mask, mode, phase, own, *rate in row.members:
         replica = state.jobs[num].replicas[index]
-        member = new_member(replica, worker, mask, mode, fence)
-        member.attempt, member.phase = attempt, phase
+        member = new_member(replica, worker, mask, mode & ~GUEST, fence)
+        member.attempt, member.phase, member.guest = attempt, phase, bool(mode & GUEST)
         member.rate_milli = rate[0] if rate else 0
         worker.members[member.key] = member
         replica.job.held += 1

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Final
 
 from moorage.scheduler.core import fairshare
+from moorage.scheduler.core.beside import beside, is_at_rest
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.records import (
     BY_WORKER,
+    GUEST,
     MODE_BITS,
     NOTICE_BITS,
     REPORTED,
@@ -96,7 +98,8 @@ class FoldingSteps(Folding):
         replica.not_before = 0
         replica.state = PLACED
         key = (job.tenant, job.name, index, seq)
-        member = Member(replica, worker, attempt, seq, b, c & _MODE_MASK, key)
+        member = Member(replica, worker, attempt, seq, b, c & _MODE_MASK & ~GUEST, key)
+        member.guest = bool(c & GUEST)
         replica.member = worker.members[key] = member
         if c > _MODE_MASK:
             member.rate_milli = c >> MODE_BITS
@@ -140,7 +143,7 @@ class FoldingSteps(Folding):
         if IS_TERMINAL[to]:
             job.live -= 1
         state.transitions += 3
-        if holder.quarantined or state.half_life_ms:
+        if holder.quarantined or state.half_life_ms or member.guest:
             self._drop(member)
             return
         del holder.members[member.key]  # the same as `_drop`, without what cannot apply here
@@ -286,6 +289,8 @@ class FoldingSteps(Folding):
 
     def _remove(self, member: Member) -> None:
         del member.worker.members[member.key]
+        if member.guest:  # those that are to run on, or to end, have waited for it
+            self.out.touched += [owner for owner in beside(member) if not is_at_rest(owner)]
         job = member.replica.job
         job.held -= 1
         tenant = self.state.tenants[job.tenant]

@@ -57,6 +57,7 @@ NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.ENFORCE.name, reasons.M
 #: request fields that need `REQUEST_LEVEL`
 NEWER_FIELDS: Final = (
     ("template",),
+    ("guest",),
     ("run", "image"),
     ("run", "files"),
     ("run", "keep"),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
+from moorage.scheduler.core.beside import beside
 from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Avoid, Freeze, Used
@@ -166,8 +167,10 @@ class Lifecycle:
         if freed:
             host = self.fleet.hosts.get(worker.num)
             if host is not None:
-                jobs = [(member.replica.job, member.mask) for member in freed]
+                jobs = [(member.replica.job, member.mask) for member in freed if not member.guest]
                 self.fleet.give_all(host, [(job.shape or self.shape_of(job), mask) for job, mask in jobs])
+                for guest in [member for member in freed if member.guest]:
+                    self._give(guest)
 
     def on_facts_of_dead_supervisor(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
         """Take the reports of a session that ended because the supervisor died, while the machine went on."""
@@ -199,8 +202,10 @@ class Lifecycle:
                 draft.idle.append((member, fact))
         elif kind in ("frozen", "resumed"):
             before, to = (RUNNING, FROZEN) if kind == "frozen" else (FROZEN, RUNNING)
-            if state == before and draft.level_allows(Freeze.LEVEL):
+            if state == before and draft.level_allows(Freeze.LEVEL) and not self._has_guests(draft, member):
                 draft.freeze(replica, member, to)
+                if to == FROZEN and (host := self.fleet.hosts.get(member.worker.num)) is not None:
+                    self.fleet.lending[member.worker.num] = host
         elif kind == "not-frozen":
             if state == RUNNING and member.freeze:
                 why = shown(fact.detail)[:NOTE_CHARS_MAX]
@@ -222,6 +227,11 @@ class Lifecycle:
             self._never_ran(draft, Op.WITHDRAW, replica, member, state, fact.detail or "withdrawn", count)
         elif kind == "not-held":
             self._never_ran(draft, Op.LOSE, replica, member, state, "not held by its worker", Count.LOSS)
+
+    @staticmethod
+    def _has_guests(draft: Draft, member: Member) -> bool:
+        """Return whether a guest has a device of a frozen member: its worker does not resume it then."""
+        return not member.guest and any(guest not in draft.gone for guest in beside(member))
 
     @staticmethod
     def _never_there(draft: Draft, job: Job, member: Member) -> None:
@@ -553,7 +563,7 @@ class Lifecycle:
     def _give(self, member: Member) -> None:
         host = self.fleet.hosts.get(member.worker.num)
         if host is not None:
-            self.fleet.give(host, self.shape_of(member.replica.job), member.mask)
+            self.fleet.give(host, self.shape_of(member.replica.job), member.mask, guest=member.guest)
 
     def release(self, draft: Draft, worker: Worker, mask: int) -> int:
         """Free the members whose quarantined devices an operator has declared healthy. Return how many.

@@ -222,7 +222,7 @@ def _free(host: Host, shape: Shape) -> int:
         for slot, device in host.shared.items():
             if host.room_beside(slot, device, shape):
                 mask |= 1 << slot & host.cls.fit(shape).mask
-    return mask.bit_count()
+    return max(mask.bit_count(), host.lendable_to(shape).bit_count())
 
 
 def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = False) -> dict[str, Any]:

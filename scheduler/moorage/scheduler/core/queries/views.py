@@ -286,6 +286,8 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
     if member is not None:
         data["worker"] = member.worker.id
         data["gpus"] = gpu_names(member.worker, member.mask)
+        if member.guest:
+            data["guest"] = True
         data["mode"] = MODE_NAMES[member.mode]
         if (enforced := enforced_on(member.worker.hello, engine.request_of(replica.job))) is not None:
             data["enforced"] = msgspec.to_builtins(enforced)

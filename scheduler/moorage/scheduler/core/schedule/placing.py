@@ -13,8 +13,8 @@ from moorage.scheduler.core.host import EXCLUSIVE
 from moorage.scheduler.core.queue.order import REPLICA_MASK, QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
 from moorage.scheduler.core.rank.prefer import Preferring
-from moorage.scheduler.core.rank.ranker import Choice, Ranker
-from moorage.scheduler.core.records import GangPhase
+from moorage.scheduler.core.rank.ranker import Choice, Ranker, whole_slots
+from moorage.scheduler.core.records import GUEST, GangPhase
 from moorage.scheduler.core.shape import Shape
 
 #: how many groups can be skipped by their verdict in the time of one failed search
@@ -85,12 +85,23 @@ class Placing:
         num = item >> REPLICA_BITS
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
         choice = self._ranker_of(shape).choose(self._fleet, shape, avoid, excluded)
+        guest = GUEST if choice is None and shape.guest else 0
+        if guest:
+            choice = self._beside_frozen(shape, excluded)
         if choice is not None:
-            self._fleet.take(choice.host, shape, choice.mask)
+            self._fleet.take(choice.host, shape, choice.mask, guest=bool(guest))
             if shape.spread:
                 avoid[choice.host.worker.num] = avoid.get(choice.host.worker.num, 0) + 1
-            draft.placed(num, item & REPLICA_MASK, choice.host.worker.num, choice.mask, self._order.mode(shape))
+            draft.placed(num, item & REPLICA_MASK, choice.host.worker.num, choice.mask, self._order.mode(shape) | guest)
         return choice
+
+    def _beside_frozen(self, shape: Shape, excluded: frozenset[int]) -> Choice | None:
+        """Return where a guest finds all of its devices under frozen jobs: free ones it would have got as any job."""
+        for num, host in self._fleet.lending.items():
+            mask = host.lendable_to(shape)
+            if mask.bit_count() >= shape.count and num not in excluded and host.usable and host.fits_host(shape):
+                return Choice(host, whole_slots(host, mask, host.cls.fit(shape), shape.count), host.open.bit_count())
+        return None
 
     def place_more(
         self,
@@ -106,6 +117,8 @@ class Placing:
         """
         shape, entries, host, order = group.shape, group.entries, choice.host, self._order
         taken, mode = 0, order.mode(shape)
+        if choice.mask & host.guests:
+            return 0, choice  # no ranker has put it there
         if shape.avoid or host.worker.window is not None or draft.avoided:
             return 0, choice  # other jobs of this shape may be excluded from this host
         masks = self._ranker_of(shape).again(choice, shape, min(most, len(entries)))

@@ -201,7 +201,7 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
             yield ends[-1][0], num, emptied
         return
     mask, open_, last = host.cls.fit(shape).mask, host.open, now
-    opens, count = mask & host.lent & ~host.shut, shape.count
+    opens, count = mask & host.lent & ~(host.shut | host.twice), shape.count
     for at, freed in ends:
         open_ |= freed & opens
         room = min((open_ & mask).bit_count() // count, emptied)

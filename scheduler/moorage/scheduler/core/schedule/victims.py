@@ -136,8 +136,8 @@ class Preemption:
         found: dict[tuple[int, str], tuple[int, int]] = {}
         for member in host.worker.members.values():
             job = member.replica.job
-            if member.mode > EXCLUSIVE:
-                continue
+            if member.mode > EXCLUSIVE or member.mask & host.twice:
+                continue  # the end of a guest leaves its devices with the frozen job
             if member.replica.state != RUNNING:
                 settled = settled and member.replica.state in _LEAVING
                 if draft.replica(member.replica).state != RUNNING:  # else it starts to run with this record

@@ -1,0 +1,63 @@
+"""Guests: jobs on devices of frozen jobs. Which slots take one, and which guests end as the frozen job needs them.
+
+Found anew for each record from what the members are with it, so that no event which changes one of them has to say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.effects.outputs import needs_its_devices
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, Host
+from moorage.scheduler.core.ledger.acts import AnyAct, Freeze
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.records import Count
+from moorage.scheduler.core.state import AT_EXITED, FREEZE, FROZEN, Member
+from moorage.schemas.gpu import mig_profile
+
+#: of the end of a guest; the frozen job may be another tenant's, and is not named
+WHY = "guest: the frozen job that its GPUs belong to needs them"
+
+
+class Guests:
+    """Over one engine's fleet."""
+
+    def __init__(self, fleet: Fleet, lifecycle: Lifecycle) -> None:
+        self._fleet = fleet
+        self._lifecycle = lifecycle
+
+    def settle(self, draft: Draft) -> None:
+        """Note the slots that take guests, and ask those to end whose devices are needed. Before anything is placed."""
+        for host in list(self._fleet.lending.values()):
+            self._settle(draft, host)
+
+    def _settle(self, draft: Draft, host: Host) -> None:
+        frozen = needed = 0
+        for member in host.worker.members.values():
+            if member.guest or member.mode != EXCLUSIVE or member in draft.gone or draft.phase_of(member) == AT_EXITED:
+                continue
+            state = draft.replica(member.replica).state
+            if state == FROZEN and _stays_frozen(member, draft.acts):
+                frozen |= member.mask
+            elif state == FROZEN or (member.mask & host.guests and needs_its_devices(member, state)):
+                needed |= member.mask
+        for member in list(host.worker.members.values()) if needed & host.guests else ():
+            if member.guest and member.mask & needed and self._lifecycle.is_on_worker(draft, member):
+                self._lifecycle.leave(draft, member, WHY, Count.NONE)
+        self._fleet.set_frozen(host, frozen & ~_slices(host))
+
+
+def _stays_frozen(member: Member, acts: Iterable[AnyAct]) -> bool:
+    """Return whether a frozen member stays frozen after the orders of this record."""
+    freeze = member.freeze
+    for act in acts:
+        if isinstance(act, Freeze) and act.job == member.replica.job.num:
+            freeze = act.word == FREEZE if act.replica in (-1, member.replica.index) else freeze
+    return freeze
+
+
+def _slices(host: Host) -> int:
+    """Return the slots that are MIG slices, which take no guests."""
+    return sum(1 << slot for slot, device in enumerate(host.cls.devices) if mig_profile(device[2]))
