@@ -229,8 +229,8 @@ class TestHandler(DriverChecks):
     slack_s = 60.0
     dashes: ClassVar[dict[str, str]] = {
         "exit_code": "a function that raises has the code 1, whatever it raises",
-        "children": "a function is no process of its own; what it starts is the service's affair",
-        "limits": "functions run in the service's process, which is bounded as a whole",
+        "children": "a function is no process of its own; the processes that it starts belong to the service",
+        "limits": "functions run in the service's process, which has one limit as a whole",
         "folder": "functions run in the service's process, which has one folder",
     }
 
@@ -300,7 +300,7 @@ class TestKubernetes(Containers):
     driver = "kubernetes"
     dashes: ClassVar[dict[str, str]] = {
         "limits": "the kubelet bounds a pod's memory, and the tests have none of their own",
-        "gang": "the driver runs no gang: a rank that is lost with its node is kept, and would hold up the rest",
+        "gang": "the driver runs no gang: a rank lost with its node is kept, and would block the others",
     }
     stack: ClassVar[contextlib.ExitStack]
 
