@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from moorage.scheduler.core.state import AT_RUNNING, FROZEN, Member
+from typing import Final
+
+from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, CANCELLING, ENDING, FROZEN, Member
+from moorage.schemas.request_cache import RequestCache
+
+_read_request: Final = RequestCache().read
 
 
 def beside(member: Member) -> list[Member]:
@@ -13,3 +18,22 @@ def beside(member: Member) -> list[Member]:
 def is_at_rest(member: Member) -> bool:
     """Return whether a member is frozen and to stay so."""
     return member.freeze and member.replica.state == FROZEN and member.phase == AT_RUNNING
+
+
+def waits_for_guests(member: Member) -> bool:
+    """Return whether a frozen member must wait before it runs on, or ends with a grace: a guest has one of its devices.
+
+    If the guest is over and its devices are quarantined, the end does not wait: the job ends frozen.
+    """
+    state = member.replica.state
+    if member.guest or not (guests := beside(member)):
+        return False
+    if state == FROZEN:
+        return not member.freeze
+    stuck = member.worker.quarantined
+    return needs_its_devices(member, state) and any(g.phase != AT_EXITED or not g.mask & stuck for g in guests)
+
+
+def needs_its_devices(member: Member, state: int) -> bool:
+    """Return whether a frozen member in this state is resumed to end: it has a grace in which to save its work."""
+    return state in (ENDING, CANCELLING) and _read_request(member.replica.job.body)[1].request.workload.grace_s > 0

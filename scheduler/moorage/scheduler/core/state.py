@@ -304,10 +304,7 @@ class Replica:
 
 
 class Member:
-    """An attempt of a replica on a worker. It holds devices from its placement until the worker reports them free.
-
-    Made by `new_member`.
-    """
+    """An attempt of a replica on a worker, made by `new_member`. It has its devices until they are reported free."""
 
     __slots__ = (
         "attempt",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from moorage.scheduler.core.beside import beside
+from moorage.scheduler.core.beside import waits_for_guests
 from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
 from moorage.scheduler.core.records import FOLDER_LEVEL, MODE_NAMES, GangPhase, Mode, by_tenant
 from moorage.scheduler.core.state import (
@@ -175,25 +175,6 @@ class WantedFrames:
 def wanted_message(subjects: Subjects, worker: Worker, frame: Wanted) -> Message:
     """Return the message with this frame, in the encoding of the worker's join."""
     return subjects.worker(worker.id, "wanted"), encode(frame, json=worker.in_json), ""
-
-
-def waits_for_guests(member: Member) -> bool:
-    """Return whether a frozen member must wait before it runs on, or ends with a grace: a guest has one of its devices.
-
-    If the guest is over and its devices are quarantined, the end does not wait: the job ends frozen.
-    """
-    state = member.replica.state
-    if member.guest or not (guests := beside(member)):
-        return False
-    if state == FROZEN:
-        return not member.freeze
-    stuck = member.worker.quarantined
-    return needs_its_devices(member, state) and any(g.phase != AT_EXITED or not g.mask & stuck for g in guests)
-
-
-def needs_its_devices(member: Member, state: int) -> bool:
-    """Return whether a frozen member in this state is resumed to end: it has a grace in which to save its work."""
-    return state in (ENDING, CANCELLING) and _read_request(member.replica.job.body)[1].request.workload.grace_s > 0
 
 
 def takes_parts(member: Member) -> str:

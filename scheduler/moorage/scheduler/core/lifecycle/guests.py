@@ -1,14 +1,14 @@
-"""Guests: jobs on devices of frozen jobs. Which slots take one, and which guests end as the frozen job needs them.
+"""Guests: jobs on devices of frozen jobs. Which slots take a guest, and which guests end for a job that resumes.
 
-Found anew for each record from what the members are with it, so that no event which changes one of them has to say so.
+Both follow from the members' states at the end of each record, so no event has to report a change of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from moorage.scheduler.core.beside import needs_its_devices
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.effects.outputs import needs_its_devices
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.ledger.acts import AnyAct, Freeze
@@ -17,7 +17,7 @@ from moorage.scheduler.core.records import Count
 from moorage.scheduler.core.state import AT_EXITED, FREEZE, FROZEN, Member
 from moorage.schemas.gpu import mig_profile
 
-#: of the end of a guest; the frozen job may be another tenant's, and is not named
+#: the reason of a guest's end; it does not name the frozen job, which may be another tenant's
 WHY = "guest: the frozen job that its GPUs belong to needs them"
 
 
