@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -48,6 +48,11 @@ CHECKPOINT_SIGNALS: Final = (
     "SIGWINCH",
     "SIGCONT",
 )
+
+
+#: a job's quality of service, the lowest first
+Qos = Literal["low", "medium", "high", "critical"]
+QOS: Final[tuple[Qos, ...]] = get_args(Qos)
 
 
 class Secret(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -289,6 +294,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: the same as `gpu` with a count and exact devices, as OpenShell asks
     resource_requirements: ResourceRequirements | None = None
     template: Template | None = None  # the same as `driver_config`, as OpenShell asks
+    #: how soon a worker that freezes unused jobs freezes it: `low` first, `critical` not at all by default
+    qos: Qos = "medium"
 
     def __post_init__(self) -> None:
         if self.job is not None and not is_job(self.job):

@@ -56,6 +56,7 @@ NO_MATCH: Final = "no-match"
 NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.ENFORCE.name, reasons.MODE.name, reasons.DEVICE.name)
 #: fields of a request that came with `REQUEST_LEVEL`
 NEWER_FIELDS: Final = (
+    ("qos",),
     ("template",),
     ("run", "image"),
     ("run", "files"),
