@@ -43,6 +43,7 @@ struct limiter_segment {
     _Atomic uint64_t context[LIMITER_DEVICES];    /* bytes that count for each process that uses the device */
     unsigned char uuid[LIMITER_DEVICES][16];
     _Atomic uint64_t dead[LIMITER_SLOTS];         /* by slot: the owner that the worker has seen to be gone */
+    _Atomic uint64_t frozen;                      /* 0: calls pass; else `waiting` and 1, as it was when they were stopped */
     /* written by the processes of the job */
     struct {
         _Atomic uint64_t attached; /* processes that have loaded the library */
@@ -51,7 +52,8 @@ struct limiter_segment {
         _Atomic uint64_t opened;   /* launches that went without tokens, as the heartbeat was stale */
         _Atomic uint64_t crowded;  /* allocations that were refused since all slots were taken */
         _Atomic uint64_t missed;   /* functions that were looked up in a variant that has no hook */
-        uint64_t unused[2];
+        _Atomic uint64_t waiting;  /* calls that came while the attempt was frozen; it only grows */
+        uint64_t unused[1];
     } __attribute__((aligned(64)));
     struct {
         _Atomic uint64_t taken; /* tokens taken since the beginning; it only grows */
