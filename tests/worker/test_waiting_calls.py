@@ -91,5 +91,8 @@ def test_another_process_of_the_worker_knows_that_a_call_waits(one: Limited) -> 
     one.said("launch=1")
     assert again.is_wanted()
     again.stop()
-    assert not again.is_wanted(), "what has come before it was stopped counts no longer"
+    assert again.is_wanted(), "what came while no agent looked is not forgotten"
+    again.go_on()
+    again.stop()
+    assert not again.is_wanted(), "what came before it was stopped counts no longer"
     again.close()

@@ -30,6 +30,7 @@ from moorage.worker.member_messages import (
     NotFree,
     NotStarted,
     Replaced,
+    ResumeDue,
     SeenFree,
     Started,
     StartFailed,
@@ -48,7 +49,9 @@ CODE_ENDED: Final = -15
 #: minus SIGKILL: how the end of a member is told whose status nobody could read
 CODE_LOST: Final = -9
 
-DriverEvent = Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | Replaced | FreezeAnswered
+DriverEvent = (
+    Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | Replaced | FreezeAnswered | ResumeDue
+)
 Report = Callable[[DriverEvent], None]
 #: subject after the prefix is the agent's affair: a driver says whose output it is, and gives the frame's payload
 Publish = Callable[[MemberName, bytes], None]
@@ -262,6 +265,13 @@ class Driver:
     def resume(self, name: MemberName) -> None:
         """Begin to have a frozen member run on; report `FreezeAnswered`. As `freeze`."""
         raise NotImplementedError
+
+    def wakes(self, name: MemberName) -> bool:
+        """Return whether a frozen member's first use of its devices is reported, as `ResumeDue`.
+
+        Only then is a member frozen that does not use its devices.
+        """
+        return False
 
     def forget(self, names: list[MemberName]) -> None:
         """The ends of these members are in the ledger: nothing need be remembered of them."""

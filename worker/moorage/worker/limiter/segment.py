@@ -188,8 +188,12 @@ class Segment:
         return min(self._read(_AT_RATE + device * _WORD)[0], _NUMBER_MAX) / TOKEN
 
     def stop(self) -> None:
-        """Have calls of the driver wait, as the attempt is about to be frozen. Raises OSError."""
-        self._write(_AT_FROZEN, min(self.counts().waiting, _NUMBER_MAX) + 1)
+        """Have calls of the driver wait, as the attempt is about to be frozen. Raises OSError.
+
+        Where they wait already, what has come since then still counts.
+        """
+        if not self._read(_AT_FROZEN)[0]:
+            self._write(_AT_FROZEN, min(self.counts().waiting, _NUMBER_MAX) + 1)
 
     def go_on(self) -> None:
         """Have calls of the driver pass again. Raises OSError."""
