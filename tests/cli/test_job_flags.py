@@ -19,6 +19,7 @@ from moorage.schemas.job import Request
         ({"replicas": 3, "priority": 0, "if_seq": 0}, {"replicas": 3, "priority": 0, "if_seq": 0}),
         ({"cwd": "/srv", "user": "ana", "driver": "noop"}, {"cwd": "/srv", "user": "ana", "driver": "noop"}),
         ({"on_no_match": "reject", "on_partition": "keep"}, {"on_no_match": "reject", "on_partition": "keep"}),
+        ({"qos": "low"}, {"qos": "low"}),
         ({"time_limit": "1h", "deadline": "2h"}, {"timeout_s": 3600, "deadline_s": 7200}),
         ({"start_within": "0s", "grace": "0"}, {"start_within_s": 0, "grace_s": 0}),
         ({"cpu": 0.5}, {"resources": {"cpu_milli": 500}}),

@@ -45,7 +45,13 @@ struct array { size_t width, height; unsigned format, channels; };
                                          void *, void **, void **)) \
     X(cuLaunchCooperativeKernel, "cuLaunchCooperativeKernel", (void *, unsigned, unsigned, unsigned, unsigned, unsigned, \
                                                                unsigned, unsigned, void *, void **)) \
-    X(cuLaunchKernelEx, "cuLaunchKernelEx", (const void *, void *, void **, void **))
+    X(cuLaunchKernelEx, "cuLaunchKernelEx", (const void *, void *, void **, void **)) \
+    X(cuMemcpyHtoD_v2, "cuMemcpyHtoD", (u64, const void *, size_t)) \
+    X(cuMemcpyHtoDAsync_v2, "cuMemcpyHtoDAsync", (u64, const void *, size_t, void *)) \
+    X(cuMemsetD2D8Async, "cuMemsetD2D8Async", (u64, size_t, unsigned char, size_t, size_t, void *)) \
+    X(cuLibraryLoadData, "cuLibraryLoadData", (void **, const void *, void *, void **, unsigned, void *, void **, unsigned)) \
+    X(cuStreamSynchronize, "cuStreamSynchronize", (void *)) X(cuCtxSynchronize, "cuCtxSynchronize", (void)) \
+    X(cuEventSynchronize, "cuEventSynchronize", (void *))
 #define DECLARE(name, asked, arguments) int name arguments; static int (*p_##name) arguments;
 CALLS(DECLARE)
 int cuMemAlloc(unsigned *, unsigned);
@@ -181,6 +187,14 @@ static void one(const char *word) {
     } else if (number_after(word, "graph", &n, &m)) {
         p_cuGraphInstantiateWithFlags(&p, (void *)n, 0);
         printf("%d\n", p_cuGraphLaunch(p, NULL));
+    } else if (number_after(word, "copy", &n, &m)) {
+        printf("%d\n", p_cuMemcpyHtoD_v2(0, NULL, n) + p_cuMemcpyHtoDAsync_v2(0, NULL, n, NULL));
+    } else if (number_after(word, "wide", &n, &m)) {
+        int six = p_cuMemsetD2D8Async(1000000, 100000, 10, 1000, 100, (void *)1);
+        printf("%d %d\n", six, p_cuLibraryLoadData((void *)1, (void *)10, (void *)100, (void *)1000, 10000, (void *)2,
+                                                   (void *)20, 200));
+    } else if (number_after(word, "synchronize", &n, &m)) {
+        printf("%d\n", n == 0 ? p_cuStreamSynchronize(NULL) : n == 1 ? p_cuCtxSynchronize() : p_cuEventSynchronize(NULL));
     } else if (number_after(word, "race", &n, &m)) {
         pthread_t threads[8];
         for (u64 t = 0; t < n; t++) pthread_create(&threads[t], NULL, race, (void *)m);

@@ -232,6 +232,27 @@ int cuLaunchKernelEx(const void *config, void *k, void **parameters, void **extr
 }
 int cuLaunchGrid(void *k, int width, int height) { (void)k, (void)width, (void)height; return launched(); }
 
+/* Of these nothing is kept; those with many arguments return a number of all of them. */
+int cuMemcpyHtoD_v2(u64 to, const void *from, size_t bytes) { (void)to, (void)from, (void)bytes; return OK; }
+int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t bytes, void *stream) {
+    (void)stream;
+    return cuMemcpyHtoD_v2(to, from, bytes);
+}
+int cuMemcpyHtoDAsync_v2_ptsz(u64 to, const void *from, size_t bytes, void *stream) {
+    return cuMemcpyHtoDAsync_v2(to, from, bytes, stream);
+}
+int cuMemsetD2D8Async(u64 to, size_t pitch, unsigned char value, size_t width, size_t height, void *stream) {
+    return (int)(to + 2 * pitch + 3 * value + 4 * width + 5 * height + 6 * (u64)stream);
+}
+int cuLibraryLoadData(void **library, const void *code, void *jit, void **values, unsigned count, void *options,
+                      void **option_values, unsigned option_count) {
+    return (int)((u64)library + 2 * (u64)code + 3 * (u64)jit + 4 * (u64)values + 5 * count + 6 * (u64)options
+                 + 7 * (u64)option_values + 8 * option_count);
+}
+int cuStreamSynchronize(void *stream) { (void)stream; return OK; }
+int cuCtxSynchronize(void) { return OK; }
+int cuEventSynchronize(void *event) { (void)event; return OK; }
+
 /* A graph is as many kernel nodes of one block of 4096 threads as its address tells. */
 struct kernel_node { void *function; unsigned grid[3], block[3], shared; void *more[4]; };
 int cuGraphGetNodes(void *graph, void **nodes, size_t *count) {
@@ -268,6 +289,11 @@ static const struct { const char *name; int from, ptsz; void *at; } known[] = {
     {"cuDevicePrimaryCtxRelease", 11000, 0, (void *)cuDevicePrimaryCtxRelease_v2},
     {"cuDevicePrimaryCtxReset", 11000, 0, (void *)cuDevicePrimaryCtxReset_v2},
     {"cuCtxDestroy", 4000, 0, (void *)cuCtxDestroy_v2},
+    {"cuMemcpyHtoD", 3020, 0, (void *)cuMemcpyHtoD_v2},
+    {"cuMemcpyHtoDAsync", 7000, 1, (void *)cuMemcpyHtoDAsync_v2_ptsz},
+    {"cuMemcpyHtoDAsync", 3020, 0, (void *)cuMemcpyHtoDAsync_v2},
+    ONE(cuMemsetD2D8Async), ONE(cuLibraryLoadData), ONE(cuStreamSynchronize), ONE(cuCtxSynchronize),
+    ONE(cuEventSynchronize),
     ONE(cuInit), ONE(cuDeviceGet), ONE(cuDevicePrimaryCtxRetain), ONE(cuCtxSetCurrent), ONE(cuMemAllocManaged),
     ONE(cuMemFreeAsync), ONE(cuMemAllocFromPoolAsync), ONE(cuArrayDestroy), ONE(cuMemCreate), ONE(cuMemRelease),
     ONE(cuMemMap), ONE(cuMemUnmap), ONE(cuMemRetainAllocationHandle), ONE(cuMemImportFromShareableHandle),

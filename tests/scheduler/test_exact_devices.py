@@ -226,6 +226,7 @@ def test_exact_devices_wait_for_the_feature_level() -> None:
         {"run": {"driver": "noop", "image": None}},
         {"template": {"driver_config": {}}},
         {"template": None},
+        {"qos": "low"},
         {"resource_requirements": {"gpu": {"device_ids": []}}},
     ]
     for number, fields in enumerate(new):

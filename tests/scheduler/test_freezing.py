@@ -9,6 +9,7 @@ import pytest
 from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.queries import views
 from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.frames import FactKind
 from moorage.schemas.operate import act_of
 from tests.scheduler.driving import Driving
 from tests.scheduler.honest_worker import Worker
@@ -185,6 +186,88 @@ def test_what_cannot_be_frozen_is_refused_with_the_reason(
     answer = ordered(drive, "freeze")
     assert (answer["code"], says in answer["message"]) == ("failed-precondition", True), answer
     assert ordered(drive, "resume")["changed"] is False
+
+
+def report(drive: Driving, worker: Worker, kind: FactKind, code: int = 0) -> None:
+    """Have a worker say this of the job, and all that follows come to rest."""
+    (held,) = worker.held.values()
+    worker.say(kind, held.place, code)
+    drive.settle()
+
+
+def test_fact_60_a_job_that_its_worker_reports_as_unused_is_frozen_and_its_first_use_resumes_it(drive: Driving) -> None:
+    worker = running(drive)
+    report(drive, worker, "freeze-due", 300)
+    assert (drive.states("j"), drive.free_gpus()) == (["FROZEN"], 1), "it keeps its GPU"
+    report(drive, worker, "freeze-due", 300)
+    assert worker.told["frozen"] == 1
+    report(drive, worker, "resume-due")
+    assert drive.states("j") == ["RUNNING"]
+    report(drive, worker, "resume-due")
+    assert story(drive)[1:] == [
+        ("RUNNING", "worker", ""), ("FREEZE", "worker", "idle for 300 s"), ("FROZEN", "worker", ""),
+        ("RESUME", "worker", "it is used again"), ("RUNNING", "worker", ""),
+    ]  # fmt: skip
+
+
+def test_the_first_use_does_not_undo_an_operators_order(drive: Driving) -> None:
+    worker = running(drive)
+    ordered(drive, "freeze")
+    report(drive, worker, "resume-due")
+    assert drive.states("j") == ["FROZEN"]
+    ordered(drive, "resume")
+    report(drive, worker, "freeze-due", 300)
+    assert ordered(drive, "freeze", why="keep it so")["changed"], "from now on it is an operator's order"
+    report(drive, worker, "resume-due")
+    assert drive.states("j") == ["FROZEN"]
+    assert ordered(drive, "freeze")["changed"] is False
+    ordered(drive, "resume")
+    assert drive.states("j") == ["RUNNING"]
+
+
+def test_an_operator_resumes_what_was_frozen_as_unused(drive: Driving) -> None:
+    worker = running(drive)
+    report(drive, worker, "freeze-due", 300)
+    assert ordered(drive, "resume")["changed"]
+    assert (drive.states("j"), drive.member("j").wakes) == (["RUNNING"], False)
+
+
+def test_of_the_replicas_of_a_job_only_that_which_is_unused_is_frozen(drive: Driving) -> None:
+    worker = running(drive, replicas=2)
+    worker.say("freeze-due", next(held.place for held in worker.held.values() if held.place.replica == 1), 300)
+    drive.settle()
+    assert drive.states("j") == ["RUNNING", "FROZEN"]
+
+
+def test_what_was_frozen_as_unused_is_resumed_by_its_first_use_after_takeover_and_snapshot(drive: Driving) -> None:
+    worker = running(drive)
+    report(drive, worker, "freeze-due", 300)
+    drive.take_snapshot()
+    drive.lead()
+    drive.renew()
+    report(drive, worker, "resume-due")
+    assert drive.states("j") == ["RUNNING"]
+
+
+def test_an_unused_job_that_cannot_be_frozen_runs_on(drive: Driving) -> None:
+    worker = running(drive)
+    worker.freezes = False
+    report(drive, worker, "freeze-due", 300)
+    assert (drive.states("j"), story(drive)[-1][0]) == (["RUNNING"], "NOT_FROZEN")
+    assert not drive.member("j").wakes
+
+
+@pytest.mark.parametrize("kind", ["freeze-due", "resume-due"])
+def test_a_gang_and_a_ledger_of_the_release_before_are_not_frozen_as_unused(kind: FactKind) -> None:
+    gang, older = Driving(), Driving(level=1)
+    worker = running(gang, gpu={"scheduling": "gang"}, replicas=2)
+    for held in worker.held.values():
+        worker.say(kind, held.place, 300)
+    gang.settle()
+    assert gang.states("j") == ["RUNNING", "RUNNING"]
+    assert "FREEZE" not in [row[0] for row in story(gang)]
+    report(older, running(older), kind, 300)
+    assert (older.states("j"), [row[0] for row in story(older)]) == (["RUNNING"], ["ACCEPTED", "RUNNING"])
 
 
 def test_a_job_that_waits_or_is_over_is_not_frozen(drive: Driving) -> None:

@@ -172,6 +172,7 @@ def test_fact_14_two_classes_of_refusal() -> None:
         ({"start_within_s": 10**9}, "$.start_within_s", "0.."),
         ({"on_partition": "Kill"}, "$.on_partition", ""),
         ({"on_no_match": "no"}, "$.on_no_match", ""),
+        ({"qos": "High"}, "$.qos", ""),
     ],
 )
 def test_a_refusal_names_field_and_what_is_allowed(fields: dict[str, Any], field: str, says: str) -> None:

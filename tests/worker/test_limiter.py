@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from moorage.worker.limiter import segment
-from moorage.worker.limiter.segment import SIZE, TOKEN, Part, Segment, SegmentError, owner_of
+from moorage.worker.limiter.segment import SIZE, TOKEN, Counts, Part, Segment, SegmentError, owner_of
 from tests.nvidia import limited as limited_module
 from tests.nvidia import real_driver
 from tests.nvidia.limited import TOTAL, Limited, limited, uuid_of
@@ -456,6 +456,8 @@ def test_both_sides_have_one_layout(tmp_path: Path) -> None:
         "offsetof(struct limiter_segment, attached)": segment._AT_COUNTS,
         "offsetof(struct limiter_segment, bucket)": segment._AT_BUCKETS,
         "offsetof(struct limiter_segment, slots)": segment._AT_SLOTS,
+        "offsetof(struct limiter_segment, frozen)": segment._AT_FROZEN,
+        "offsetof(struct limiter_segment, waiting)": segment._AT_COUNTS + 8 * Counts._fields.index("waiting"),
         "sizeof(struct limiter_slot)": segment._SLOT_BYTES,
         "LIMITER_MAGIC": segment.MAGIC,
         "LIMITER_VERSION": segment.VERSION,

@@ -45,6 +45,7 @@ class Fields(_RunFields, total=False):
     if_seq: int
     events: Literal["job", "tenant"]
     labels: dict[str, str]
+    qos: Literal["low", "medium", "high", "critical"]
 
 
 #: the names of these, as one may ask for them

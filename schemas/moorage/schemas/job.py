@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -48,6 +48,11 @@ CHECKPOINT_SIGNALS: Final = (
     "SIGWINCH",
     "SIGCONT",
 )
+
+
+#: a job's quality of service, the lowest first
+Qos = Literal["low", "medium", "high", "critical"]
+QOS: Final[tuple[Qos, ...]] = get_args(Qos)
 
 
 class Secret(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -292,6 +297,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: where no GPUs are free it may have those of a frozen job, until that job needs them: then it ends within its
     #: grace, and is queued again
     guest: bool = False
+    #: how soon a worker that freezes unused jobs freezes it: `low` first, `critical` not at all by default
+    qos: Qos = "medium"
 
     def __post_init__(self) -> None:
         if self.job is not None and not is_job(self.job):

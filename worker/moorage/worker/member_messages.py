@@ -243,6 +243,18 @@ class IdleSeen(msgspec.Struct, frozen=True):
     items: list[tuple[MemberName, int, int, bool]]
 
 
+class FreezeDue(msgspec.Struct, frozen=True):
+    """Members that are to be frozen, the first one first: (name, for how many seconds its devices show no use)."""
+
+    items: list[tuple[MemberName, int]]
+
+
+class ResumeDue(msgspec.Struct, frozen=True):
+    """Frozen members of which a process waits to use its devices."""
+
+    names: list[MemberName]
+
+
 class Metered(msgspec.Struct, frozen=True):
     """What members used since the last reading: (name, milliseconds of a GPU at work, MiB milliseconds).
 
@@ -307,6 +319,8 @@ Event = (
     | OverGrant
     | FreezeAnswered
     | IdleSeen
+    | FreezeDue
+    | ResumeDue
     | Metered
     | Tick
     | TurnOver

@@ -12,7 +12,19 @@ from typing import Any, Final
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem, in_a_line
-from moorage.schemas.frames import IDLE_LEVEL, VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
+from moorage.schemas.frames import (
+    FREEZE_LEVEL,
+    IDLE_LEVEL,
+    VERSION,
+    Fact,
+    FactAck,
+    Held,
+    Joined,
+    Place,
+    Renewed,
+    RollCall,
+    Wanted,
+)
 from moorage.worker.inventory.base import FREE_WAIT_S
 from moorage.worker.lease_session import JOINS_UNANSWERED_TOLD, NEVER_S, LeaseSession
 from moorage.worker.member_messages import (
@@ -24,6 +36,7 @@ from moorage.worker.member_messages import (
     Event,
     FactsAnswered,
     FreezeAnswered,
+    FreezeDue,
     GiveUp,
     HealthChanged,
     HelloChanged,
@@ -36,6 +49,7 @@ from moorage.worker.member_messages import (
     OverGrant,
     Replaced,
     Restored,
+    ResumeDue,
     SaidWell,
     SayHello,
     SeenFree,
@@ -115,6 +129,8 @@ class Members:
             OverGrant: self.table.end_over_grant,
             FreezeAnswered: self.table.on_freeze_answered,
             IdleSeen: self._on_idle,
+            FreezeDue: self._on_freeze_due,
+            ResumeDue: self._on_resume_due,
             Metered: self.table.on_metered,
             Tick: self._on_tick,
             TurnOver: self._on_turn_over,
@@ -382,6 +398,20 @@ class Members:
 
     def _on_idle(self, event: IdleSeen) -> None:
         self.table.on_idle(event, reports=self.session.level >= IDLE_LEVEL)
+
+    def _on_freeze_due(self, event: FreezeDue) -> None:
+        """Report members that run without use of their devices: the leader orders that they are frozen."""
+        for name, seconds in event.items if self.session.level >= FREEZE_LEVEL else ():
+            member = self.held.get(name)
+            if member is not None and member.phase == "running" and not member.frozen and not member.freezing:
+                self.outbox.gathered.append(Fact("freeze-due", *name, seconds))
+
+    def _on_resume_due(self, event: ResumeDue) -> None:
+        """Report frozen members that are to be used again: the leader orders that they run on."""
+        for name in event.names:
+            member = self.held.get(name)
+            if member is not None and member.phase == "running" and member.frozen and not member.freezing:
+                self.outbox.gathered.append(Fact("resume-due", *name))
 
     def _on_hello_changed(self, event: HelloChanged) -> None:
         """Send hello, and begin a session that puts it into the ledger. Running members run on."""

@@ -17,7 +17,7 @@ from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.drivers.base import Driver
-from moorage.worker.idle_watch import IdleJobs
+from moorage.worker.idle_watch import IdleJobs, UnusedJobs
 from moorage.worker.inspection import inspect
 from moorage.worker.inventory.base import Inventory, SlotReading
 from moorage.worker.inventory.faults import Fault, Gravity
@@ -68,6 +68,7 @@ class Reporter:
         self.meters: list[Meter] = [
             UsageMeter(held, drivers).read,
             IdleJobs(held, settings.idle_warn_s, settings.idle_reclaim_s).read,
+            UnusedJobs(held, settings.freezes_after_s, self._wakes).read,
         ]
         self.devices = pool.devices
         self.subjects = Subjects(settings.prefix)
@@ -154,6 +155,10 @@ class Reporter:
             resizes["mps"] = NEXT_ATTEMPT  # a client keeps the variables that it started with
         levels = {mode: level for mode, level in self.guard.levels(driver).items() if mode in offered}
         return replace(can, enforced=levels, resizes=resizes)
+
+    def _wakes(self, member: Member) -> bool:
+        driver = self.drivers[member.driver]
+        return self._said(driver, partial(driver.wakes, member.name), False)
 
     def _said(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
         """Return a driver's answer to `question`; `otherwise` if it is a foreign driver and raises."""

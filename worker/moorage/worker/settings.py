@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import OTHERS, Device
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, SHARERS_MAX
+from moorage.schemas.job import QOS, Qos
 from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
@@ -28,6 +29,8 @@ LABELS_MAX: Final = 64
 GUARD_GRACE_S: Final = 1.0
 IDLE_WARN_S: Final = 1800.0
 IDLE_RECLAIM_S_MAX: Final = 366 * 86400
+#: seconds without use of its GPUs after which a job is frozen where the settings say no other number; 0 is never
+AUTO_FREEZE_S: Final[dict[Qos, int]] = {"low": 300, "medium": 300, "high": 300, "critical": 0}
 LEASE_UIDS_MAX: Final = 64
 #: most tenants in one setting
 TENANTS_MAX: Final = 1_000
@@ -135,6 +138,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dict[str, int],
         setting(
             "Seconds without use of its GPUs after which a tenant's job is ended; * is every other tenant, 0 is never."
+        ),
+    ] = {}
+    auto_freeze: Annotated[
+        bool,
+        setting(
+            "Freeze a job that has GPUs alone and does not use them, until it uses them again. It needs limiter = true."
+        ),
+    ] = False
+    auto_freeze_s: Annotated[
+        dict[str, int],
+        setting(
+            "Seconds without use of its GPUs after which a job is frozen, by its qos: low, medium, high or critical;"
+            " 0 is never. By default 300, and never for critical."
         ),
     ] = {}
     limiter: Annotated[
@@ -302,6 +318,16 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for tenant, seconds in self.idle_reclaim_s.items():
             if not 0 <= seconds <= IDLE_RECLAIM_S_MAX:
                 raise ValueError(f"idle_reclaim_s must be 0..{IDLE_RECLAIM_S_MAX} for {tenant}, found {seconds}")
+        for qos, seconds in self.auto_freeze_s.items():
+            if qos not in QOS:
+                raise ValueError(f"auto_freeze_s must name {', '.join(QOS)}, found {qos[:80]!r}")
+            if not 0 <= seconds <= IDLE_RECLAIM_S_MAX:
+                raise ValueError(f"auto_freeze_s must be 0..{IDLE_RECLAIM_S_MAX} for {qos}, found {seconds}")
+        if self.auto_freeze and not self.limiter:
+            raise ValueError(
+                "auto_freeze needs limiter = true: without the limiter's library nothing resumes a job as it uses its"
+                " GPUs again; set limiter = true, or take auto_freeze out"
+            )
         for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
             check_rules(name, getattr(self, name))
         try:
@@ -325,6 +351,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if unknown := [slot for slot in kept if slot >= len(devices)]:
             raise ValueError(f"slot_modes names slots that are not there: {unknown}, of {len(devices)}")
         return [replace(one, modes=kept[slot]) if slot in kept else one for slot, one in enumerate(devices)]
+
+    def freezes_after_s(self, qos: Qos) -> int:
+        """Return after how many seconds without use of its GPUs a job of that `qos` is frozen; 0: never."""
+        return self.auto_freeze_s.get(qos, AUTO_FREEZE_S[qos]) if self.auto_freeze else 0
 
     @property
     def controller(self) -> ControllerSettings:

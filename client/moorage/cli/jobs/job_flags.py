@@ -32,6 +32,7 @@ _SAME_NAME: Final = (
     "if_seq",
     "on_no_match",
     "on_partition",
+    "qos",
 )
 #: reasons for waiting that another driver may not have
 _NOT_OFFERED: Final = tuple(
@@ -53,6 +54,7 @@ _OPTIONS: Final = {
     "$.replicas": "--replicas",
     "$.retries": "--retries",
     "$.if_seq": "--if-seq",
+    "$.qos": "--qos",
     "$.resources.cpu_milli": "--cpu",
     "$.resources.memory_mib": "--memory",
     "$.labels": "--label",
@@ -139,6 +141,10 @@ class JobFlags:
         Literal["wait", "reject"] | None, Parameter(help="When no known worker could ever run it.")
     ] = None
     on_partition: Annotated[Literal["kill", "keep"] | None, Parameter(help="When the worker is cut off.")] = None
+    qos: Annotated[
+        Literal["low", "medium", "high", "critical"] | None,
+        Parameter(help="How soon it is frozen when it does not use its GPUs."),
+    ] = None
 
 
 NO_FLAGS: Final = JobFlags()

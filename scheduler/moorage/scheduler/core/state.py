@@ -1,9 +1,8 @@
 """The ledger state: the result of folding all records, and nothing else.
 
-Hello and load frames are not part of it: `fleet.py` rebuilds that view after a takeover. Fields marked *soft* belong to
-the leader alone; they are neither in the digest nor in snapshots. The digest of the state is the sum of the hashes of
-all rows (jobs, replicas, members, workers, tenants, usage). Each row keeps its hash in `row`, so that only changed rows
-are hashed again.
+Hello and load frames are not part of it: see `fleet.py`. Fields marked *soft* belong to the leader alone; they are
+neither in the digest nor in snapshots. The digest is the sum of the hashes of all rows (jobs, replicas, members,
+workers, tenants, usage). Each row keeps its hash in `row`, so that only changed rows are hashed again.
 """
 
 from __future__ import annotations
@@ -321,6 +320,7 @@ class Member:
         "replica",
         "row",
         "runs_as",
+        "wakes",
         "worker",
     )
 
@@ -338,6 +338,7 @@ class Member:
         self.rate_milli = 0  # what it counts in its tenant's fair share; 0: each device counts as a whole GPU
         self.notice_s = 0  # the notice with which it was asked to end
         self.freeze = False  # it is wanted frozen; the replica becomes FROZEN when the worker reports it
+        self.wakes = False  # it is wanted frozen because it was unused, and no operator ordered it: use resumes it
         self.guest = False  # placed on devices of frozen members; once those have ended it has them alone
         self.row = 0
         self.missed = 0  # soft: consecutive renewals that did not list it
@@ -349,7 +350,7 @@ class Member:
         )
         row = hash((row, self.rate_milli)) if self.rate_milli else row
         row = hash((row, self.notice_s)) if self.notice_s else row
-        row = hash((row, -1)) if self.freeze else row
+        row = hash((row, -1, 1) if self.wakes else (row, -1)) if self.freeze else row
         return hash((row, -2)) if self.guest else row
 
 

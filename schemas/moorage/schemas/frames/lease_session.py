@@ -93,13 +93,15 @@ FactKind = Literal[
     "frozen",
     "not-frozen",
     "resumed",
+    "freeze-due",
+    "resume-due",
     "exited",
     "freed",
     "quarantined",
 ]
 #: a worker reports `idle` once the ledger has this feature level: a scheduler of the release before cannot read it
 IDLE_LEVEL: Final = 2
-#: an operator may freeze jobs once the ledger has this feature level
+#: jobs are frozen once the ledger has this feature level
 FREEZE_LEVEL: Final = 2
 
 
@@ -114,7 +116,8 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     measured that.
     Of `idle`, from feature level 2 on, `code` is for how many seconds its GPUs have shown no use, and `detail` after
     how many its worker ends it (empty: never). `frozen` and `resumed` answer a `Freeze`, as does `not-frozen`, whose
-    `detail` is why the member runs on.
+    `detail` is why the member runs on. By `freeze-due` a worker asks for that order itself: the member's GPUs have
+    shown no use for `code` seconds; and by `resume-due` for the other one: a process of it waits to use them.
 
     A refusal that begins with `cannot-run: ` is the request's fault and ends the job; with `not-here: ` or
     `not-permitted: ` the job goes to another worker and its GPUs stay open; any other is tried again after a pause.

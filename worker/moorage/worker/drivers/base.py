@@ -37,6 +37,7 @@ from moorage.worker.member_messages import (
     NotFree,
     NotStarted,
     Replaced,
+    ResumeDue,
     SeenFree,
     Started,
     StartFailed,
@@ -55,7 +56,9 @@ CODE_ENDED: Final = -15
 #: minus SIGKILL: the code reported for a member whose exit status could not be read
 CODE_LOST: Final = -9
 
-DriverEvent = Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | Replaced | FreezeAnswered
+DriverEvent = (
+    Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | Replaced | FreezeAnswered | ResumeDue
+)
 Report = Callable[[DriverEvent], None]
 #: takes whose output it is and the payload of the output frame; the agent adds the subject
 Publish = Callable[[MemberName, bytes], None]
@@ -297,6 +300,13 @@ class Driver:
     def resume(self, name: MemberName) -> None:
         """Begin to let a frozen member run on; report `FreezeAnswered`. The rules of `freeze` hold."""
         raise NotImplementedError
+
+    def wakes(self, name: MemberName) -> bool:
+        """Return whether a frozen member's first use of its devices is reported, as `ResumeDue`.
+
+        Only then is a member frozen that does not use its devices.
+        """
+        return False
 
     def forget(self, names: list[MemberName]) -> None:
         """Forget these members: their ends are in the ledger."""

@@ -51,7 +51,7 @@ class Kit(NamedTuple):
         """
         if self.simulated or not self.settings.limiter:
             return None
-        return Limits(self.settings, owner_of(self.worker, driver))
+        return Limits(self.settings, owner_of(self.worker, driver), can_freeze=self.freezer is not None)
 
 
 def keep_to(limits: Limits | None, name: MemberName, share: Share) -> None:

@@ -45,6 +45,7 @@ from moorage.worker.member_messages import (
     MemberName,
     NotStarted,
     Replaced,
+    ResumeDue,
     Started,
     StartFailed,
     Stuck,
@@ -60,6 +61,8 @@ from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 log = logging.getLogger("moorage.worker")
 
+#: how often the worker checks for calls of frozen members
+LOOK_FOR_USE_S: Final = 0.2
 #: the stage of a start that failed because the job's VM did not boot
 STAGE_BOOT: Final = "boot"
 _MIB: Final = 1024 * 1024
@@ -143,6 +146,7 @@ class ProcessDriver(Driver):
         super().__init__()
         self._freezer = freezer
         self._freezing: dict[MemberName, asyncio.Task[None]] = {}
+        self._used_again: set[MemberName] = set()  # frozen ones that were reported as such
         if freezer is not None:
             self.capabilities = msgspec.structs.replace(self.capabilities, freezes=True, guests=True)
         self._link = link
@@ -183,6 +187,8 @@ class ProcessDriver(Driver):
             running = [name_of(key) for key, state, _ in listed if state != "ended"]
             frozen, broken = await self._freezer.open(running)
             self.report(FreezeAnswered([(name, "broken", why) for name, why in broken.items()]))
+            for name in running:
+                self._hold_calls(name, name in frozen)
         for key, state, event in listed:
             name = name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
@@ -202,6 +208,8 @@ class ProcessDriver(Driver):
             self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
         if self._limits is not None:
             self._look_after.append(asyncio.get_running_loop().create_task(self._limits.run()))
+        if self._limits is not None and self._freezer is not None:
+            self._look_after.append(asyncio.get_running_loop().create_task(self._look_for_use()))
         return living
 
     async def close(self) -> None:
@@ -272,6 +280,8 @@ class ProcessDriver(Driver):
 
     def freeze(self, name: MemberName, slots: Sequence[int]) -> None:
         assert self._freezer is not None, "its capabilities do not say that it freezes"
+        # before the lock: from then on a call would wait in the driver, where the worker does not see it
+        self._hold_calls(name, True)
         self._begin_freezing(name, self._freezer.freeze(name, slots, self.members_of))
 
     def resume(self, name: MemberName) -> None:
@@ -282,11 +292,33 @@ class ProcessDriver(Driver):
         self._freezing[name] = asyncio.get_running_loop().create_task(self._freeze(name, work))
 
     async def _freeze(self, name: MemberName, work: Coroutine[Any, Any, tuple[Outcome, str]]) -> None:
+        outcome: Outcome = "running"  # where this is cancelled, the next agent resumes what was only begun
         try:
             outcome, why = await work
         finally:
             del self._freezing[name]
+            if outcome != "frozen":
+                self._hold_calls(name, False)
         self.report(FreezeAnswered([(name, outcome, why)]))
+
+    def _hold_calls(self, name: MemberName, on: bool) -> None:
+        """Have the calls of a member wait in the limiter, where it has that, or pass again."""
+        self._used_again.discard(name)
+        if self._limits is not None:
+            (self._limits.stop if on else self._limits.go_on)(name)
+
+    async def _look_for_use(self) -> None:
+        """Report frozen members that have a call waiting, once each, until cancelled."""
+        assert self._limits is not None
+        while True:
+            await asyncio.sleep(LOOK_FOR_USE_S)
+            fresh = set(self._limits.wanted()) - self._freezing.keys() - self._used_again
+            if fresh:
+                self._used_again |= fresh
+                self.report(ResumeDue(sorted(fresh)))
+
+    def wakes(self, name: MemberName) -> bool:
+        return self._freezer is not None and self._limits is not None and self._limits.wakes(name)
 
     def forget(self, names: list[MemberName]) -> None:
         self._link.forget([self._key(name) for name in names])
@@ -482,6 +514,7 @@ class ProcessDriver(Driver):
                 self._limits.over(name)
             if self._freezer is not None:
                 self._freezer.over(name)
+                self._used_again.discard(name)
 
     def _note_pid(self, name: MemberName, event: Event | None) -> None:
         if isinstance(event, ChildStarted):

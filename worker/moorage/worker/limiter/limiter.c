@@ -2,7 +2,8 @@
 
    It stands before functions of the CUDA driver and of NVML. Memory is reserved before the driver is asked for it, in the
    segment of limiter.h, which all processes of the attempt share, and is refused beyond the limit. Kernels wait for
-   tokens, which the worker gives. Totals and free memory are told as those of the part.
+   tokens, which the worker gives. Totals and free memory are told as those of the part. While an attempt is frozen its
+   calls wait here, and the worker sees that they do.
 
    It is cooperative and no security boundary: a process that clears LD_PRELOAD, is linked statically, or calls the
    driver by other ways is not held. The worker's guard counts what such a process holds.
@@ -79,10 +80,45 @@ enum { LOCATION_DEVICE = 1, NODE_KERNEL = 0 };
     X(cuLaunch) X(cuLaunchGrid) X(cuLaunchGridAsync) \
     X(cuGraphInstantiate) X(cuGraphInstantiate_v2) X(cuGraphInstantiateWithFlags) X(cuGraphInstantiateWithParams) \
     X(cuGraphInstantiateWithParams_ptsz) X(cuGraphExecDestroy) X(cuGraphLaunch) X(cuGraphLaunch_ptsz)
+/* Those that do nothing but wait while the attempt is frozen: what a process calls after a pause. What only asks, as
+   cuDeviceGetCount, is left out. None of them has a floating-point argument, and each at most six words of arguments
+   (GATED_WIDE: eight), so all of them are handed on alike. */
+#define VARIANTS(X, name) X(name) X(name##_ptsz)
+#define COPIES(X, name) X(name) X(name##_v2) X(name##_ptds) X(name##_v2_ptds)
+#define COPIES_ASYNC(X, name) X(name) X(name##_v2) X(name##_ptsz) X(name##_v2_ptsz)
+#define FILLS(X, name) X(name) X(name##_v2) X(name##_ptds) X(name##_v2_ptds)
+#define GATED(X) \
+    X(cuCtxCreate) X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxSynchronize) \
+    X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary) X(cuModuleUnload) \
+    X(cuModuleGetFunction) X(cuModuleGetGlobal) X(cuModuleGetGlobal_v2) X(cuLibraryUnload) \
+    X(cuLibraryGetModule) X(cuKernelGetFunction) \
+    X(cuStreamCreate) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamDestroy_v2) \
+    VARIANTS(X, cuStreamQuery) VARIANTS(X, cuStreamSynchronize) VARIANTS(X, cuStreamWaitEvent) \
+    VARIANTS(X, cuStreamAddCallback) VARIANTS(X, cuLaunchHostFunc) VARIANTS(X, cuStreamAttachMemAsync) \
+    VARIANTS(X, cuStreamWriteValue32) VARIANTS(X, cuStreamWaitValue32) VARIANTS(X, cuStreamWriteValue32_v2) \
+    VARIANTS(X, cuStreamWaitValue32_v2) VARIANTS(X, cuStreamWriteValue64) VARIANTS(X, cuStreamWaitValue64) \
+    X(cuEventCreate) X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime) X(cuEventDestroy) X(cuEventDestroy_v2) \
+    VARIANTS(X, cuEventRecord) VARIANTS(X, cuEventRecordWithFlags) \
+    X(cuMemcpy) X(cuMemcpy_ptds) VARIANTS(X, cuMemcpyAsync) X(cuMemcpyPeer) X(cuMemcpyPeer_ptds) \
+    VARIANTS(X, cuMemcpyPeerAsync) COPIES(X, cuMemcpyHtoD) COPIES(X, cuMemcpyDtoH) COPIES(X, cuMemcpyDtoD) \
+    COPIES(X, cuMemcpyDtoA) COPIES(X, cuMemcpyAtoD) COPIES(X, cuMemcpyHtoA) COPIES(X, cuMemcpyAtoH) \
+    COPIES(X, cuMemcpyAtoA) COPIES(X, cuMemcpy2D) COPIES(X, cuMemcpy2DUnaligned) COPIES(X, cuMemcpy3D) \
+    COPIES_ASYNC(X, cuMemcpyHtoDAsync) COPIES_ASYNC(X, cuMemcpyDtoHAsync) COPIES_ASYNC(X, cuMemcpyDtoDAsync) \
+    COPIES_ASYNC(X, cuMemcpyHtoAAsync) COPIES_ASYNC(X, cuMemcpyAtoHAsync) COPIES_ASYNC(X, cuMemcpy2DAsync) \
+    COPIES_ASYNC(X, cuMemcpy3DAsync) X(cuMemcpy3DPeer) X(cuMemcpy3DPeer_ptds) VARIANTS(X, cuMemcpy3DPeerAsync) \
+    FILLS(X, cuMemsetD8) FILLS(X, cuMemsetD16) FILLS(X, cuMemsetD32) \
+    FILLS(X, cuMemsetD2D8) FILLS(X, cuMemsetD2D16) FILLS(X, cuMemsetD2D32) \
+    VARIANTS(X, cuMemsetD8Async) VARIANTS(X, cuMemsetD16Async) VARIANTS(X, cuMemsetD32Async) \
+    VARIANTS(X, cuMemsetD2D8Async) VARIANTS(X, cuMemsetD2D16Async) VARIANTS(X, cuMemsetD2D32Async) \
+    VARIANTS(X, cuMemPrefetchAsync) VARIANTS(X, cuMemPrefetchAsync_v2) X(cuMemAdvise) X(cuMemAdvise_v2) \
+    X(cuMemAllocHost) X(cuMemAllocHost_v2) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemHostRegister) \
+    X(cuMemHostRegister_v2) X(cuMemHostUnregister) X(cuMemSetAccess) X(cuMemPoolCreate) X(cuMemPoolDestroy) \
+    X(cuMemPoolTrimTo) VARIANTS(X, cuGraphUpload)
+#define GATED_WIDE(X) X(cuLibraryLoadData) X(cuLibraryLoadFromFile)
 #define NVML_HOOKS(X) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2)
 
 #define ENUM(name) AT_##name,
-enum { CUDA_HOOKS(ENUM) AT_NVML, AT_before_nvml = AT_NVML - 1, NVML_HOOKS(ENUM) HOOKS };
+enum { CUDA_HOOKS(ENUM) GATED(ENUM) GATED_WIDE(ENUM) AT_NVML, AT_before_nvml = AT_NVML - 1, NVML_HOOKS(ENUM) HOOKS };
 
 static struct hook {
     const char *name;
@@ -166,10 +202,55 @@ static void *real_of(int at) {
     return real ? real : at < AT_NVML ? (void *)absent_in_cuda : (void *)absent_in_nvml;
 }
 
-#define REAL(name) ((__typeof__(&name))real_of(AT_##name))
+#define UNGATED(name) ((__typeof__(&name))real_of(AT_##name))
+
+/* ------------------------------------------------------------------------------------------------- being frozen */
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+#define STALE_NS 2000000000ull
+#define WAIT_NS_MIN 1000000
+#define WAIT_NS_MAX 10000000
+
+/* Whether the worker has given no sign for two seconds. */
+static bool is_stale(void) {
+    uint64_t beat = atomic_load(&segment->heartbeat), now = now_ns();
+    return !beat || beat > now || now - beat > STALE_NS;
+}
+
+/* Say that a call wants to go on, and wait until the worker has resumed the attempt. Without a heartbeat the call goes on
+   to the driver: an attempt that a worker was only about to freeze runs then, and for one that is frozen the driver
+   waits, which no library can do better. */
+static __attribute__((noinline, cold)) void wait_until_resumed(void) {
+    atomic_fetch_add(&segment->waiting, 1);
+    for (long wait = WAIT_NS_MIN; atomic_load(&segment->frozen) && !is_stale();) {
+        nanosleep(&(struct timespec){0, wait}, NULL);
+        wait = wait * 2 < WAIT_NS_MAX ? wait * 2 : WAIT_NS_MAX;
+    }
+}
+
+/* Before each call of the driver. */
+static inline void gate(void) {
+    if (__builtin_expect(segment && atomic_load_explicit(&segment->frozen, memory_order_relaxed), 0))
+        wait_until_resumed();
+}
+
+#define REAL(name) (gate(), UNGATED(name))
+
+#define WORDS uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f
+#define GATE(name) HOOK CUresult name(WORDS) { return REAL(name)(a, b, c, d, e, f); }
+#define GATE_WIDE(name) \
+    HOOK CUresult name(WORDS, uint64_t g, uint64_t h) { return REAL(name)(a, b, c, d, e, f, g, h); }
+GATED(GATE)
+GATED_WIDE(GATE_WIDE)
 
 /* A function of the driver that has no hook. */
 #define DRIVER(name, ...) ({ \
+    gate(); \
     static _Atomic(void *) kept; \
     void *at = atomic_load_explicit(&kept, memory_order_relaxed); \
     if (!at) { \
@@ -181,12 +262,6 @@ static void *real_of(int at) {
     (__VA_ARGS__)at; })
 
 /* ------------------------------------------------------------------------------------------------ being attached */
-
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 /* The inode of this process's PID namespace, as in the link "pid:[4026531836]". */
 static uint64_t pid_namespace(void) {
@@ -852,7 +927,7 @@ static int index_in_nvml(nvmlDevice_t device) {
 
 #define MEMORY_INFO(name, memory_t) \
     HOOK nvmlReturn_t name(nvmlDevice_t device, memory_t *memory) { \
-        nvmlReturn_t code = REAL(name)(device, memory); \
+        nvmlReturn_t code = UNGATED(name)(device, memory); \
         if (code != OK || !memory) return code; \
         uint64_t total = memory->total, left = memory->free, used = memory->used; \
         tell(index_in_nvml(device), &total, &left, &used); \
@@ -865,10 +940,6 @@ MEMORY_INFO(nvmlDeviceGetMemoryInfo, struct memory)
 MEMORY_INFO(nvmlDeviceGetMemoryInfo_v2, struct memory_v2)
 
 /* ------------------------------------------------------------------------------------------------------- launches */
-
-#define STALE_NS 2000000000ull
-#define WAIT_NS_MIN 1000000
-#define WAIT_NS_MAX 10000000
 
 /* e to the power of -x, without libm, whose versions differ between images. */
 static double decay(double x) {
@@ -900,8 +971,7 @@ static void spend(int device, uint64_t cost) {
             if (atomic_compare_exchange_weak(&segment->bucket[device].taken, &taken, taken + cost)) return;
             continue;
         }
-        uint64_t beat = atomic_load(&segment->heartbeat), now = now_ns();
-        if (!beat || beat > now || now - beat > STALE_NS) {
+        if (is_stale()) {
             atomic_fetch_add(&segment->opened, 1);
             return;
         }
@@ -1068,14 +1138,14 @@ static void *hook_at(void *real, const char *symbol) {
 }
 
 HOOK CUresult cuGetProcAddress(const char *symbol, void **pointer, int version, unsigned long long flags) {
-    CUresult code = REAL(cuGetProcAddress)(symbol, pointer, version, flags);
+    CUresult code = UNGATED(cuGetProcAddress)(symbol, pointer, version, flags);
     if (code == OK && pointer && *pointer) *pointer = hook_at(*pointer, symbol);
     return code;
 }
 
 HOOK CUresult cuGetProcAddress_v2(
     const char *symbol, void **pointer, int version, unsigned long long flags, int *status) {
-    CUresult code = REAL(cuGetProcAddress_v2)(symbol, pointer, version, flags, status);
+    CUresult code = UNGATED(cuGetProcAddress_v2)(symbol, pointer, version, flags, status);
     if (code == OK && pointer && *pointer) *pointer = hook_at(*pointer, symbol);
     return code;
 }
@@ -1103,4 +1173,4 @@ HOOK void *dlsym(void *restrict handle, const char *restrict name) {
 }
 
 #define ENTRY(name) {#name, (void *)name, NULL},
-static struct hook hooks[] = {CUDA_HOOKS(ENTRY) NVML_HOOKS(ENTRY)};
+static struct hook hooks[] = {CUDA_HOOKS(ENTRY) GATED(ENTRY) GATED_WIDE(ENTRY) NVML_HOOKS(ENTRY)};

@@ -43,6 +43,7 @@ struct limiter_segment {
     _Atomic uint64_t context[LIMITER_DEVICES];    /* bytes that count for each process that uses the device */
     unsigned char uuid[LIMITER_DEVICES][16];
     _Atomic uint64_t dead[LIMITER_SLOTS];         /* by slot: an owner that has ended, as the worker saw */
+    _Atomic uint64_t frozen;                      /* 0: calls pass; else `waiting` when they were stopped, plus 1 */
     /* written by the processes of the job */
     struct {
         _Atomic uint64_t attached; /* processes that have loaded the library */
@@ -51,7 +52,8 @@ struct limiter_segment {
         _Atomic uint64_t opened;   /* launches without tokens, because the heartbeat was old */
         _Atomic uint64_t crowded;  /* allocations refused because all slots were taken */
         _Atomic uint64_t missed;   /* functions that were looked up in a variant without a hook */
-        uint64_t unused[2];
+        _Atomic uint64_t waiting;  /* calls that came while the attempt was frozen; it only grows */
+        uint64_t unused[1];
     } __attribute__((aligned(64)));
     struct {
         _Atomic uint64_t taken; /* tokens taken since the beginning; it only grows */

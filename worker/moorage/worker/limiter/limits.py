@@ -25,7 +25,7 @@ from moorage.schemas.gpu import SHARERS_MAX, Share
 from moorage.schemas.job import Request
 from moorage.worker.attempt_folders import FolderUnavailable, let_pass, owner_ids
 from moorage.worker.limiter.control import RATE
-from moorage.worker.limiter.segment import Part, Segment, SegmentError
+from moorage.worker.limiter.segment import DEVICES_MAX, Part, Segment, SegmentError
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.output import member_digest
@@ -80,8 +80,8 @@ class ContainerLimit(Limit):
 class Limits:
     """The limits of one driver's attempts, `owner`. Call `begin` with the living members, then `run`."""
 
-    def __init__(self, settings: WorkerSettings, owner: str) -> None:
-        """Find the library. Raises Refused if this host cannot limit."""
+    def __init__(self, settings: WorkerSettings, owner: str, *, can_freeze: bool = False) -> None:
+        """Find the library. `can_freeze`: the driver freezes processes. Raises Refused if this host cannot limit."""
         if platform.libc_ver()[0] != "glibc":
             raise _cannot("this host's C library is not glibc (musl?)", "remove limiter from the settings")
         if not LIBRARY.is_file():
@@ -95,24 +95,28 @@ class Limits:
         self._mark = f"{member_digest(owner)[:16]}."
         self._segments: dict[MemberName, Segment] = {}
         self._opened: dict[MemberName, int] = {}
+        self._stopped: set[MemberName] = set()
+        self._freezes_after_s = settings.freezes_after_s if can_freeze else None
 
     # -- an attempt
 
-    def _make(self, name: MemberName, request: Request, devices: Sequence[Device], mode: str) -> Path | None:
-        """Make the segment of an attempt that has a part of a device; return None if it has all of it.
+    def _make(
+        self, name: MemberName, request: Request, devices: Sequence[Device], mode: str, *, waits: bool = False
+    ) -> Path | None:
+        """Make the segment of an attempt that has a part of a device, or with `waits` of one that may be frozen.
 
-        Raises FolderUnavailable.
+        None for others. Raises FolderUnavailable.
         """
         gpu = request.effective_gpu
-        if (
-            gpu is None
-            or gpu.share is None
-            or mode not in SHARERS_MAX
-            or any(one.vendor != "nvidia" for one in devices)
-        ):
+        if gpu is None or any(one.vendor != "nvidia" for one in devices):
             return None
-        share = gpu.share
-        parts = [Part(one.uuid, share.memory_mib * _MIB, self._context, rate_of(share)) for one in devices]
+        if gpu.share is not None and mode in SHARERS_MAX:
+            share = gpu.share
+            parts = [Part(one.uuid, share.memory_mib * _MIB, self._context, rate_of(share)) for one in devices]
+        elif waits and self._may_be_frozen(request, devices, mode):
+            parts = [Part(one.uuid) for one in devices]
+        else:
+            return None
         path = self._path(name)
         try:
             self._check_folder()
@@ -124,6 +128,14 @@ class Limits:
             self.over(name)
             raise FolderUnavailable(f"the limiter's segment {path}: {error}") from None
         return path
+
+    def _may_be_frozen(self, request: Request, devices: Sequence[Device], mode: str) -> bool:
+        """Return whether an attempt may be frozen for want of use, and has to have the library to be resumed."""
+        if self._freezes_after_s is None or mode != "exclusive" or not 0 < len(devices) <= DEVICES_MAX:
+            return False
+        gpu = request.effective_gpu
+        is_gang = gpu is not None and gpu.effective_scheduling == "gang"
+        return not is_gang and self._freezes_after_s(request.qos) > 0
 
     def give(self, name: MemberName, ids: tuple[int, int] | None, *, all_users: bool = False) -> None:
         """Give the segment to the user that runs the attempt. Raises FolderUnavailable."""
@@ -138,11 +150,11 @@ class Limits:
     def of_process(
         self, name: MemberName, request: Request, devices: Sequence[Device], mode: str, user: str | None
     ) -> Limit | None:
-        """Return what limits an attempt that runs on this host; None for one that has its devices alone.
+        """Return what limits an attempt that runs on this host; None for one that has all of its devices for good.
 
         Raises FolderUnavailable.
         """
-        path = self._make(name, request, devices, mode)
+        path = self._make(name, request, devices, mode, waits=True)
         if path is None:
             return None
         ids = owner_ids(user)
@@ -190,13 +202,45 @@ class Limits:
             segment.set_rate(device, rate_of(share))
         return True
 
+    def stop(self, name: MemberName) -> None:
+        """Have an attempt's calls of the driver wait: it is about to be frozen."""
+        if (segment := self._segments.get(name)) is not None:
+            with contextlib.suppress(OSError):
+                segment.stop()
+                self._stopped.add(name)
+
+    def go_on(self, name: MemberName) -> None:
+        """Have an attempt's calls of the driver pass again."""
+        self._stopped.discard(name)
+        if (segment := self._segments.get(name)) is not None:
+            with contextlib.suppress(OSError):
+                segment.go_on()
+
+    def wanted(self) -> list[MemberName]:
+        """Return the attempts with a call that has come to wait since they were stopped."""
+        found = []
+        for name in self._stopped:
+            with contextlib.suppress(OSError):
+                if self._segments[name].is_wanted():
+                    found.append(name)
+        return found
+
+    def wakes(self, name: MemberName) -> bool:
+        """Return whether processes of an attempt that use its devices do so through the library."""
+        segment = self._segments.get(name)
+        try:
+            return segment is not None and bool(segment.slots())
+        except OSError:
+            return False
+
     def over(self, name: MemberName) -> None:
         """Remove the segment of an attempt of which nothing runs any more."""
         found = self._segments.pop(name, None)
         self._opened.pop(name, None)
+        self._stopped.discard(name)
         if found is None:
             return
-        if not found.counts().attached:
+        if not found.counts().attached and any(map(found.limit, range(found.devices))):
             log.warning("%s: no process of it has loaded the limiter: only the guard kept it to its share", name[1])
         found.close()
         with contextlib.suppress(OSError):

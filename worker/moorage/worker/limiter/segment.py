@@ -36,8 +36,9 @@ _AT_LIMIT: Final = _AT_RATE + DEVICES_MAX * _WORD
 _AT_CONTEXT: Final = _AT_LIMIT + DEVICES_MAX * _WORD
 _AT_UUID: Final = _AT_CONTEXT + DEVICES_MAX * _WORD
 _AT_DEAD: Final = _AT_UUID + DEVICES_MAX * 16
+_AT_FROZEN: Final = _AT_DEAD + SLOTS_MAX * _WORD
 _LINE: Final = 64
-_AT_COUNTS: Final = -(-(_AT_DEAD + SLOTS_MAX * _WORD) // _LINE) * _LINE
+_AT_COUNTS: Final = -(-(_AT_FROZEN + _WORD) // _LINE) * _LINE
 _AT_BUCKETS: Final = _AT_COUNTS + _LINE
 _AT_SLOTS: Final = _AT_BUCKETS + DEVICES_MAX * _LINE
 _SLOT_BYTES: Final = _LINE + DEVICES_MAX * 2 * _WORD
@@ -69,6 +70,7 @@ class Counts(NamedTuple):
     opened: int
     crowded: int
     missed: int
+    waiting: int
 
 
 class Slot(NamedTuple):
@@ -184,6 +186,23 @@ class Segment:
     def rate(self, device: int) -> float:
         """Return a device's part of the compute in tokens a second; 0: launches need none. Raises OSError."""
         return min(self._read(_AT_RATE + device * _WORD)[0], _NUMBER_MAX) / TOKEN
+
+    def stop(self) -> None:
+        """Have calls of the driver wait, as the attempt is about to be frozen. Raises OSError.
+
+        Where they wait already, what has come since then still counts.
+        """
+        if not self._read(_AT_FROZEN)[0]:
+            self._write(_AT_FROZEN, min(self.counts().waiting, _NUMBER_MAX) + 1)
+
+    def go_on(self) -> None:
+        """Have calls of the driver pass again. Raises OSError."""
+        self._write(_AT_FROZEN, 0)
+
+    def is_wanted(self) -> bool:
+        """Return whether a call has come to wait since `stop`. It may be over: its process may have been killed."""
+        (frozen,) = self._read(_AT_FROZEN)
+        return frozen > 0 and min(self.counts().waiting, _NUMBER_MAX) + 1 != frozen
 
     def bury(self, slot: Slot) -> None:
         """Mark the process of a slot as ended, so that its bytes are free. Raises OSError."""

@@ -114,6 +114,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     used: list[tuple[int, tuple[int, int]]] = []  # job number, GPU milliseconds and MiB seconds
     resizes: list[tuple[int, tuple[Resize, ...]]] = []  # job number, operators' changes of its share
     freezes: list[tuple[int, int, int]] = []  # job number, replica, fence
+    wakes: list[tuple[int, int, int]] = []  # those of them that their first use resumes
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -167,7 +168,8 @@ def dump(state: State) -> bytes:
         for member in state.members()
         if member.notice_s
     ]
-    freezes = [(m.replica.job.num, m.replica.index, m.fence) for m in state.members() if m.freeze]
+    freezes = [_named(member) for member in state.members() if member.freeze]
+    wakes = [_named(member) for member in state.members() if member.freeze and member.wakes]
     return _encode(
         _Snapshot(
             SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
@@ -177,13 +179,17 @@ def dump(state: State) -> bytes:
             state.level, (state.former_id, state.restored_ms, state.restored_epoch), state.behind,
             preempts, state.usage.dump(), [(job.num, job.used) for job in state.jobs.values() if job.used is not None],
             [(job.num, job.resizes) for job in state.jobs.values() if job.resizes],
-            freezes,
+            freezes, wakes,
         )
     )  # fmt: skip
 
 
 def _mode(member: Member) -> int:
     return member.mode | GUEST if member.guest else member.mode
+
+
+def _named(member: Member) -> tuple[int, int, int]:
+    return member.replica.job.num, member.replica.index, member.fence
 
 
 def _rate(member: Member) -> tuple[int, ...]:
@@ -330,9 +336,9 @@ def _load_health(state: State, found: _Snapshot) -> None:
     notices = {(num, index, fence): notice_s for num, index, fence, notice_s in found.notices}
     for member in state.members() if notices else ():
         member.notice_s = notices.get((member.replica.job.num, member.replica.index, member.fence), 0)
-    freezes = set(found.freezes)
+    freezes, wakes = set(found.freezes), set(found.wakes)
     for member in state.members() if freezes else ():
-        member.freeze = (member.replica.job.num, member.replica.index, member.fence) in freezes
+        member.freeze, member.wakes = _named(member) in freezes, _named(member) in wakes
 
 
 def _digest_rows(state: State) -> None:

@@ -56,6 +56,7 @@ NO_MATCH: Final = "no-match"
 NOT_SUPPORTED: Final = (reasons.GPU_DRIVER.name, reasons.ENFORCE.name, reasons.MODE.name, reasons.DEVICE.name)
 #: request fields that need `REQUEST_LEVEL`
 NEWER_FIELDS: Final = (
+    ("qos",),
     ("template",),
     ("guest",),
     ("run", "image"),

@@ -37,12 +37,14 @@ from moorage.scheduler.core.state import (
     EXITED,
     EXPIRED,
     FAILED,
+    FREEZE,
     FROZEN,
     LOST_KEPT,
     NOT_FROZEN,
     PLACED,
     QUEUED,
     REPLICA,
+    RESUME,
     RUNNING,
     STATE,
     SUCCEEDED,
@@ -68,6 +70,9 @@ REFUSAL_BACKOFF_MS_MAX: Final = 30_000
 CODE_CANNOT_RUN: Final = 126
 #: larger exit codes are cut to this, since the ledger stores whatever number a worker sends
 EXIT_CODE_MAX: Final = 2**31 - 1
+
+#: a longer time without use is not told
+IDLE_S_MAX: Final = 10**9
 
 _WHOLE_RUN: Final = ("claimed", "started", "exited", "freed")
 _LOST_REASONS: Final = frozenset({"lost", "fence"})
@@ -208,8 +213,13 @@ class Lifecycle:
                     self.fleet.lending[member.worker.num] = host
         elif kind == "not-frozen":
             if state == RUNNING and member.freeze:
-                why = shown(fact.detail)[:NOTE_CHARS_MAX]
-                draft.add(Freeze(replica.job.num, replica.index, NOT_FROZEN, BY_WORKER, why))
+                self._freeze(draft, replica, NOT_FROZEN, shown(fact.detail)[:NOTE_CHARS_MAX])
+        elif kind == "freeze-due":
+            if state == RUNNING and not member.freeze and draft.job(replica.job).gang == GangPhase.NONE:
+                self._freeze(draft, replica, FREEZE, f"idle for {min(max(fact.code, 0), IDLE_S_MAX)} s")
+        elif kind == "resume-due":
+            if state in (RUNNING, FROZEN) and member.wakes:
+                self._freeze(draft, replica, RESUME, "it is used again")
         elif kind == "exited":
             code = min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
             self._exited(draft, replica, member, state, code, fact.detail)
@@ -232,6 +242,12 @@ class Lifecycle:
     def _has_guests(draft: Draft, member: Member) -> bool:
         """Return whether a guest has a device of a frozen member: its worker does not resume it then."""
         return not member.guest and any(guest not in draft.gone for guest in beside(member))
+
+    @staticmethod
+    def _freeze(draft: Draft, replica: Replica, word: int, why: str) -> None:
+        """Write that a worker has a replica frozen, or resumed."""
+        if draft.level_allows(Freeze.LEVEL):
+            draft.add(Freeze(replica.job.num, replica.index, word, BY_WORKER, why))
 
     @staticmethod
     def _never_there(draft: Draft, job: Job, member: Member) -> None:

@@ -172,7 +172,7 @@ class Orders:
             for replica in job.replicas
             if replica.member is not None and draft.replica(replica).state in (RUNNING, FROZEN)
         ]
-        changed = any(member.freeze != on for member in running)
+        changed = any(member.freeze != on or member.wakes for member in running)
         if on and (why := self._why_not_frozen(draft, job, running)) is not None:
             return why
         if changed:

@@ -10,6 +10,7 @@ from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.records import BY_WORKER
 from moorage.scheduler.core.resizes import Resize as ResizeRow
 from moorage.scheduler.core.state import (
     AT_MS,
@@ -128,9 +129,10 @@ class Resize(OfJob, tag="resize"):
 
 
 class Freeze(OfJob, tag="freeze"):
-    """An operator freezes a job's running replicas (`word` FREEZE), or lets them run again (RESUME).
+    """A job's running replicas are to be frozen (`word` FREEZE), or to run again (RESUME).
 
-    NOT_FROZEN: one replica runs on, and its worker reports why it cannot be frozen. `replica` is -1 for all of them.
+    An operator's word is for all replicas (`replica` -1). A worker's is for one, whose GPUs are not used, or are to be
+    used again. NOT_FROZEN: one replica runs on, and its worker reports why it cannot be frozen.
     """
 
     LEVEL: ClassVar[int] = FREEZE_LEVEL
@@ -152,6 +154,7 @@ class Freeze(OfJob, tag="freeze"):
             member = replica.member
             if member is not None and member.phase == AT_RUNNING and self.replica in (-1, replica.index):
                 member.freeze = self.word == FREEZE
+                member.wakes = member.freeze and self.by == BY_WORKER
                 folding.members[member] = None
                 folding.out.touched.append(member)
 
