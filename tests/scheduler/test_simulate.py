@@ -158,7 +158,7 @@ def test_our_own_lines_and_columns_say_the_same(tmp_path: Path) -> None:
         ('{"at_s": 0, "runs_s": 1, "tenant": "A b"}', "a tenant must match"),
         (
             '{"at_s": 0, "runs_s": 1, "request": {"job": "a"}}\n' * 2,
-            "line 2: job a of tenant default stands on line 1 already",
+            "line 2: job a of tenant default is already on line 1",
         ),
         ("", "there are no jobs in it"),
         ("[" * 5000, "line 1"),
