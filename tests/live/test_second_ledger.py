@@ -20,7 +20,10 @@ async def test_no_second_ledger_begins_beside_a_leader(nats_server: Server, uniq
     await Lines(leader.stderr).until("leading epoch 1")
     second = await moorage(*words)
     assert second.code == 1
-    assert "error[failed-precondition]: somebody leads here, and its ledger is not in this account" in second.err
+    assert (
+        "error[failed-precondition]: a scheduler already leads here, and its ledger is not in this account"
+        in second.err
+    )
     assert "MOORAGE_LEDGER_URL_FILE" in second.err
     async with await connect(nats_server.url, "test") as world:
         assert await JetStream(world)._info(Subjects(unique).ledger_stream, {}, 5) is None

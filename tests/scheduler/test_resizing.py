@@ -150,8 +150,8 @@ def test_a_waiting_job_is_resized_and_starts_with_its_new_part(drive: Driving) -
 @pytest.mark.parametrize(
     ("gpu", "capabilities", "asked", "said"),
     [
-        ({}, _can(), {"compute_percent": 40}, "does not share a GPU"),
-        (None, _can(), {"compute_percent": 40}, "does not share a GPU"),
+        ({}, _can(), {"compute_percent": 40}, "shares no GPU"),
+        (None, _can(), {"compute_percent": 40}, "shares no GPU"),
         (_gpu(20), {}, {"compute_percent": 10}, "cannot change what an attempt has"),
         (_gpu(20, 1_000, "mps"), {"noop": HARD}, {"memory_mib": 500}, "fixed by MPS"),
     ],

@@ -65,7 +65,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
         await world.close()
         raise LedgerBroken(
             "a scheduler already leads here, and its ledger is not in this account: name that account with"
-            f" {LEDGER_URL_VARIABLE} or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end the fleet's jobs"
+            f" {LEDGER_URL_VARIABLE} or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end running jobs"
         )
     follower = follower_of(settings, target)
     recorder = None if settings.record is None else Recorder(settings.record)

@@ -34,7 +34,7 @@ def fold(state: State, record: Record, seq: int) -> Folded:
     try:
         folding.run(record)
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise FoldError(f"record {seq} contains an impossible change: {error!r}") from error
+        raise FoldError(f"record {seq} says what cannot be: {error!r}") from error
     return folding.out
 
 

@@ -38,7 +38,7 @@ class Resizing:
         gpu = request.effective_gpu
         if gpu is None or gpu.effective_sharing == "exclusive":
             return _refused(
-                job, "it does not share a GPU, so there is no part to change", gpu and "exclusive", "mps or time-slice"
+                job, "it shares no GPU: there is no part to change", gpu and "exclusive", "mps or time-slice"
             )
         if not draft.level_allows(acts.Resize.LEVEL):
             return level_problem("parts of GPUs that operators change", acts.Resize.LEVEL, self._state.level)
