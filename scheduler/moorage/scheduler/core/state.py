@@ -342,8 +342,8 @@ class Member:
         self.phase = AT_PLACED
         self.rate_milli = 0  # of its tenant's fair share; 0: each of its devices is a whole one
         self.notice_s = 0  # asked to end with such a notice
-        self.freeze = False  # it is to be frozen; the replica is FROZEN once its worker reports that
-        self.wakes = False  # it is that since it was unused, and no operator has ordered it: its first use resumes it
+        #: it is to be frozen, and FROZEN once its worker reports that; `wakes`: its first use resumes it, as it was unused
+        self.freeze = self.wakes = False
         self.row = 0
         self.missed = 0  # soft: renewals in a row that did not list it
         self.runs_as: Any = None  # soft: what `backfill` goes by, to say when it ends
@@ -354,9 +354,7 @@ class Member:
         )
         row = hash((row, self.rate_milli)) if self.rate_milli else row
         row = hash((row, self.notice_s)) if self.notice_s else row
-        if not self.freeze:
-            return row
-        return hash((row, -1, 1)) if self.wakes else hash((row, -1))
+        return hash((row, -1, 1) if self.wakes else (row, -1)) if self.freeze else row
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
