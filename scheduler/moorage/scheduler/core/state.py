@@ -342,8 +342,7 @@ class Member:
         self.phase = AT_PLACED
         self.rate_milli = 0  # of its tenant's fair share; 0: each of its devices is a whole one
         self.notice_s = 0  # asked to end with such a notice
-        #: it is to be frozen, and FROZEN once its worker reports that; `wakes`: its first use resumes it, as it was unused
-        self.freeze = self.wakes = False
+        self.freeze = self.wakes = False  # it is to be frozen; its first use resumes it, as it was unused
         self.row = 0
         self.missed = 0  # soft: renewals in a row that did not list it
         self.runs_as: Any = None  # soft: what `backfill` goes by, to say when it ends
