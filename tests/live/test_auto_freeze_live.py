@@ -11,6 +11,7 @@ import pytest
 from moorage.bus.embedded import EmbeddedServer
 from moorage.worker.freezing import cuda
 from moorage.worker.limiter import limits
+from moorage.worker.limiter.segment import Segment
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
 from tests.live.stack import QUICK, caller, stack
@@ -69,7 +70,7 @@ async def test_fact_60_an_unused_job_is_frozen_and_its_first_use_resumes_it_but_
                 assert (await order("freeze"))["changed"]
                 use(2)
                 segments = [each for each in limits.folder_of(state).iterdir() if each.is_file()]
-                seen = limits.Segment.adopt(segments[0])
+                seen = Segment.adopt(segments[0])
                 await until(seen.is_wanted, what="its call waits")
                 seen.close()
                 assert not (await order("freeze"))["changed"], "it is an operator's order"
