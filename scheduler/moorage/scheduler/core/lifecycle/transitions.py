@@ -10,13 +10,12 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.beside import beside
-from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
+from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.ledger.acts import Avoid, Freeze, Used
+from moorage.scheduler.core.ledger.acts import Avoid, Used
+from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
 from moorage.scheduler.core.records import (
-    BY_WORKER,
     KEPT_WHILE_ENDING_LEVEL,
     NOTICE_LEVEL,
     NOTICE_S_MAX,
@@ -37,14 +36,11 @@ from moorage.scheduler.core.state import (
     EXITED,
     EXPIRED,
     FAILED,
-    FREEZE,
     FROZEN,
     LOST_KEPT,
-    NOT_FROZEN,
     PLACED,
     QUEUED,
     REPLICA,
-    RESUME,
     RUNNING,
     STATE,
     SUCCEEDED,
@@ -60,7 +56,6 @@ from moorage.scheduler.core.state import (
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, Fact, result_of, used_of
 from moorage.schemas.job import Request
-from moorage.schemas.printable import shown
 
 RETRY_BACKOFF_MS: Final = 1_000
 RETRY_BACKOFF_MS_MAX: Final = 60_000
@@ -70,9 +65,6 @@ REFUSAL_BACKOFF_MS_MAX: Final = 30_000
 CODE_CANNOT_RUN: Final = 126
 #: larger exit codes are cut to this, since the ledger stores whatever number a worker sends
 EXIT_CODE_MAX: Final = 2**31 - 1
-
-#: a longer time without use is not told
-IDLE_S_MAX: Final = 10**9
 
 _WHOLE_RUN: Final = ("claimed", "started", "exited", "freed")
 _LOST_REASONS: Final = frozenset({"lost", "fence"})
@@ -205,21 +197,8 @@ class Lifecycle:
         elif kind == "idle":
             if state == RUNNING:
                 draft.idle.append((member, fact))
-        elif kind in ("frozen", "resumed"):
-            before, to = (RUNNING, FROZEN) if kind == "frozen" else (FROZEN, RUNNING)
-            if state == before and draft.level_allows(Freeze.LEVEL) and not self._has_guests(draft, member):
-                draft.freeze(replica, member, to)
-                if to == FROZEN and (host := self.fleet.hosts.get(member.worker.num)) is not None:
-                    self.fleet.lending[member.worker.num] = host
-        elif kind == "not-frozen":
-            if state == RUNNING and member.freeze:
-                self._freeze(draft, replica, NOT_FROZEN, shown(fact.detail)[:NOTE_CHARS_MAX])
-        elif kind == "freeze-due":
-            if state == RUNNING and not member.freeze and draft.job(replica.job).gang == GangPhase.NONE:
-                self._freeze(draft, replica, FREEZE, f"idle for {min(max(fact.code, 0), IDLE_S_MAX)} s")
-        elif kind == "resume-due":
-            if state in (RUNNING, FROZEN) and member.wakes:
-                self._freeze(draft, replica, RESUME, "it is used again")
+        elif kind in FREEZING:
+            on_freezing(draft, self.fleet, member, fact)
         elif kind == "exited":
             code = min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
             self._exited(draft, replica, member, state, code, fact.detail)
@@ -237,17 +216,6 @@ class Lifecycle:
             self._never_ran(draft, Op.WITHDRAW, replica, member, state, fact.detail or "withdrawn", count)
         elif kind == "not-held":
             self._never_ran(draft, Op.LOSE, replica, member, state, "not held by its worker", Count.LOSS)
-
-    @staticmethod
-    def _has_guests(draft: Draft, member: Member) -> bool:
-        """Return whether a guest has a device of a frozen member: its worker does not resume it then."""
-        return not member.guest and any(guest not in draft.gone for guest in beside(member))
-
-    @staticmethod
-    def _freeze(draft: Draft, replica: Replica, word: int, why: str) -> None:
-        """Write that a worker has a replica frozen, or resumed."""
-        if draft.level_allows(Freeze.LEVEL):
-            draft.add(Freeze(replica.job.num, replica.index, word, BY_WORKER, why))
 
     @staticmethod
     def _never_there(draft: Draft, job: Job, member: Member) -> None:

@@ -1,0 +1,52 @@
+"""What a worker reports of freezing: a member is frozen or runs again, cannot be frozen, or is due to be either."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.scheduler.core.beside import beside
+from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.ledger.acts import Freeze
+from moorage.scheduler.core.records import BY_WORKER, GangPhase
+from moorage.scheduler.core.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, Member
+from moorage.schemas.frames import Fact
+from moorage.schemas.printable import shown
+
+FREEZING: Final = frozenset({"frozen", "resumed", "not-frozen", "freeze-due", "resume-due"})
+#: a longer time without use is not reported
+IDLE_S_MAX: Final = 10**9
+
+
+def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
+    """Take one report of a kind in `FREEZING`. One that does not fit the state is dropped."""
+    if not draft.level_allows(Freeze.LEVEL):
+        return
+    kind, replica = fact.kind, member.replica
+    state = draft.replica(replica).state
+    if kind == "frozen":
+        if state == RUNNING and not has_guests(draft, member):
+            draft.freeze(replica, member, FROZEN)
+            if (host := fleet.hosts.get(member.worker.num)) is not None:
+                fleet.lending[member.worker.num] = host
+    elif kind == "resumed":
+        if state == FROZEN and not has_guests(draft, member):
+            draft.freeze(replica, member, RUNNING)
+    elif kind == "not-frozen":
+        if state == RUNNING and member.freeze:
+            _write(draft, member, NOT_FROZEN, shown(fact.detail)[:NOTE_CHARS_MAX])
+    elif kind == "freeze-due":
+        if state == RUNNING and not member.freeze and draft.job(replica.job).gang == GangPhase.NONE:
+            _write(draft, member, FREEZE, f"idle for {min(max(fact.code, 0), IDLE_S_MAX)} s")
+    elif state in (RUNNING, FROZEN) and member.wakes:
+        _write(draft, member, RESUME, "it is used again")
+
+
+def has_guests(draft: Draft, member: Member) -> bool:
+    """Return whether a guest has a device of a frozen member: its worker does not resume it then."""
+    return not member.guest and any(guest not in draft.gone for guest in beside(member))
+
+
+def _write(draft: Draft, member: Member, word: int, why: str) -> None:
+    replica = member.replica
+    draft.add(Freeze(replica.job.num, replica.index, word, BY_WORKER, why))
