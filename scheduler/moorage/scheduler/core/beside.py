@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from moorage.scheduler.core.state import AT_RUNNING, FROZEN, Member
+from typing import Final
+
+from moorage.scheduler.core.state import AT_RUNNING, CANCELLING, ENDING, FROZEN, Member
+from moorage.schemas.request_cache import RequestCache
+
+_read_request: Final = RequestCache().read
 
 
 def beside(member: Member) -> list[Member]:
@@ -13,3 +18,8 @@ def beside(member: Member) -> list[Member]:
 def is_at_rest(member: Member) -> bool:
     """Return whether a member is frozen and to stay so."""
     return member.freeze and member.replica.state == FROZEN and member.phase == AT_RUNNING
+
+
+def needs_its_devices(member: Member, state: int) -> bool:
+    """Whether a frozen member in this state is to end and resumed for that: it has a grace to save its work in."""
+    return state in (ENDING, CANCELLING) and _read_request(member.replica.job.body)[1].request.workload.grace_s > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from moorage.scheduler.core.beside import beside
+from moorage.scheduler.core.beside import beside, needs_its_devices
 from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
 from moorage.scheduler.core.records import FOLDER_LEVEL, MODE_NAMES, GangPhase, Mode, by_tenant
 from moorage.scheduler.core.state import (
@@ -188,11 +188,6 @@ def waits_for_guests(member: Member) -> bool:
         return not member.freeze
     stuck = member.worker.quarantined
     return needs_its_devices(member, state) and any(g.phase != AT_EXITED or not g.mask & stuck for g in guests)
-
-
-def needs_its_devices(member: Member, state: int) -> bool:
-    """Whether a frozen member in this state is to end and resumed for that: it has a grace to save its work in."""
-    return state in (ENDING, CANCELLING) and _read_request(member.replica.job.body)[1].request.workload.grace_s > 0
 
 
 def takes_parts(member: Member) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from moorage.scheduler.core.beside import needs_its_devices
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.effects.outputs import needs_its_devices
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.ledger.acts import AnyAct, Freeze
