@@ -170,6 +170,7 @@ def test_without_a_grace_it_ends_as_it_is_and_its_guest_goes_on(drive: Driving) 
     drive.cancel("owner")
     drive.settle()
     assert (drive.states("owner"), drive.states("guest")) == (["CANCELLED"], ["RUNNING"])
+    assert drive.replica("guest").attempt == 1
     drive.submit("plain", gpu={})
     drive.settle()
     assert drive.states("plain") == ["QUEUED"], "the guest has the GPU alone now"

@@ -117,7 +117,8 @@ class Machine:
     def ended(self, ran: Ran, code: int | None) -> None:
         ran.end_s, ran.code = asyncio.get_running_loop().time(), code
         self.living.remove(ran)
-        self.memory.ended(ran)
+        if not self.is_frozen(ran):  # else its memory is away from its devices, and goes with it
+            self.memory.ended(ran)
 
     def is_frozen(self, ran: Ran) -> bool:
         """Whether the memory of a process is away from its devices."""

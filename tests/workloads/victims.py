@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from moorage.scheduler.core.beside import beside
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.state import Job, Member
 from moorage.schemas.job import STATES
@@ -99,6 +100,8 @@ def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
             continue
         if any(peer is None or not _runs(world, peer) for peer in peers) or member.mode > 1:
             continue
+        if member.guest and beside(member):
+            continue  # its devices stay with the frozen job
         began = max(began_ms(peer, state.time_ms) for peer in peers if peer is not None)
         if state.time_ms - began < config.preempt_after * 1000 or defended(world, member) >= who.priority:
             continue
