@@ -137,9 +137,9 @@ def why_not(child: Child, stage: str, number: int) -> str:
 
 
 def _told(text: bytes) -> str:
-    """In one line, cut, and in quotes where a blank would make it look like two."""
+    """Return it in one line, of a long one only the end, and in quotes where a blank would make it look like two."""
     line = in_one_line(text.decode(_ENCODING, "replace"))
-    line = line if len(line) <= TOLD_CHARS_MAX else f"{line[: TOLD_CHARS_MAX - 1]}…"
+    line = line if len(line) <= TOLD_CHARS_MAX else f"…{line[1 - TOLD_CHARS_MAX :]}"
     return f"'{line}'" if " " in line or not line else line
 
 
