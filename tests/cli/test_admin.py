@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moorage.cli.fleet.admin import beyond_fleet
 from moorage.client import AsyncClient, Rejected
 from tests.cli.node import Node
 from tests.waiting import until
@@ -115,3 +116,9 @@ async def test_what_is_ambiguous_is_told_and_does_nothing(node: Node, unique: st
         with pytest.raises(Rejected) as refused:
             await client.admin.hold("j", why="x" * 500)
         assert refused.value.problem.field == "$.why"
+
+
+def test_a_guarantee_above_the_fleet_is_warned_of() -> None:
+    fleet = {"workers": [{"gpus": 16}, {"gpus": 16}]}
+    assert beyond_fleet(200, fleet) == "warning[share]: 200 GPUs guaranteed, and the fleet has 32"
+    assert beyond_fleet(32, fleet) == ""

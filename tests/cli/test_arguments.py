@@ -8,6 +8,7 @@ import pytest
 
 from moorage.cli import main, verbs
 from moorage.cli.framework.arguments import CannotRead, arguments_of, read
+from moorage.cli.framework.exit_codes import EXIT_USAGE
 from moorage.cli.framework.options import Options, RowOptions
 from moorage.cli.jobs import show_ls_cancel as jobs
 from moorage.cli.jobs import submit
@@ -169,3 +170,10 @@ def test_up_starts_its_own_server_and_is_told_of_no_other() -> None:
 def test_a_mistyped_group_is_told_as_the_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["adminn", "limit"]) == 2
     assert "fix: moorage admin --help" in capsys.readouterr().err
+
+
+def test_what_a_value_may_be_and_where_a_file_goes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["submit", "--priority", "high", "--", "x"]) == EXIT_USAGE
+    assert "fix: --priority takes: 0..100, higher first." in capsys.readouterr().err
+    assert main.run(["run", "-f", "requests.json"]) == EXIT_USAGE
+    assert "fix: moorage submit -f FILE" in capsys.readouterr().err

@@ -7,6 +7,8 @@ import io
 
 import pytest
 
+from moorage.cli import main
+from moorage.cli.framework.exit_codes import EXIT_USAGE
 from moorage.cli.jobs.selectors import LOOKED_AT_MAX, ask_each, ids_of, ids_to_cancel, one_id, words_of
 from moorage.client import AsyncClient, ClientError, NotFound, Rejected, SimFleet
 from moorage.client.job_ids import fresh_job_id
@@ -124,3 +126,8 @@ async def test_a_beginning_beyond_what_is_looked_at_says_so() -> None:
 
 def test_a_word_that_is_said_twice_is_one_job() -> None:
     assert words_of(["a,b", "", "b,,a", "c"]) == ["a", "b", "c"]
+
+
+def test_a_wait_for_no_job_is_refused_before_anything_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["wait", "--nats", "nats://127.0.0.1:9"]) == EXIT_USAGE
+    assert "no job is named" in capsys.readouterr().err

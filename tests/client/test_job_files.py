@@ -12,6 +12,7 @@ from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient
 from moorage.client.errors import JobFailed, NotFound, Rejected
+from moorage.client.kept_files import why_none
 from moorage.client.sending import bucket_of, send
 from moorage.system.archives import compressed
 from tests.cli.node import Node
@@ -162,3 +163,8 @@ async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(
         assert Path("out/key").read_text() == "secret\n"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
         assert [Path(name).stat().st_mode & 0o777 for name in ("out/key", "run")] == [0o600, 0o755]
+
+
+def test_a_job_that_keeps_nothing_and_one_without_a_match_are_told_apart() -> None:
+    assert "asks to keep nothing" in why_none("a", "", ())[0]
+    assert "keeps what matches out/**" in why_none("a", "x", ("out/**",))[0]

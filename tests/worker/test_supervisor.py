@@ -236,7 +236,7 @@ LOOKED_FOR: Final[list[tuple[dict[str, Any], str]]] = [
     ({"argv": ("/usr",)}, "/usr: Permission denied"),
     ({"cwd": "/no/such/folder"}, "no folder /no/such/folder"),
     ({"cwd": "/etc/hostname"}, "no folder /etc/hostname"),
-    ({"argv": ("a\n\x1b[2J" + "b" * 99,), "env": {"PATH": ""}}, f"no program a\\n\\x1b[2J{'b' * 49}… in PATH ''"),
+    ({"argv": ("a\n\x1b[2J" + "b" * 99,), "env": {"PATH": ""}}, f"no program …{'b' * 59} in PATH ''"),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
@@ -53,16 +54,21 @@ async def fetch(
             place = folder / str(number) if len(replicas) > 1 else folder
             found += await _unpacked(store, info, place, path)
     if not found:
-        what = f"{path} of job {job}" if path else f"job {job}"
-        raise NotFound(
-            problem(
-                "not-found",
-                f"no file of {what} is kept: its request names them with keep, and they stay for some days",
-                job=job,
-                next=f"moorage show {job}",
-            )
-        )
+        keep = shown.get("request", {}).get("run", {}).get("keep", ())
+        message, fix = why_none(job, path, keep)
+        raise NotFound(problem("not-found", message, job=job, next=fix))
     return found
+
+
+def why_none(job: str, path: str, keep: Sequence[str]) -> tuple[str, str]:
+    """Return why there is no kept file of a job, and what to do; `keep` is what its request asks to keep."""
+    what = f"{path} of job {job}" if path else f"job {job}"
+    if not keep:
+        return f"no file of {what} is kept: its request asks to keep nothing", "submit it with --keep 'out/**'"
+    return (
+        f"no file of {what} is kept: it keeps what matches {', '.join(keep)} as it ends, for some days",
+        f"moorage show {job}",
+    )
 
 
 async def _unpacked(store: ObjectStore, info: ObjectInfo, place: Path, path: str) -> list[Path]:

@@ -17,6 +17,7 @@ from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec
 from moorage.schemas.names import SIMULATED_UUID
 from moorage.schemas.nearest import nearest
 from moorage.schemas.trouble import Trouble, quoted
+from moorage.schemas.units import many
 
 #: characters of a device's id
 ID_CHARS_MAX: Final = 256
@@ -271,7 +272,7 @@ def _ids_fault(driver: str, kind: type[Block], place: str, ids: tuple[str, ...],
     if gpu is None:
         return _shape(place, f"{place} needs a GPU request", ", ".join(ids), "ids beside gpu alone")
     if gpu.count != len(ids):
-        message = f"{place} lists {len(ids)} devices, and the count of GPUs is {gpu.count}"
+        message = f"{place} lists {many(len(ids), 'device')}, and the count of GPUs is {gpu.count}"
         return _shape(place, message, len(ids), f"{gpu.count}, or as many in gpu.count")
     for one in ids:
         if kind.ids is not None and not kind.ids.fullmatch(one):

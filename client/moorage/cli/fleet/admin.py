@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
@@ -10,6 +11,7 @@ from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.jobs.selectors import HELP, LISTED, ids_of
+from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -278,6 +280,9 @@ def share(
         done = await client.admin.share(weight=weight, gpus=gpus, why=why)
         if not options.shown(done, [done]):
             tell(f"tenant {done.tenant}\t{_share(done.share)}{'' if done.changed else ' already'}")
+            with contextlib.suppress(MoorageError):  # the share is set: a warning that cannot be made is no error
+                if gpus and (warning := beyond_fleet(gpus, await client.fleet())):
+                    say(warning)
         return None
 
     return guarded(options, lambda: with_client(_of_a_tenant(options, "share"), work))
@@ -411,6 +416,12 @@ def _by(hold: Hold | None, head: str = " by ") -> str:
     if hold is None:
         return ""
     return f"{head}{hold.by or 'an operator'}" + (f": {hold.why}" if hold.why else "")
+
+
+def beyond_fleet(gpus: int, fleet: Mapping[str, Any]) -> str:
+    """Return a warning if a guarantee is above the GPUs that the fleet has, else an empty text."""
+    there = sum(worker["gpus"] for worker in fleet["workers"])
+    return f"warning[share]: {many(gpus, 'GPU')} guaranteed, and the fleet has {there}" if gpus > there else ""
 
 
 def _bounds(limit: Limit | None) -> str:

@@ -117,7 +117,7 @@ def _tell_silent(data: dict[str, Any]) -> None:
 def _summary(data: dict[str, Any]) -> str:
     parts = (
         many(data["workers"], "worker"),
-        many(data["members"], "member"),
+        many(data["members"], "attempt"),
         f"{data['leases']} GPUs leased",
     )
     return ("no drift: " if not data["drift"] else "looked at ") + ", ".join(parts)

@@ -126,13 +126,18 @@ def _argument(name: str, hint: Any, default: Any, *, is_word: bool) -> Argument:
 class _Reader(argparse.ArgumentParser):
     #: by the word that stands for it in the help: the verb that lists what may be there
     lists: dict[str, str]
+    #: by the option's name: what its value may be, as the help says
+    helps: dict[str, str]
 
     def error(self, message: str) -> NoReturn:
         what, required, missing = message.partition("the following arguments are required: ")
         if required and not what:
             listing = [self.lists[name] for name in missing.split(", ") if self.lists.get(name)]
             raise Missing(f"{missing} is missing", *(f"moorage {verb}" for verb in listing), f"{self.prog} --help")
-        raise CannotRead(message.removeprefix("argument "))
+        said = message.removeprefix("argument ")
+        option = said.partition(": ")[0]
+        told = [f"{option} takes: {self.helps[option]}"] if option in self.helps else []
+        raise CannotRead(said, *told, f"{self.prog} --help")
 
 
 def read(verb: str, act: Callable[..., Any], words: Sequence[str]) -> Callable[[], int | None]:
@@ -145,6 +150,7 @@ def read(verb: str, act: Callable[..., Any], words: Sequence[str]) -> Callable[[
         before, behind = before[:at], before[at + 1 :]
     reader = _Reader(prog=f"moorage {verb}", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     reader.lists = {one.value: one.parameter.lists.partition(" --")[0] for one in arguments if one.value}
+    reader.helps = {"/".join(one.names): one.parameter.help for one in arguments if one.names}
     for one in arguments:
         reader.add_argument(*(one.names or (one.field,)), **_for_argparse(one))
     try:
@@ -236,6 +242,8 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
     option, equals, value = word.partition("=")
     if not option.startswith("-"):
         return CannotRead(f"{word!r} is an unexpected argument", f"moorage {verb} --help")
+    if verb == "run" and option in ("-f", "--file"):
+        return CannotRead(f"no option {option}: run takes no file of requests", "moorage submit -f FILE")
     import shlex
 
     known = [name for one in arguments for name in one.names]

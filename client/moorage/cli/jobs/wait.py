@@ -13,10 +13,10 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import is_live, say, tell
 from moorage.cli.framework.exit_codes import exit_code_of_result, shell_code
 from moorage.cli.framework.interrupts import detachable
-from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import Rows, state, waits
 from moorage.cli.jobs.progress import Progress
-from moorage.cli.jobs.selectors import HELP, HELP_ONE, LISTED, ids_of, one_id
+from moorage.cli.jobs.selectors import HELP, HELP_ONE, LISTED, ids_of, one_id, words_of
 from moorage.cli.jobs.show_ls_cancel import why_of
 from moorage.schemas.job import STATES
 from moorage.schemas.units import many
@@ -50,13 +50,13 @@ def wait(
     ] = FOR_DEFAULT,
     options: RowOptions = ROWS,
 ) -> int:
-    """Wait until jobs are over (by default the last one); exits with the code of the first that did not succeed.
+    """Wait until jobs are over; exits with the code of the first that did not succeed.
 
     Prints a line for each job as it ends, or with --json the answer of `show`. Ctrl-C ends the waiting, and no job.
     """
 
     async def work(client: AsyncClient) -> int | None:
-        names = await ids_of(client, jobs or ["last"])
+        names = await ids_of(client, jobs)
         if not names:
             say(f"no job of tenant {client.tenant} to wait for: all are over")
         handles = [client.job(name) for name in names]
@@ -82,8 +82,12 @@ def wait(
             say("")  # below the terminal's ^C
         say("no longer waiting; the jobs go on")
 
+    def act() -> int:
+        words_of(jobs)  # refused before a connection is made
+        return with_client(options, lambda client: detachable(work(client), detach))
+
     gc.enable()
-    return with_client(options, lambda client: detachable(work(client), detach))
+    return guarded(options, act)
 
 
 def _known(result: Result | None) -> Result:

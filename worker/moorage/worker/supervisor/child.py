@@ -136,9 +136,9 @@ def why_not(child: Child, stage: str, number: int) -> str:
 
 
 def _told(text: bytes) -> str:
-    """Return text in one line, cut to the limit, and quoted if it has a blank."""
+    """Return text in one line, only the end of a long one, and quoted if it has a blank."""
     line = in_one_line(text.decode(_ENCODING, "replace"))
-    line = line if len(line) <= TOLD_CHARS_MAX else f"{line[: TOLD_CHARS_MAX - 1]}…"
+    line = line if len(line) <= TOLD_CHARS_MAX else f"…{line[1 - TOLD_CHARS_MAX :]}"
     return f"'{line}'" if " " in line or not line else line
 
 
