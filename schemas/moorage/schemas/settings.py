@@ -423,6 +423,7 @@ _EXAMPLES: Final[dict[Any, str]] = {
     "sharers_max": "{ mps = 8 }",
     "slot_modes": '{ 0 = "exclusive", 1 = "mps time-slice" }',
     "idle_reclaim_s": "{ vision = 7200 }",
+    "auto_freeze_s": "{ low = 60, critical = 3600 }",
     "time_slice": '"short"',
     "lent_slots": "[0, 1, 2, 3]",
     "lease_uids": "[1000]",
