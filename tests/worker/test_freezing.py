@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -299,3 +301,21 @@ async def test_where_the_free_ram_is_not_known_the_driver_is_asked(
     scene.hold()
     monkeypatch.setattr(freezer, "MEMINFO", scene.file.with_name("nothing"))
     assert (await scene.freeze())[0] == "frozen"
+
+
+async def test_what_the_journal_cannot_say_is_frozen_runs_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next agent would resume it while a guest has its devices."""
+    scene.hold()
+    write, written = Freezer._write, 0
+
+    def once(freezer: Freezer) -> None:
+        nonlocal written
+        written += 1
+        if written == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(freezer)
+
+    monkeypatch.setattr(Freezer, "_write", once)
+    outcome, why = await scene.freeze()
+    assert (outcome, "No space left" in why) == ("running", True)
+    assert not scene.file.exists()

@@ -93,11 +93,15 @@ class Freezer:
             del self._entries[name]
             return "running", f"{self._file} cannot be written: {error.strerror or error}"
         outcome, why = await self._help("freeze", processes, HELPER_S)
-        if outcome == "frozen":
-            entry.done = True
-            self._note()
-        else:
+        if outcome != "frozen":
             self.over(name)
+            return outcome, why
+        entry.done = True
+        try:
+            self._write()
+        except OSError as error:  # the next agent would resume it while a guest has its devices
+            outcome, why = await self.resume(name)
+            return outcome, why or f"{self._file} cannot be written: {error.strerror or error}"
         return outcome, why
 
     async def resume(self, name: MemberName) -> tuple[Outcome, str]:
