@@ -19,7 +19,7 @@ from moorage.schemas.job import Request
         ({"replicas": 3, "priority": 0, "if_seq": 0}, {"replicas": 3, "priority": 0, "if_seq": 0}),
         ({"cwd": "/srv", "user": "ana", "driver": "noop"}, {"cwd": "/srv", "user": "ana", "driver": "noop"}),
         ({"on_no_match": "reject", "on_partition": "keep"}, {"on_no_match": "reject", "on_partition": "keep"}),
-        ({"qos": "low"}, {"qos": "low"}),
+        ({"qos": "low", "guest": True}, {"qos": "low", "guest": True}),
         ({"time_limit": "1h", "deadline": "2h"}, {"timeout_s": 3600, "deadline_s": 7200}),
         ({"start_within": "0s", "grace": "0"}, {"start_within_s": 0, "grace_s": 0}),
         ({"cpu": 0.5}, {"resources": {"cpu_milli": 500}}),
@@ -63,7 +63,7 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
         ({"gpu_device": ["0", "0"]}, "--gpu-device: the device 0 is named twice", "leave the ids out"),
         (
             {"gpu_device": ["0"], "gpu": "2"},
-            "--gpu-device: driver_config.process.gpu_device_ids lists 1 devices",
+            "--gpu-device: driver_config.process.gpu_device_ids lists 1 device",
             "leave the ids out",
         ),
         ({"gpu_device": [" "]}, "--gpu-device: an id must not be blank", "leave the ids out"),

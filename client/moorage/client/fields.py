@@ -46,6 +46,7 @@ class Fields(_RunFields, total=False):
     events: Literal["job", "tenant"]
     labels: dict[str, str]
     qos: Literal["low", "medium", "high", "critical"]
+    guest: bool
 
 
 #: the names of these, as one may ask for them

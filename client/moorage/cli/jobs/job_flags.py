@@ -55,6 +55,7 @@ _OPTIONS: Final = {
     "$.retries": "--retries",
     "$.if_seq": "--if-seq",
     "$.qos": "--qos",
+    "$.guest": "--guest",
     "$.resources.cpu_milli": "--cpu",
     "$.resources.memory_mib": "--memory",
     "$.labels": "--label",
@@ -145,6 +146,9 @@ class JobFlags:
         Literal["low", "medium", "high", "critical"] | None,
         Parameter(help="How soon it is frozen when it does not use its GPUs."),
     ] = None
+    guest: Annotated[
+        bool, Parameter(help="It may have the GPUs of a frozen job, and ends when that job needs them again.")
+    ] = False
 
 
 NO_FLAGS: Final = JobFlags()
@@ -267,6 +271,8 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
     """What the flags say beside GPUs, job id and scheduling, as fields of a request. Raises `Rejected`."""
     fields = {name: value for name in _SAME_NAME if (value := getattr(flags, name)) is not None}
     fields |= _durations(flags)
+    if flags.guest:
+        fields["guest"] = True
     if resources := _resources(flags):
         fields["resources"] = resources
     env: dict[str, Any] = dict(pairs("env", flags.env or ()))
