@@ -476,7 +476,7 @@ class MemberTable:
     # ------------------------------------------------------------------------------------------ are its devices free?
 
     def _await_free(self, member: Member) -> None:
-        member.left = slots_of_guests(self.held.values(), member)
+        member.left = slots_of_guests(self.held.values(), member) if member.slots else frozenset()
         if member.left.issuperset(member.slots) or not self.drivers[member.driver].uses_devices:
             self._freed(member)
             return

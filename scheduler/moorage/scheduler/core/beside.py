@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from moorage.scheduler.core.records import Mode
 from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, CANCELLING, ENDING, FROZEN, Member
 from moorage.schemas.request_cache import RequestCache
 
+_MAY_WAIT: Final = frozenset({FROZEN, ENDING, CANCELLING})
 _read_request: Final = RequestCache().read
 
 
@@ -26,7 +28,10 @@ def waits_for_guests(member: Member) -> bool:
     If the guest is over and its devices are quarantined, the end does not wait: the job ends frozen.
     """
     state = member.replica.state
-    if member.guest or not (guests := beside(member)):
+    # most members are told apart here: the worker's other members, of which there may be thousands, are not read
+    if member.guest or not member.mask or member.mode != Mode.EXCLUSIVE or state not in _MAY_WAIT:
+        return False
+    if not (guests := beside(member)):
         return False
     if state == FROZEN:
         return not member.freeze
