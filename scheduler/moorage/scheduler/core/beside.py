@@ -28,7 +28,7 @@ def waits_for_guests(member: Member) -> bool:
     If the guest is over and its devices are quarantined, the end does not wait: the job ends frozen.
     """
     state = member.replica.state
-    # most members are told apart here: the worker's other members, of which there may be thousands, are not read
+    # for most members the answer is here, without reading the other members of the worker: there may be thousands
     if member.guest or not member.mask or member.mode != Mode.EXCLUSIVE or state not in _MAY_WAIT:
         return False
     if not (guests := beside(member)):
