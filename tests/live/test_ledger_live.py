@@ -434,7 +434,7 @@ async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server:
             other = await here.leader()
             other.state = await recover(other.ledger, here.snapshots)
             if damaged == names[1]:
-                with pytest.raises(LedgerBroken, match="hole"):
+                with pytest.raises(LedgerBroken, match="gap"):
                     await other.ledger.follow(other.state)
             else:
                 await other.ledger.follow(other.state)
