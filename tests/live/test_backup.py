@@ -227,7 +227,7 @@ async def test_a_queue_that_is_another_is_not_read_over(nats_server: Server, uni
             await js.delete_stream(made.subjects.request_stream)
             await js.ensure_stream(stream_config(made.subjects, 1))
         await acme.queue("submit", {"job": "passed-over", "run": {"argv": ["true"]}})
-        with pytest.raises(BackupRefused, match="it is another one"):
+        with pytest.raises(BackupRefused, match="it is another queue"):
             await bring_back(made, file, replace=True)
         await start(made)  # refused is refused: the ledger that was to be replaced is there, and is led
         await acme.leader(2)
@@ -275,7 +275,7 @@ async def test_a_half_made_restore_is_led_by_nobody_and_done_again(
                 await bring_back(made, file, replace=True)
         stray = await start(made)
         await stray.process.wait()
-        assert "hole" in stray.words()
+        assert "gap" in stray.words()
         await bring_back(made, file)
         await start(made)
         await acme.leader(1 << 20)

@@ -208,7 +208,7 @@ async def test_what_cannot_share_a_daemon_is_refused_as_a_placement(
         await one.place("anothers", user="65534")
         assert await one.refused("anothers") == "jobs of another user share GPU 0 by mps"
         await one.place("two", slots=[0, 1], count=2)
-        assert (await one.refused("two")).startswith("not-here: a daemon has one GPU")
+        assert (await one.refused("two")).startswith("not-here: a daemon serves one GPU")
         await one.place("own", mps_pipe_dir="/tmp/nvidia-mps")
         assert (await one.refused("own")).startswith("not-here: the worker runs the MPS daemons")
         await one.end("roots")
