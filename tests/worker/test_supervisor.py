@@ -823,10 +823,11 @@ def test_a_silent_supervisor_is_given_up_soon_once_the_fence_has_passed(
         agent = await Supervised.connect(rig.state, False, ping_interval_s=0.05, silence_s=9e9, silence_fenced_s=0.3)
         await agent.fence(boottime_s() + 0.5, 5.0)
         os.kill(rig.client.identity.pid, signal.SIGSTOP)
-        gone = await asyncio.wait_for(agent.wait_gone(), WAIT_S)
-        assert gone.silent
-        agent.kill()
-        agent.close()
+        try:
+            assert (await asyncio.wait_for(agent.wait_gone(), WAIT_S)).silent
+        finally:
+            agent.kill()
+            agent.close()
 
     with_rig(tmp_path, arguments, scenario)
 
