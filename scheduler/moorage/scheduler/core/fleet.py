@@ -351,17 +351,17 @@ class Fleet:
 
     def give(self, host: Host, shape: Shape, mask: int, *, guest: bool = False) -> None:
         """Count a member's devices, CPU and memory as free again."""
-        self.give_all(host, [(shape, mask)], guests=guest)
+        self.give_all(host, [(shape, mask, guest)])
 
-    def give_all(self, host: Host, taken: list[tuple[Shape, int]], *, guests: bool = False) -> None:
-        """Count members of one host as free again; the host is filed once."""
+    def give_all(self, host: Host, taken: list[tuple[Shape, int, bool]]) -> None:
+        """Count members of one host as free again: shape, mask, is a guest. The host is filed once."""
         host.version += 1
-        for shape, mask in taken:
+        for shape, mask, guest in taken:
             host.held -= 1
             host.cpu_free += shape.cpu_milli
             host.memory_free += shape.memory_mib
             if shape.mode <= EXCLUSIVE:
-                if guests:
+                if guest:
                     host.guests &= ~mask
                 else:
                     host.owned &= ~mask

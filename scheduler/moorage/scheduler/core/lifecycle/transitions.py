@@ -164,10 +164,9 @@ class Lifecycle:
         if freed:
             host = self.fleet.hosts.get(worker.num)
             if host is not None:
-                jobs = [(member.replica.job, member.mask) for member in freed if not member.guest]
-                self.fleet.give_all(host, [(job.shape or self.shape_of(job), mask) for job, mask in jobs])
-                for guest in [member for member in freed if member.guest]:
-                    self._give(guest)
+                jobs = [(member.replica.job, member.mask, member.guest) for member in freed]
+                taken = [(job.shape or self.shape_of(job), mask, guest) for job, mask, guest in jobs]
+                self.fleet.give_all(host, taken)
 
     def on_facts_of_dead_supervisor(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
         """Take the reports of a session that ended because the supervisor died, while the machine went on."""
