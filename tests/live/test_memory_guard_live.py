@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,29 +10,20 @@ import msgspec
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
-from tests.live.stack import QUICK, caller, stack
-from tests.nvidia.stub import Board, Stub
+from tests.live.one_gpu import one_gpu
 from tests.waiting import until
-
-GPU = "GPU-11111111-2222-3333-4444-555555555555"
-HOLD = str(Path(__file__).parents[1] / "gpu" / "hold_memory.py")
 
 
 @pytest.mark.slow
 async def test_an_offender_fails_its_neighbour_goes_on_and_a_fallen_level_is_told(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
-    stub = Stub(tmp_path / "stub", Board(GPU))
-    async with stack(nats_server, unique) as made, caller(made) as acme:
-        await made.scheduler(config=QUICK)
-        await acme.leader()
-        await made.agent("w", None, worker="w", environment=stub.environment)
-        await acme.workers_up("w")
+    async with one_gpu(nats_server, unique, tmp_path) as it:
+        acme, stub = it.acme, it.stub
 
         def asks(job: str, mib: int) -> dict[str, Any]:
             gpu = {"sharing": "time-slice", "share": {"memory_mib": 4000}, "enforce": {"memory": "guarded"}}
-            argv = [sys.executable, HOLD, "hold", str(tmp_path / job), str(mib)]
-            return {"gpu": gpu, "run": {"argv": argv, "env": stub.environment, "grace_s": 30}}
+            return {"gpu": gpu, "run": it.holding(job, mib)}
 
         async def enforced(job: str) -> str:
             return str((await acme.show(job))["replica_states"][0].get("enforced", {}).get("memory", ""))
