@@ -112,16 +112,22 @@ def test_named_devices_imply_their_count() -> None:
 
 
 class Planning:
-    """A client whose fleet offers some drivers; it keeps what was asked of it."""
+    """A client whose fleet could run some: `DRIVER`, or `DRIVER MODEL`. It keeps what was asked of it."""
 
     def __init__(self, *offered: str) -> None:
         self.offered = offered
         self.asked: list[Request] = []
 
+    def why(self, driver: str) -> dict[str, str]:
+        """Another model may help where the driver is offered."""
+        return {"reason": "model" if any(one.startswith(driver) for one in self.offered) else "driver"}
+
     async def plan(self, request: Request) -> Any:
         self.asked.append(request)
         driver = request.workload.driver
-        waiting = None if driver in self.offered else {"reason": "driver"}
+        waiting = (
+            None if {driver, f"{driver} {request.gpu and request.gpu.model}"} & {*self.offered} else self.why(driver)
+        )
         return SimpleNamespace(data={"starts": "now" if waiting is None else "never", "waiting": waiting})
 
 
@@ -132,11 +138,41 @@ async def test_of_several_drivers_the_first_that_is_offered(fleet: tuple[str, ..
     client: Any = Planning(*fleet)
     flags = JobFlags(driver="docker,process", gpu_device=["0"], on_no_match="reject")
     request = request_of(flags, ["x"])
-    found = await offered(client, flags, ["x"], request)
+    found = await offered(client.plan, flags, ["x"], request)
     assert (found.workload.driver, found.job, found.on_no_match) == (chosen, request.job, "reject")
     assert found.driver_config == {chosen: {"gpu_device_ids": ["0"]}}
     assert {asked.on_no_match for asked in client.asked} == {"wait"}
     client.asked.clear()
     one = request_of(JobFlags(), ["x"])
-    assert await offered(client, JobFlags(), ["x"], one) is one
+    assert await offered(client.plan, JobFlags(), ["x"], one) is one
     assert client.asked == []
+
+
+@pytest.mark.parametrize(
+    ("fleet", "chosen"),
+    [
+        (("docker A100", "process A100", "docker L40S"), ("docker", "A100")),
+        (("process A100", "docker L40S"), ("process", "A100")),  # another driver before other GPUs
+        (("process T4", "docker T4"), ("docker", "T4")),
+        (("process H100",), ("process", "A100")),  # none could: the first whose driver is offered
+        ((), ("docker", "A100")),
+    ],
+)
+async def test_other_gpus_are_asked_for_where_no_worker_could_give_the_first(
+    fleet: tuple[str, ...], chosen: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = JobFlags(driver="docker,process", gpu="1xA100", or_gpu=["1xL40S", "3x2xT4"])
+    request = request_of(flags, ["x"])
+    client: Any = Planning(*fleet)
+    found = await offered(client.plan, flags, ["x"], request)
+    assert found.gpu is not None
+    assert (found.workload.driver, found.gpu.model, found.job) == (*chosen, request.job)
+    assert found.replicas == (3 if chosen[1] == "T4" else 1)
+    said = "" if chosen[1] == "A100" else "no worker could ever give 1xA100: this asks for 3x2xT4\n"
+    assert capsys.readouterr().err == said
+
+
+async def test_other_gpus_stand_beside_the_first() -> None:
+    flags = JobFlags(or_gpu=["1xL40S"])
+    with pytest.raises(Rejected, match="--or-gpu needs --gpu"):
+        await offered(Planning().plan, flags, ["x"], request_of(flags, ["x"]))

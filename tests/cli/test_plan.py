@@ -51,6 +51,36 @@ async def test_a_part_that_starts_now_is_told_as_a_part(node: Node, unique: str)
     assert (warned.code, "warning[model]: H10 is part of NVIDIA H100" in warned.err) == (0, True)
 
 
+async def test_other_gpus_where_no_worker_could_ever_give_the_first(node: Node, unique: str) -> None:
+    instead = ("--gpu", "1xZ9000", "--or-gpu", "9xH100", "--or-gpu", "1xH100@time-slice=10G", "--driver", "noop")
+    ran = await node.run("submit", "--job", "i", *instead, "--", "exit", "0", tenant=unique)
+    assert (ran.code, ran.out) == (0, "i\n"), ran.err
+    assert "no worker could ever give 1xZ9000: this asks for 1xH100@time-slice=10G" in ran.err
+    shown = await node.run("show", "i", "--json", tenant=unique)
+    assert shown.frame["data"]["request"]["gpu"]["sharing"] == "time-slice"
+    first = await node.run("plan", "--gpu", "1xZ9000", "--or-gpu", "9xH100", tenant=unique)
+    assert (first.code, "Z9000" in first.out + first.err) == (8, True), "none could: as it was asked for"
+    supposed = await node.run("plan", *instead, "--add", "1xZ9000", "--json", tenant=unique)
+    assert [place["worker"] for place in supposed.frame["data"]["places"]] == ["plan-0"], "one could, if it were there"
+    changed = await node.run("submit", "--instead-of", "i", *instead, tenant=unique)
+    assert (changed.code, "--or-gpu and several drivers are for new jobs" in changed.err) == (2, True)
+
+
+async def test_a_wish_that_only_waits_is_kept(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        wish, other = client.request(["true"], "4xH100"), client.request(["true"], "1xH100")
+        busy = [await client.submit(["sleep", "60"], gpu="4xH100", timeout_s=60) for _ in range(2)]
+        assert (await client.plan(wish)).data["starts"] != "now"
+        assert await client.first_possible([wish, other]) == wish
+        never = client.request(["true"], "1xZ9000", fields={"on_no_match": "reject"})
+        assert await client.first_possible([never, other]) == other
+        assert await client.first_possible([never]) == never
+        with pytest.raises(Rejected, match="no request to choose from"):
+            await client.first_possible([])
+        for job in busy:
+            await job.cancel()
+
+
 async def test_not_now_says_when_and_a_submit_goes_by_the_plan(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
         seq = (await client.plan(["sleep", "60"], gpu="4xH100")).data["ledger"]

@@ -356,6 +356,19 @@ class AsyncClient(Connected):
         request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
         return await self.answer("plan", plan_arguments(request, drain, add, quota, share))
 
+    async def first_possible(self, requests: Sequence[What]) -> Request:
+        """Return the first of these requests that some worker could run, now or later, checked and with its job id.
+
+        So a wish can be preferred: `await moorage.submit(await moorage.first_possible([wish, instead]))`. The fleet is
+        asked once, as `plan` does, and nothing is submitted: workers that join later change no choice. Where no worker
+        could run any of them, it is the first one whose driver a worker offers. Raises what `submit` raises.
+        """
+        from moorage.client.planning import first_possible
+
+        if not requests:
+            raise rejected("invalid-argument", "no request to choose from", next="name one request or more")
+        return await first_possible(self.plan, [self.request(what) for what in requests])
+
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """Return the tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
         wanted = [states] if isinstance(states, str) else list(states)

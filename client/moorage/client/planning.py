@@ -1,13 +1,16 @@
-"""What `plan` is asked, from what a caller says."""
+"""What `plan` is asked, from what a caller says; and a choice among requests by it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from moorage.client.errors import rejected
+from moorage.schemas import reasons
+from moorage.schemas.frames import Answer
+from moorage.schemas.job import Request
 
 #: hosts that one plan may add: the leader takes no more
 ADDED_MAX: Final = 1_024
@@ -15,6 +18,27 @@ ADDED_MAX: Final = 1_024
 Quota = int | Mapping[str, int]
 #: by tenant: its weight, or that and the GPUs guaranteed to it
 Share = Mapping[str, int | tuple[int, int]]
+
+#: as `AsyncClient.plan` with a request
+Plan = Callable[[Request], Awaitable[Answer]]
+#: reasons for waiting for ever that another driver may not have
+_NOT_OFFERED: Final = tuple(
+    each.name for each in (reasons.NO_WORKER, reasons.DRIVER, reasons.RULES, reasons.GPU_DRIVER)
+)
+
+
+async def first_possible(plan: Plan, requests: Sequence[Request]) -> Request:
+    """Return the first of these that some worker could run, now or later. Where none could: the first whose driver a
+    worker offers, as workers may come; else the first. Raises what `plan` raises."""
+    offered = None
+    for request in requests:
+        # a refusal would not say whether another request could run
+        planned = (await plan(msgspec.structs.replace(request, on_no_match="wait"))).data
+        if planned["starts"] != "never":
+            return request
+        if offered is None and (planned.get("waiting") or {}).get("reason") not in _NOT_OFFERED:
+            offered = request
+    return offered or requests[0]
 
 
 def plan_arguments(

@@ -37,10 +37,10 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
         raise rejected(
             "invalid-argument", "nothing to change", found=job, next=f"for example: --instead-of {job} --gpu 1xL40S"
         )
-    if flags.gpu_device or "," in (flags.driver or ""):
+    if flags.gpu_device or flags.or_gpu or "," in (flags.driver or ""):
         raise rejected(
             "invalid-argument",
-            "--gpu-device and several drivers are for new jobs",
+            "--gpu-device, --or-gpu and several drivers are for new jobs",
             found=job,
             next='--but \'{"driver_config": {"process": {"gpu_device_ids": ["0"]}}}\'',
         )

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import is_live
-from moorage.schemas import reasons
+from moorage.cli.framework.console import is_live, say
 from moorage.schemas.units import many, size_bytes
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.errors import Rejected
+    from moorage.client.planning import Plan
     from moorage.schemas.job import Request
 
 _MIB: Final = 1024 * 1024
@@ -33,10 +33,6 @@ _SAME_NAME: Final = (
     "on_no_match",
     "on_partition",
     "qos",
-)
-#: reasons for waiting that another driver may not have
-_NOT_OFFERED: Final = tuple(
-    each.name for each in (reasons.NO_WORKER, reasons.DRIVER, reasons.RULES, reasons.GPU_DRIVER)
 )
 #: flags that are durations, and the fields that they are
 _DURATIONS: Final = {
@@ -84,6 +80,12 @@ class JobFlags:
             alone="1",
         ),
     ] = None
+    or_gpu: Annotated[
+        list[str] | None,
+        Parameter(
+            help="These instead when no worker could ever give --gpu; first that some worker could.", value="GPUS"
+        ),
+    ] = None
     gpu_device: Annotated[
         list[str] | None,
         Parameter(help="This very GPU: its uuid or index, for containers its CDI name.", value="ID"),
@@ -121,7 +123,7 @@ class JobFlags:
         str | None,
         Parameter(
             help="How a worker runs it: process, docker, …; noop on simulated workers; "
-            "of NAME,NAME the first that is offered.",
+            "of NAME,NAME the first that could run it.",
             value="NAME",
         ),
     ] = None
@@ -191,18 +193,36 @@ def drivers_of(flags: JobFlags) -> list[str]:
     return drivers
 
 
-async def offered(client: AsyncClient, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
-    """Return the request for the first driver of --driver that a worker offers; as it is where none does."""
-    drivers = drivers_of(flags)
-    if len(drivers) == 1:
+def choices_of(flags: JobFlags, command: Sequence[str], request: Request) -> list[Request]:
+    """Return what --or-gpu and --driver list, each as the request in its place, the first wish first. All of them have
+    the job id of `request`. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    if flags.or_gpu and flags.gpu is None:
+        raise rejected("invalid-argument", "--or-gpu needs --gpu", next="name the GPUs that you prefer with --gpu")
+    if not flags.or_gpu and len(drivers_of(flags)) == 1:
+        return [request]
+    flags = replace(flags, job=request.job)
+    return [
+        request_of(replace(flags, gpu=gpu, driver=driver or None), command)
+        for gpu in (flags.gpu, *(flags.or_gpu or ()))
+        for driver in drivers_of(flags)
+    ]
+
+
+async def offered(plan: Plan, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
+    """Return the first choice of the flags that some worker could run; the first one where none could. `plan` is that
+    of a client. Raises `Rejected`, and what `plan` raises."""
+    choices = choices_of(flags, command, request)
+    if len(choices) == 1:
         return request
-    for driver in drivers:
-        flags = replace(flags, driver=driver, job=request.job)
-        # a refusal would not say that it is for the driver
-        planned = (await client.plan(request_of(replace(flags, on_no_match=None), command))).data
-        if (planned.get("waiting") or {}).get("reason") not in _NOT_OFFERED:
-            return request_of(flags, command)
-    return request
+    from moorage.client.planning import first_possible
+
+    chosen = await first_possible(plan, choices)
+    if chosen.gpu != request.gpu or chosen.replicas != request.replicas:
+        asked = (flags.or_gpu or [])[choices.index(chosen) // len(drivers_of(flags)) - 1]
+        say(f"no worker could ever give {flags.gpu}: this asks for {asked}")
+    return chosen
 
 
 async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -63,7 +64,8 @@ def plan(
         quotas, shares = quotas_of(quota or ()), shares_of(share or ())
 
         async def work(client: AsyncClient) -> int | None:
-            asked = request and await offered(client, flags, command or unnamed, request)
+            supposed = functools.partial(client.plan, drain=drain or (), add=add, quota=quotas, share=shares)
+            asked = request and await offered(supposed, flags, command or unnamed, request)
             return await _plan(client, asked, drain or (), add, quotas, shares, options)
 
         return with_client(options, work)

@@ -67,7 +67,7 @@ def submit(
             request = request_of(flags, command)
 
             async def one(client: AsyncClient) -> int | None:
-                chosen = await offered(client, flags, command, request)
+                chosen = await offered(client.plan, flags, command, request)
                 return await _one(client, await with_files(client, flags, chosen), options)
 
             return with_client(options, one)
