@@ -60,7 +60,7 @@ async def test_other_gpus_where_no_worker_could_ever_give_the_first(node: Node, 
     assert shown.frame["data"]["request"]["gpu"]["sharing"] == "time-slice"
     first = await node.run("plan", "--gpu", "1xZ9000", "--or-gpu", "9xH100", tenant=unique)
     assert (first.code, "Z9000" in first.out + first.err) == (8, True), "none could: as it was asked for"
-    supposed = await node.run("plan", *instead, "--add", "1xZ9000", "--json", tenant=unique)
+    supposed = await node.run("plan", *instead, "--add", "1x9xH100", "--json", tenant=unique)
     assert [place["worker"] for place in supposed.frame["data"]["places"]] == ["plan-0"], "one could, if it were there"
     changed = await node.run("submit", "--instead-of", "i", *instead, tenant=unique)
     assert (changed.code, "--or-gpu and several drivers are for new jobs" in changed.err) == (2, True)

@@ -139,6 +139,8 @@ async def test_a_time_limit_ends_it(node: Node, unique: str) -> None:
     ran = await node.run("run", "--time-limit", "300ms", "--grace", "1s", "--", "sleep", "60", tenant=unique)
     assert ran.code != 0
     assert "TIMED_OUT" in ran.err
+    assert "an attempt ran for 0.3 s, its time limit (timeout_s)" in ran.err
+    assert "fix: allow more: --time-limit, in a request timeout_s" in ran.err
 
 
 @pytest.mark.slow

@@ -235,11 +235,21 @@ async def test_a_coroutine_is_cancelled_with_its_job_and_by_its_time_limit() -> 
         with pytest.raises(JobFailed) as late:
             await moorage.run(["x"], key="second", timeout_s=30.0)
         assert late.value.state == "TIMED_OUT"
-        with pytest.raises(JobFailed, match="ran out of time: deadline_s passed"):  # and not that it was ended
-            await moorage.run(["x"], key="over", deadline_s=30.0)
+        assert late.value.why == "job second ran out of time: an attempt ran for 30 s, its time limit (timeout_s)"
+        assert late.value.fixes == ("allow more: --time-limit, in a request timeout_s", "moorage show second")
+        with pytest.raises(JobFailed, match="over ran out of time: it was not over 45 s after its acceptance") as over:
+            await moorage.run(["x"], key="over", deadline_s=45.0)  # and not that it was ended
+        assert over.value.fixes[0] == "allow more: --deadline, in a request deadline_s"
+        with pytest.raises(JobFailed, match=r"an attempt ran for 30 s, its time limit \(timeout_s\)"):
+            await moorage.job("second").result()  # of a job that another client submitted
+        held = await moorage.submit(["x"], "1xH100", key="holds")
+        with pytest.raises(JobFailed, match="it had not started 20 s after its acceptance") as expired:
+            await (await moorage.submit(["x"], "1xH100", key="never", start_within_s=20.0)).result()
+        assert expired.value.fixes[0] == "allow more: --start-within, in a request start_within_s"
+        await held.cancel()
         await moorage.submit(["x"], key="third")
         await until_state(moorage.job("third"), "RUNNING")
-    assert ended == ["first", "second", "over", "third"]  # the last with the fleet
+    assert ended == ["first", "second", "over", "holds", "third"]  # the last with the fleet
 
 
 @in_virtual_time

@@ -6,8 +6,8 @@ those that only the SDK can tell are in `CLIENT_CODES`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 import msgspec
 
@@ -28,6 +28,7 @@ from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
 
 if TYPE_CHECKING:
     from moorage.client.follow.result import Result
+    from moorage.schemas.job import Request
 
 #: code -> (whose fault, what it means in one sentence)
 CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
@@ -146,14 +147,20 @@ class TimedOut(ClientError, TimeoutError):
 class JobFailed(ClientError):
     """The job did not end as SUCCEEDED: see `state`, `exit_code` and the end of its output in `log_tail`."""
 
-    def __init__(self, result: Result, log_tail: str = "") -> None:
+    def __init__(self, result: Result, log_tail: str = "", request: Request | Mapping[str, Any] | None = None) -> None:
         code, what = _ENDED.get(result.state, _ENDED[FAILED])
         text = f"job {result.job} {what}"
+        limit = _limit_met(result)
+        value = None if limit is None else _value_of(request, limit.field)
         if result.state == FAILED and result.code is not None:
             text += f" with code {result.code}" if result.code >= 0 else f" by signal {-result.code}"
-        if result.why:
+        if limit is not None and value is not None:
+            text += f": {limit.said.format(f'{value:g} s')} ({limit.field})"
+        elif result.why:
             text += f": {result.why}"
-        super().__init__(Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {result.job}"))
+        fixes = () if limit is None else (f"allow more: {limit.flag}, in a request {limit.field}",)
+        problem = Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {result.job}")
+        super().__init__(problem, fixes)
         self.result = result
         self.log_tail = log_tail
 
@@ -166,6 +173,39 @@ class JobFailed(ClientError):
     def exit_code(self) -> int | None:
         """Exit status of the member that failed; a negative one is minus the signal; None if nothing ran."""
         return self.result.code
+
+
+class _Limit(NamedTuple):
+    """One of the time limits of a request: what a transition's reason has of it, and how it is said."""
+
+    field: str
+    reason: str
+    flag: str
+    said: str
+
+
+_LIMITS: Final = (
+    _Limit("deadline_s", "deadline_s passed", "--deadline", "it was not over {} after its acceptance"),
+    _Limit("start_within_s", "start_within_s passed", "--start-within", "it had not started {} after its acceptance"),
+    _Limit("timeout_s", "timeout", "--time-limit", "an attempt ran for {}, its time limit"),
+)
+
+
+def _limit_met(result: Result) -> _Limit | None:
+    """Return the limit that ended the job; None where none did, or its transitions were not seen."""
+    if result.state not in (TIMED_OUT, EXPIRED):
+        return None
+    reasons = {result.why, *(change.why for change in result.changes)}
+    return next((limit for limit in _LIMITS if limit.reason in reasons), None)
+
+
+def _value_of(request: Request | Mapping[str, Any] | None, field: str) -> float | None:
+    """Return this limit of a request, or of one as on the wire, in seconds; None where it is not known."""
+    body = request if isinstance(request, Mapping | None) else msgspec.to_builtins(request)
+    if body is None:
+        return None
+    value: float | None = (body.get("run") or {}).get(field, body.get(field))
+    return value
 
 
 _ENDED: Final = {

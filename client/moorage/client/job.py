@@ -147,7 +147,7 @@ class Job(Seen):
         if self._result is None:
             return await self._followed_to_its_end(timeout_s, on_progress)
         if self._result.state != SUCCEEDED:
-            raise JobFailed(self._result)
+            raise JobFailed(self._result, request=self._request)
         if not self._valued:
             await self._add_value({} if self._request is not None else await self.show(), None)
         return self._result
@@ -183,7 +183,8 @@ class Job(Seen):
         if self._result.state != SUCCEEDED:
             if can.returns_value and not output:
                 tail.take_of(stories.feed.results, self._result)
-            raise JobFailed(self._result, await tail.or_kept(self._client, self._result))
+            asked = following.shown.get("request") if request is None else request
+            raise JobFailed(self._result, await tail.or_kept(self._client, self._result), asked)
         await self._add_value(following.shown, progress)
         return self._result
 

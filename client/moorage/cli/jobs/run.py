@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, is_live, paint, say, tell_error
@@ -21,6 +22,7 @@ from moorage.client.login import who
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.client.follow.result import Result
     from moorage.client.follow.watch import Watch
     from moorage.schemas.job import Request
 
@@ -207,12 +209,23 @@ async def _follow(
         return 0
     if options.json:
         return exit_code_of_result(result)
-    failed = JobFailed(result)
+    failed = JobFailed(result, request=await _limits(client, result))
     if result.code is None or result.state != "FAILED":
         tell_error(failed.problem, failed.fixes)
     else:
         say(paint(failed.why, "red", sys.stderr))
     return exit_code_of_result(result)
+
+
+async def _limits(client: AsyncClient, result: Result) -> dict[str, Any] | None:
+    """Return the request of a job that ended by a time limit, which names the limit; None for other jobs."""
+    from moorage.client.errors import ClientError
+    from moorage.schemas.job import EXPIRED, TIMED_OUT
+
+    if result.state in (TIMED_OUT, EXPIRED):
+        with contextlib.suppress(ClientError):  # the end itself is known, and is told without the value
+            return (await client.job(result.job).show()).get("request")
+    return None
 
 
 def tell_missing(watch: Watch, *, asked_for: bool) -> None:

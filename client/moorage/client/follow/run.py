@@ -42,5 +42,5 @@ async def run(
         lost_bytes=captured.lost_bytes,
     )
     if result.state != SUCCEEDED:
-        raise JobFailed(result, await tail.or_kept(stories.asks, result))
+        raise JobFailed(result, await tail.or_kept(stories.asks, result), asked)
     return result
