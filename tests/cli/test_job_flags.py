@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from moorage.cli.jobs.job_flags import JobFlags, fields_of, mebibytes, milli_cores, offered, request_of
+from moorage.cli.jobs.job_flags import JobFlags, fields_of, mebibytes, milli_cores, not_brought, offered, request_of
 from moorage.client import Rejected
 from moorage.schemas.job import Request
 
@@ -176,3 +177,31 @@ async def test_other_gpus_stand_beside_the_first() -> None:
     flags = JobFlags(or_gpu=["1xL40S"])
     with pytest.raises(Rejected, match="--or-gpu needs --gpu"):
         await offered(Planning().plan, flags, ["x"], request_of(flags, ["x"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "found"),
+    [
+        (["python3", "train.py", "conf.toml"], {}, "train.py"),
+        (["python3", "train.py", "conf.toml"], {"with_": ["train.py"]}, "conf.toml"),
+        (["python3", "train.py", "conf.toml"], {"with_": ["train.py", "./conf.toml"]}, ""),
+        (["python3", "train.py"], {"with_": ["."]}, ""),
+        (["python3", "src/net.py"], {"with_": ["src"]}, "src/net.py"),  # it is called net.py there
+        (["python3", "src/net.py"], {"with_": ["."]}, ""),
+        (["./train.py"], {"driver": "docker", "image": "a:1"}, "./train.py"),
+        (["train.py"], {}, ""),  # a program of the worker's PATH
+        (["python3", "train.py"], {"driver": "noop"}, ""),
+        (["python3", "train.py"], {"cwd": "/srv"}, ""),
+        (["python3", "net.py", "src"], {}, ""),
+        (["python3", "{here}/train.py", "../x"], {}, ""),
+    ],
+)
+def test_a_file_of_the_command_that_no_with_brings(
+    words: list[str], flags: dict[str, Any], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src").mkdir()
+    for name in ("train.py", "conf.toml", "src/net.py"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    request = request_of(JobFlags(**flags), [word.format(here=tmp_path) for word in words])
+    assert not_brought(flags.get("with_", ()), request) == found

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from moorage.client import AsyncClient
-from tests.cli.node import COMMAND, Lines, Node, environment, on_a_terminal, read_all, start, until_shown
+from tests.cli.node import COMMAND, Lines, Node, environment, moorage, on_a_terminal, read_all, start, until_shown
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,20 @@ async def test_a_command_that_is_not_there_is_told(node: Node, unique: str) -> N
     assert (ran.code, ran.out) == (2, "")
     assert "error[invalid-argument]" in ran.err
     assert "absolute" in ran.err
+
+
+async def test_a_file_that_is_not_brought_is_warned_of_once(node: Node, unique: str, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("echo trained\n")
+    words, env = ("--", "sh", "train.sh"), node.env(unique)
+    warning = (
+        "warning[files]: train.sh is a file here, and not in the folder in which the job starts: add --with train.sh"
+    )
+    ran = await moorage("run", "--json", *words, env=env, cwd=tmp_path)
+    assert (ran.code != 0, ran.err.splitlines().count(warning), warning in ran.out) == (True, 1, False), ran.err
+    submitted = await moorage("submit", *words, env=env, cwd=tmp_path)
+    assert (submitted.code, warning in submitted.err) == (0, True)
+    brought = await moorage("run", "--with", "train.sh", *words, env=env, cwd=tmp_path)
+    assert (brought.code, brought.out, "warning" in brought.err) == (0, "trained\n", False)
 
 
 async def test_a_time_limit_ends_it(node: Node, unique: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ _SAME_NAME: Final = (
     "on_partition",
     "qos",
 )
+#: drivers that start a command in the attempt's own folder, where nothing is but what the job brings
+_IN_OWN_FOLDER: Final = ("process", "docker", "podman")
 #: flags that are durations, and the fields that they are
 _DURATIONS: Final = {
     "time_limit": "timeout_s",
@@ -225,8 +228,30 @@ async def offered(plan: Plan, flags: JobFlags, command: Sequence[str], request: 
     return chosen
 
 
+def not_brought(paths: Sequence[str], request: Request) -> str:
+    """Return the word of a request's command that is a file here and that --with `paths` do not bring to the folder in
+    which the job starts; "" for none."""
+    run = request.workload
+    if run.driver not in _IN_OWN_FOLDER or run.files or os.path.isabs(run.cwd or ""):
+        return ""
+    for at, word in enumerate(run.argv):
+        name = os.path.normpath(os.path.join(run.cwd or "", word))
+        is_path = "/" in word or at > 0  # the first word alone is looked for in the worker's PATH
+        if not is_path or os.path.isabs(word) or name.startswith("..") or not os.path.isfile(word):
+            continue
+        folders = [path for path in paths if os.path.isdir(path)]
+        names = {os.path.basename(path) for path in paths}
+        if name not in names and not any(os.path.exists(os.path.join(folder, name)) for folder in folders):
+            return word
+    return ""
+
+
 async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> Request:
     """Send the files of --with and return the request that brings them. Raises `Rejected`."""
+    if word := not_brought(flags.with_ or (), request):
+        folder, name = os.path.split(os.path.normpath(word))
+        fix = f"add --with {folder}, and call it {name}" if folder else f"add --with {name}"
+        say(f"warning[files]: {word} is a file here, and not in the folder in which the job starts: {fix}")
     if not flags.with_:
         return request
     from moorage.cli.jobs.progress import Progress
