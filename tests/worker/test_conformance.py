@@ -536,3 +536,22 @@ def test_a_check_whose_job_is_refused_fails_at_once_and_says_why() -> None:
             checks().test_start()
     finally:
         checks.teardown_class()
+
+
+def test_a_pipe_that_is_left_open_fails_the_check_and_does_not_hang_it() -> None:
+    reads, writes = os.pipe()
+    left: list[asyncio.Task[bytes]] = []
+
+    async def check(_: Bench) -> None:
+        left.append(asyncio.create_task(asyncio.to_thread(os.read, reads, 1)))
+        await asyncio.sleep(0)
+
+    checks = type("OfOpenPipe", (Suspects,), {"driver": f"{__name__}:Faulty", "slack_s": 5.0})
+    assert issubclass(checks, Suspects)
+    checks.setup_class()
+    try:
+        with pytest.raises(AssertionError, match="left a pipe, a socket, a process or a thread open"):
+            checks()._on_bench(check)
+    finally:
+        os.close(writes)  # lets the thread go: Python waits for it before it exits
+        checks.teardown_class()

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
@@ -43,6 +44,7 @@ RESTART_S: Final = 1.0
 #: pytest
 CHECK_TIMES: Final = 5
 WORDS: Final = "words-of-the-check"
+LEFT_OPEN: Final = "the driver left a pipe, a socket, a process or a thread open in its event loop"
 #: the memory limit of a job, and how much it tries to use
 MEMORY_MIB: Final = 64
 MEMORY_TAKEN_MIB: Final = 512
@@ -412,15 +414,33 @@ class DriverChecks:
             async with asyncio.timeout(most_s), open_bench(self._server.url, self.driver, self.slack_s) as bench:
                 await check(bench)
 
+        runner = asyncio.Runner(loop_factory=loop_factory())  # uvloop refuses what asyncio's own loop takes
         try:
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:  # uvloop refuses what asyncio's own loop takes
-                runner.run(whole())
+            runner.run(whole())
         except TimeoutError:
             raise TimeoutError(f"the check, its worker and its driver were not over within {most_s:g} s") from None
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-            raise AssertionError("the driver left a pipe, a socket or a process open in its event loop") from error
+        finally:
+            self._close(runner)
+
+    def _close(self, runner: asyncio.Runner) -> None:
+        """Close a loop in a thread, since what a driver left in it may block for ever: a thread that reads a pipe whose
+        other end is open, or a task that ignores its cancel. Raises AssertionError where something is left."""
+        failed: list[BaseException] = []
+
+        def close() -> None:
+            try:
+                runner.close()
+            except BaseException as error:
+                failed.append(error)
+
+        closing = threading.Thread(target=close, name="closes the loop of a check", daemon=True)
+        closing.start()
+        closing.join(self.slack_s)
+        error = failed[0] if failed else None
+        if closing.is_alive() or (isinstance(error, OSError) and error.errno == errno.EBUSY):
+            raise AssertionError(LEFT_OPEN) from error
+        if error is not None:
+            raise error
 
     def _run(self, check: Check) -> None:
         """Run a check on a bench whose worker has joined."""
