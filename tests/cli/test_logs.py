@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.node import Node, environment
+from tests.cli.node import Node, environment, on_a_terminal, read_all
 
 
 @pytest.mark.slow
@@ -47,3 +48,15 @@ async def test_binary_output_comes_through_a_pipe_as_it_was_written(node: Node, 
         )
         out, _ = await process.communicate()
         assert out == wanted.read_bytes(), argv
+
+
+async def test_a_line_of_progress_says_when_it_was_and_not_how_long_one_looks(node: Node, unique: str) -> None:
+    ran = await node.run("run", "--job", "j", "--", "sleep", "1.1", tenant=unique)
+    accepted, *_, ended = [line for line in ran.err.splitlines() if line.startswith("j  ")]
+    assert accepted == "j  ACCEPTED  0ms"
+    assert re.fullmatch(r"j  SUCCEEDED  on sim-000\d sim  [1-9]\d*[smh]\w*", ended), ended
+    assert ["simulated", "sim"] in (await node.run("show", "j", tenant=unique)).rows, "without GPUs, too"
+    async with on_a_terminal("logs", "j", env=node.env(unique)) as (process, terminal):
+        assert await process.wait() == 0
+        drawn = read_all(terminal)
+    assert ended in drawn, "on a terminal, and long after its end, the same"

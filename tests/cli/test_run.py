@@ -36,10 +36,10 @@ async def test_every_line_of_a_gang_names_its_replica(node: Node, unique: str) -
     ran = await node.run("run", "--gpu", "2x1xH100", "--gang", "--", "true", tenant=unique)
     assert ran.code == 0, ran.err
     first, *rest = ran.err.splitlines()
-    assert first.split()[1:] == ["ACCEPTED"]  # of the whole job
+    assert first.split()[1:] == ["ACCEPTED", "0ms"]  # of the whole job
     listed = await node.run("ls", tenant=unique)
     assert "\t- sim\t" in listed.out  # a gang's last change is of no worker
-    assert {line.split("replica ")[-1] for line in rest} == {"0", "1"}
+    assert {line.split("replica ")[-1].split()[0] for line in rest} == {"0", "1"}
 
 
 @pytest.mark.slow

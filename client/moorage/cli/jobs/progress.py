@@ -1,6 +1,7 @@
 """How a job that is followed shows: progress on stderr, output where it belongs.
 
-On a terminal one line that is rewritten, in a pipe one line for each change.
+On a terminal one line that is rewritten, in a pipe one line for each change. Behind each is how long after the job's
+acceptance that was.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.render import age, ports_words, state, waits
 from moorage.cli.framework.screen import cut
 from moorage.cli.jobs.labelled import Labelled
+from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Progress:
         self._line = ""
         self._drawn = False
         self._began_s = time.monotonic()
+        self._accepted_ms: int | None = None
+        self._changed_ms = 0
         self._attempts_seen: dict[int, int] = {}
         self._offsets: dict[tuple[int, int, str], int] = {}
         self._at_line_start = True
@@ -50,6 +54,9 @@ class Progress:
         """A transition: what the job is now, and where."""
         self._simulated = self._simulated or event.simulated
         self._state = event.state
+        for change in event.changes:
+            self._accepted_ms = change.time_ms if self._accepted_ms is None else self._accepted_ms
+            self._changed_ms = change.time_ms
         if event.waiting is not None:
             self.waiting(event.waiting)
         if self._quiet:
@@ -69,6 +76,8 @@ class Progress:
                 words.append(f"code {shell_code(change.code)}")
             if change.why:
                 words.append(change.why)
+            if not self._rewrites and self._accepted_ms is not None:
+                words.append(age(change.time_ms - self._accepted_ms))
             self._show("  ".join(words))
 
     def waiting(self, explained: dict[str, Any]) -> None:
@@ -167,12 +176,22 @@ class Progress:
         else:
             say(text)
 
+    def _lasted_ms(self) -> float:
+        """Return the time since the job's acceptance, of a job that is over until its end; since this began to follow
+        it where the acceptance was not seen."""
+        here_ms = (time.monotonic() - self._began_s) * 1000
+        if self._accepted_ms is None:
+            return here_ms
+        if self._state in TERMINAL:
+            return self._changed_ms - self._accepted_ms
+        return max(here_ms, time.time() * 1000 - self._accepted_ms)  # where this host's clock is behind, the former
+
     def _draw(self) -> None:
         text = self._line
         if not self._at_line_start:
             sys.stderr.write("\n")
             self._at_line_start = True
-        waited = age((time.monotonic() - self._began_s) * 1000)
+        waited = age(self._lasted_ms())
         room = shutil.get_terminal_size().columns - len(waited) - 3
         shown = cut(plain(text), room)
         sys.stderr.write(f"\r\x1b[K{shown}  {waited}")

@@ -99,7 +99,7 @@ def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 def _show(data: dict[str, Any]) -> None:
     changes = data.get("changes", [])
     began = changes[0]["time_ms"] if changes else None
-    simulated = _simulated(changes)
+    simulated = data.get("simulated") or _simulated(changes)
     request = data.get("request", {})
     tell(
         facts(

@@ -24,7 +24,7 @@ class Story:
     holds events that are heard before the transitions that precede them. The leader has to be asked in both cases.
     """
 
-    __slots__ = ("__weakref__", "ahead", "changes", "is_stale", "job", "ledger", "rev", "state", "why")
+    __slots__ = ("__weakref__", "ahead", "changes", "is_stale", "job", "ledger", "rev", "simulated", "state", "why")
 
     def __init__(self, job: str) -> None:
         self.job = job
@@ -35,6 +35,7 @@ class Story:
         self.changes: list[Change] = []
         self.ahead: list[Event] = []
         self.is_stale = False
+        self.simulated = False
 
     @property
     def has_gap(self) -> bool:
@@ -98,7 +99,7 @@ class Story:
 
     def so_far(self, tenant: str) -> Event:
         """Return all of it as one event."""
-        return Event(tenant, self.job, self.rev, self.state, self.ledger, list(self.changes), self.why)
+        return Event(tenant, self.job, self.rev, self.state, self.ledger, list(self.changes), self.why, self.simulated)
 
     def result(self, shown: Mapping[str, Any]) -> Result:
         """Return how the job ended; `shown` is the answer of `show`, if there was one."""
@@ -107,6 +108,7 @@ class Story:
     def _append(self, event: Event) -> Event:
         self.rev, self.state, self.ledger = event.rev, event.state, event.ledger
         self.why = event.why or self.why
+        self.simulated = self.simulated or event.simulated
         self.changes += event.changes
         return event
 
@@ -120,7 +122,9 @@ class Story:
 def shown_event(tenant: str, job: str, answer: Answer, rev: int, changes: list[Change]) -> Event:
     """Return the answer of `show` as an event, with these transitions."""
     data = answer.data
-    simulated = any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.gpus)
+    simulated = bool(data.get("simulated")) or any(
+        gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.gpus
+    )
     return Event(tenant, job, rev, data["state"], answer.ledger, changes, data.get("why", ""), simulated)
 
 
