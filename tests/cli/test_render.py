@@ -12,7 +12,7 @@ import pytest
 from moorage.cli.fleet.workers import kept, levels, model_words, packed
 from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
-from moorage.cli.framework.render import Rows, age, day_and_time, facts, ordinal, table, waits
+from moorage.cli.framework.render import Rows, age, day_and_time, facts, folded, ordinal, table, waits
 from moorage.cli.framework.screen import Screen, cut
 from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
 from moorage.cli.jobs.show_ls_cancel import why_of
@@ -87,7 +87,7 @@ def test_rows_begin_as_wide_as_they_will_be_and_a_narrow_terminal_does_without_s
     monkeypatch.setenv("COLUMNS", "38")
     rows = Rows(HEADER, optional=("AGE",), widths={"JOB": 9, "STATE": 9}, stream=Terminal())
     assert rows.line(["j", "RUNNING", "5s", "why"]).splitlines() == [
-        "JOB        STATE      WHY",
+        "JOB        STATE      WHY (no AGE)",
         "j          RUNNING    why",
     ]
     assert rows.line(["j", "QUEUED", "6s", "x"]) == "j          QUEUED     x"
@@ -163,13 +163,16 @@ def test_a_narrow_terminal_does_without_optional_columns_and_never_cuts_an_id(mo
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "62")
     head, first, _ = table(HEADER, ROWS, optional=("AGE", "STATE"), stream=Terminal()).splitlines()
-    assert head.split() == ["JOB", "STATE", "WHY"]
+    assert head.split() == ["JOB", "STATE", "WHY", "(no", "AGE)"]
     assert first.startswith("a-rather-long-job-id-that-is-never-cut")
     assert len(first) == 62
     monkeypatch.setenv("COLUMNS", "40")
-    head, first, _ = table(HEADER, ROWS, optional=("AGE", "STATE"), stream=Terminal()).splitlines()
-    assert head.split() == ["JOB", "WHY"]
-    assert "a-rather-long-job-id-that-is-never-cut" in first
+    lines = table(HEADER, ROWS, optional=("AGE", "STATE"), stream=Terminal()).splitlines()
+    assert lines[:3] == ["a-rather-long-job-id-that-is-never-cut", "  STATE  RUNNING", "  AGE    5s"]
+    assert lines[-3:] == ["JOB b", "  STATE  QUEUED", "  AGE    12m3s"], "what says nothing has no line"
+    assert max(map(len, lines)) <= 40
+    row = Rows(HEADER, optional=("AGE",), stream=Terminal()).line(ROWS[0]).splitlines()
+    assert row == lines[: len(row)], "the same where rows come one by one"
     assert table(HEADER, ROWS, optional=("AGE",), stream=io.StringIO()).splitlines()[0] == "\t".join(HEADER)
 
 
@@ -356,3 +359,12 @@ def test_the_modes_that_devices_are_kept_for_are_a_line_each() -> None:
         {"slot": 2, "modes": ["mps", "time-slice"]},
     ]
     assert kept(devices) == ["GPU 0: kept for exclusive", "GPU 2: kept for mps and time-slice"]
+
+
+def test_a_value_that_does_not_fit_beside_its_name_stands_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "30")
+    text = facts([("output until", "2026-11-26T00:33:24Z on sim-0000"), ("state", "RUNNING")], stream=Terminal())
+    assert text.splitlines() == ["output until", "  2026-11-26T00:33:24Z on", "  sim-0000", "state         RUNNING"]
+    assert folded("sim  epoch 1  ledger 23  2 queued\n\nx", Terminal()) == "sim  epoch 1  ledger 23  2\nqueued\n\nx"
+    assert folded("x" * 20 + " " + "y" * 20, io.StringIO()) == "x" * 20 + " " + "y" * 20, "a pipe has no width"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
-from moorage.cli.framework.render import GAP, age, table
+from moorage.cli.framework.render import GAP, age, folded, table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.show_ls_cancel import enforced_words
 from moorage.client.errors import rejected
@@ -89,7 +89,7 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
         columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
         tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
         for line in [*_troubles([row])[:TROUBLES_MAX], *kept(row["devices"]), *levels(row.get("capabilities", {}))]:
-            say(line)
+            say(folded(line, sys.stderr))
 
 
 def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
@@ -137,7 +137,7 @@ def _fleet(data: dict[str, Any]) -> None:
         )
     )
     for line in _troubles(workers)[:TROUBLES_MAX]:
-        say(line)
+        say(folded(line, sys.stderr))
     if not sys.stdout.isatty():
         return  # one table a pipe: the rest is talk
     fits = data["fits_now"]
@@ -152,7 +152,7 @@ def _fleet(data: dict[str, Any]) -> None:
     line = f"epoch {data['epoch']}  ledger {data['ledger']}  {data['queued']} queued  {data['live_jobs']} live"
     if any(worker["simulated"] for worker in workers):
         line = "sim  " + line
-    say(paint(f"{line}\n{_kept(data)}\n{LEGEND}", "dim", sys.stderr))
+    say(paint(folded(f"{line}\n{_kept(data)}\n{LEGEND}", sys.stderr), "dim", sys.stderr))
 
 
 def _troubles(workers: list[dict[str, Any]]) -> list[str]:

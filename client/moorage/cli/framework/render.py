@@ -19,7 +19,7 @@ __all__ = ["Rows", "age", "facts", "ordinal", "state", "table", "utc", "waits"]
 T = TypeVar("T")
 
 GAP: Final = "  "
-#: what the last column should have, and with what it is still better cut than wrapped by the terminal
+#: what the last column should have, and with what it is still better cut than told in a line of its own
 LAST_COLUMN_MIN: Final = 12
 LAST_COLUMN_LEAST: Final = 4
 #: what a last column that goes on in further lines should have
@@ -57,22 +57,26 @@ def table(
 ) -> str:
     """Rows under an upper-case header. On a terminal aligned, numbers to the right, the last column cut to fit; in a
     pipe separated by tabs, uncut and without colour. `numbers` names the columns to align to the right, `optional`
-    those that a narrow terminal does without, the first one first. With `wraps` the last column goes on in further
-    lines where it would be cut."""
+    those that a narrow terminal does without, the first one first; the header says which. With `wraps` the last column
+    goes on in further lines where it would be cut. Where the terminal is too narrow all the same, each cell has a line
+    of its own."""
     stream = sys.stdout if stream is None else stream
     texts = [[_text(cell) for cell in row] for row in rows]
     if not stream.isatty():
         return "\n".join("\t".join(cell.replace("\t", " ") for cell in row) for row in [list(header), *texts])
     widths = [max(len(row[at]) for row in [list(header), *texts]) for at in range(len(header))]
-    columns = shutil.get_terminal_size().columns
+    columns, whole, left_out = shutil.get_terminal_size().columns, (header, texts), list[str]()
     for name in optional:
         if _room(columns, widths) >= min(widths[-1], WRAPPED_COLUMN_MIN if wraps else LAST_COLUMN_MIN):
             break
         at = list(header).index(name)
         header, widths = _without(header, at), _without(widths, at)
         texts = [_without(row, at) for row in texts]
-    last = _last(columns, widths)
-    lines = [paint(_line(header, widths, header, numbers, last), "dim", stream)]
+        left_out.append(name)
+    last = _room(columns, widths)
+    if last < min(widths[-1], LAST_COLUMN_LEAST):
+        return "\n".join(_record(whole[0], row, columns, stream) for row in whole[1])
+    lines = [paint(_line(_saying(header, left_out), widths, header, numbers, last), "dim", stream)]
     for row in texts:
         first, *rest = _wrapped(row[-1], last, breaks=True) if wraps else [row[-1]]
         lines.append(_line([*row[:-1], first], widths, header, numbers, last, stream))
@@ -83,7 +87,8 @@ def table(
 class Rows:
     """A table whose rows come one by one. On a terminal they stand under a header, each column as wide as its widest
     cell so far and at least as `widths` says by the column's name, the last one cut to fit; a terminal that is narrow
-    at the first row does without the columns in `optional`. In a pipe rows are separated by tabs, uncut and without a
+    at the first row does without the columns in `optional`, and one that is too narrow all the same has each cell in a
+    line of its own. In a pipe rows are separated by tabs, uncut and without a
     header."""
 
     def __init__(
@@ -96,7 +101,7 @@ class Rows:
         stream: TextIO | None = None,
     ) -> None:
         self._stream = sys.stdout if stream is None else stream
-        self._header = header
+        self._header = self._whole_header = header
         self._numbers = numbers
         self._optional = optional
         self._left_out: list[int] = []
@@ -108,17 +113,22 @@ class Rows:
         texts = [_text(cell) for cell in row]
         if not self._stream.isatty():
             return "\t".join(cell.replace("\t", " ") for cell in texts)
+        columns, whole = shutil.get_terminal_size().columns, [*texts]
         if not self._begun:
             self._leave_out()
         for at in self._left_out:
             del texts[at]
         self._widths = [max(width, len(text)) for width, text in zip(self._widths, texts, strict=True)]
-        last = _last(shutil.get_terminal_size().columns, self._widths)
+        last = _room(columns, self._widths)
+        if last < min(self._widths[-1], LAST_COLUMN_LEAST):
+            self._begun = True
+            return _record(self._whole_header, whole, columns, self._stream)
         line = _line(texts, self._widths, self._header, self._numbers, last, self._stream)
         if self._begun:
             return line
         self._begun = True
-        header = _line(self._header, self._widths, self._header, self._numbers, last)
+        left_out = [name for name in self._whole_header if name not in self._header]
+        header = _line(_saying(self._header, left_out), self._widths, self._header, self._numbers, last)
         return f"{paint(header, 'dim', self._stream)}\n{line}"
 
     def _leave_out(self) -> None:
@@ -135,10 +145,24 @@ def _room(columns: int, widths: Sequence[int]) -> int:
     return columns - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
 
 
-def _last(columns: int, widths: Sequence[int]) -> int:
-    """How wide the last column is; where the others leave next to nothing, the terminal wraps it."""
-    room = _room(columns, widths)
-    return room if room >= LAST_COLUMN_LEAST else LAST_COLUMN_MIN
+def _saying(header: Sequence[str], left_out: Sequence[str]) -> list[str]:
+    """Return a header as it is shown: it says which columns are left out."""
+    return [*header[:-1], f"{header[-1]} (no {', '.join(left_out)})" if left_out else header[-1]]
+
+
+def _record(header: Sequence[str], row: Sequence[str], columns: int, stream: TextIO) -> str:
+    """Return a row with a line for each cell that says something, below its first one."""
+    width = max(len(name) for name in header)
+    first = f"{header[0]} {row[0]}"
+    lines = [first if len(first) <= columns else row[0]]
+    for name, cell in zip(header[1:], row[1:], strict=True):
+        if cell == "-":
+            continue
+        first, *rest = _wrapped(cell, max(columns - width - 2 * len(GAP), 1), breaks=True)
+        shown = state(first, stream) if name == "STATE" else first
+        lines.append(f"{GAP}{paint(name.ljust(width), 'dim', stream)}{GAP}{shown}")
+        lines += [" " * (width + 2 * len(GAP)) + line for line in rest]
+    return "\n".join(lines)
 
 
 def _without(cells: Sequence[T], at: int) -> list[T]:
@@ -185,10 +209,15 @@ def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str
     room = max(shutil.get_terminal_size().columns - width - len(GAP), LAST_COLUMN_MIN)
     lines = []
     for name, value in shown:
-        first, *rest = _wrapped(value, room)
+        indent = " " * width + GAP
+        if max(map(len, value.split()), default=0) > room:  # a word that does not fit begins in a line of its own
+            indent = GAP
+            first, *rest = "", *_wrapped(value, max(room + width, 1))
+        else:
+            first, *rest = _wrapped(value, room)
         first = state(first, stream) if name == "state" else first
-        lines.append(f"{paint(name.ljust(width), 'dim', stream)}{GAP}{first}")
-        lines += [" " * width + GAP + line for line in rest]
+        lines.append(f"{paint(name.ljust(width), 'dim', stream)}{GAP}{first}".rstrip())
+        lines += [indent + line for line in rest]
     return "\n".join(lines)
 
 
@@ -199,6 +228,14 @@ def _wrapped(text: str, room: int, *, breaks: bool = False) -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, room, break_long_words=breaks, break_on_hyphens=False)
+
+
+def folded(text: str, stream: TextIO) -> str:
+    """Return lines of talk that a terminal does not wrap within words. Commands are copied: they stay in one line."""
+    if not stream.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    return "\n".join(part for line in text.splitlines() for part in _wrapped(line, columns) or [""])
 
 
 def waits(explained: dict[str, Any]) -> str:

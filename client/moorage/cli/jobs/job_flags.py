@@ -35,8 +35,6 @@ _SAME_NAME: Final = (
     "on_partition",
     "qos",
 )
-#: drivers that start a command in the attempt's own folder, where nothing is but what the job brings
-_IN_OWN_FOLDER: Final = ("process", "docker", "podman")
 #: flags that are durations, and the fields that they are
 _DURATIONS: Final = {
     "time_limit": "timeout_s",
@@ -231,8 +229,10 @@ async def offered(plan: Plan, flags: JobFlags, command: Sequence[str], request: 
 def not_brought(paths: Sequence[str], request: Request) -> str:
     """Return the word of a request's command that is a file here and that --with `paths` do not bring to the folder in
     which the job starts; "" for none."""
-    run = request.workload
-    if run.driver not in _IN_OWN_FOLDER or run.files or os.path.isabs(run.cwd or ""):
+    from moorage.schemas.capabilities import DRIVER_DEFAULT
+
+    run = request.workload  # what the default driver starts, or an image runs, begins in a folder with the job's files
+    if not (run.driver == DRIVER_DEFAULT or run.image) or run.files or os.path.isabs(run.cwd or ""):
         return ""
     for at, word in enumerate(run.argv):
         name = os.path.normpath(os.path.join(run.cwd or "", word))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
-from moorage.cli.framework.render import age, facts, ports_words, table, utc
+from moorage.cli.framework.render import age, facts, folded, ports_words, table, utc
 from moorage.cli.jobs.job_rows import code_cell, counts_line, jobs_table, matching, no_jobs
 from moorage.cli.jobs.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
 from moorage.client.login import who
@@ -235,7 +235,7 @@ def ls(
             )
             say(f"the newest {len(rows)} of {there:,}; {more}")
         if sys.stdout.isatty():
-            say(paint(counts_line(counts), "dim", sys.stderr))
+            say(paint(folded(counts_line(counts), sys.stderr), "dim", sys.stderr))
         return None
 
     return with_client(options, work)
