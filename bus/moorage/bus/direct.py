@@ -60,7 +60,8 @@ def header_block(headers: Mapping[str, str]) -> bytes:
 
 
 class DirectSubscription(Subscription):
-    """What nats-py knows of a subscription by `DirectClient.listen`."""
+    """The subscription object that `DirectClient.listen` registers with nats-py. It has no queue and no task: the
+    client calls the handler itself."""
 
     def __init__(self, client: DirectClient, sid: int, subject: str, handler: Handler) -> None:
         # not nats-py's own, which makes a queue; what reads one asks whether there is any

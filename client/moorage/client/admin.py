@@ -1,4 +1,4 @@
-"""An operator's acts on jobs and tenants: `AsyncClient.admin`. Each act is recorded with its user and reason."""
+"""Orders of an operator for jobs, tenants and workers: `AsyncClient.admin`. The ledger has the user and the reason."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Admin:
-    """The acts on jobs and tenants, over an open client; `tenant` is the client's own unless named.
+    """The orders of an operator, sent through an open client. `tenant` defaults to the client's own.
 
-    Each act is answered once it is in the ledger. The same act again changes nothing, and `Done.changed` is then false.
-    All raise `NotFound`, `Rejected` (a job that is over, text over its bound), `NotPermitted`, `NoScheduler`,
+    A call returns once the order is in the ledger. Repeating an order changes nothing: `Done.changed` is then false.
+    All raise `NotFound`, `Rejected` (the job has ended, or a text is too long), `NotPermitted`, `NoScheduler`,
     `Unreachable`.
     """
 
