@@ -353,7 +353,7 @@ class AsyncClient(Connected):
 
         if what is None and (gpu is not None or fields):
             beside = ", ".join([*(["gpu"] if gpu is not None else []), *fields])
-            raise TypeError(f"{beside} given without a request: pass the command or request as the first argument")
+            raise TypeError(f"{beside} without a request: pass the command or request as the first argument")
         request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
         return await self.answer("plan", plan_arguments(request, drain, add, quota, share))
 
