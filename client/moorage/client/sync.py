@@ -1,7 +1,7 @@
-"""The names of `AsyncClient` without `await`, for scripts and services that have no event loop.
+"""The SDK without `await`: `Client` and its objects, for scripts and services that have no event loop.
 
 Made by tools/sync_twin.py from the asynchronous classes: edit those, then `make docs`. A private thread runs a loop
-with an `AsyncClient` in it; every call here hands its coroutine over and waits.
+with an `AsyncClient` in it; every call here passes a coroutine to that loop and waits for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class SyncJob(Handle[Job]):
-    """The twin of `Job`: a handle on one job, from its id alone."""
+    """A handle on one job, as `Job`, without `await`."""
 
     @property
     def id(self) -> str:
@@ -125,7 +125,7 @@ class SyncJob(Handle[Job]):
 
 
 class SyncWatch(Handle[Watch]):
-    """The twin of `Watch`: open it before the job is submitted to miss nothing of its output."""
+    """Events and output of one job, as `Watch`, without `await`. Open it before the submit to miss no output."""
 
     def __enter__(self) -> SyncWatch:
         self.open()
@@ -175,7 +175,7 @@ class SyncWatch(Handle[Watch]):
 
 
 class SyncLease(Handle["Lease"]):
-    """The twin of `Lease`."""
+    """Leased devices of this host, as `Lease`, without `await`."""
 
     @property
     def worker(self) -> str:
@@ -236,7 +236,7 @@ class SyncLease(Handle["Lease"]):
 
 
 class SyncAdmin(Handle["Admin"]):
-    """The acts on jobs and tenants, as `Admin` has them."""
+    """The orders of an operator, as `Admin`, without `await`."""
 
     def hold(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
         """As `Admin.hold`."""
@@ -318,7 +318,7 @@ class SyncAdmin(Handle["Admin"]):
 
 
 class Client(ClientBase):
-    """`with Client() as moorage: …`, from any thread that runs no event loop; several threads may share one.
+    """A client without `await`: `with Client() as moorage: …`. Several threads may share it; none may run a loop.
 
     Arguments, names and errors are those of `AsyncClient`, but for `subscribe`, whose handlers belong into a loop.
     `on_wait` is called in the private thread. Raises RuntimeError inside a running event loop.
