@@ -169,9 +169,9 @@ BODIES: Final[dict[str, str]] = {
 }
 #: by class and member, what its docstring says beside the name of the asynchronous one
 NOTES: Final[dict[str, str]] = {
-    "AsyncClient.as_completed": "; yields the handles that were given",
-    "AsyncClient.lease": ", of an open client; `on_asked_back` is called in the private thread",
-    "AsyncClient.submit_many": "; the `jobs` of a `BatchRejected` are `SyncJob`s, too",
+    "AsyncClient.as_completed": ", but it yields the handles that were given",
+    "AsyncClient.lease": ", but the client must be open; `on_asked_back` is called in the private thread",
+    "AsyncClient.submit_many": "; the `jobs` of a `BatchRejected` are `SyncJob`s too",
     "Job.result": "; `on_progress` is called in the private thread",
 }
 
@@ -201,7 +201,7 @@ def _property(of: str, name: str, kind: str) -> str:
         returned = HANDLES[kind]
         value = f"{returned}(self._thread, {value})"
     head = f"    @property\n    def {name}(self) -> {returned}:\n"
-    return f'{head}        """As `{of}.{name}`."""\n        return {value}\n'
+    return f'{head}        """Same as `{of}.{name}`."""\n        return {value}\n'
 
 
 def _method(of: str, node: Function, source: str) -> str:
@@ -215,7 +215,7 @@ def _method(of: str, node: Function, source: str) -> str:
     if len(body) > WIDTH - 8:
         body = f"{body.removesuffix(f'{call})')}\n    {call}\n)"
     body = textwrap.dedent(BODIES.get(member, body)).strip().replace("CALL", call)
-    doc = f'"""As `{member}`{NOTES.get(member, "")}."""'
+    doc = f'"""Same as `{member}`{NOTES.get(member, "")}."""'
     signature = _signature(node.name, list(_parameters(node.args, source)), _synced(returned))
     return signature + "\n" + textwrap.indent(f"{doc}\n{body}\n", " " * 8)
 

@@ -19,7 +19,7 @@ BANNED: Final = re.compile(r"\b(nobody|no one|somebody|someone|whoever|whomever|
 #: how a function's docstring does not begin: it says `Return whether …`
 BEGINS: Final = "Whether "
 #: rooms whose comments are read too, and that keep to `FIELD_WORDS`, `DIALECT` and `SAYS_WHAT_IT_DOES` as well
-ROOMS_WITH_COMMENTS: Final = ("scheduler", "worker")
+ROOMS_WITH_COMMENTS: Final = ("scheduler", "worker", "client")
 #: constructions that were found again and again there. The words of the field take their place: a *term* of a leader,
 #: *reserved* or *excluded* hosts, to *scan* or *check*, an *effective priority*, *backfill*, *overdue*. A name in
 #: backticks is not meant
@@ -34,8 +34,8 @@ DIALECT: Final = re.compile(
     r"\b(so many|kin|in place of (that|these|those|it)|agent before (this|that)|has it no more|goes? round"
     r"|what is (said|told)|(is|are|was) told|tells? (of|whether|what)|says? of itself|of before"
     r"|(one|that|those) that is none"
-    r"|(made|read|written|opened|joining|sent|begins) anew|whose it is|who it is|look again|let go of)\b"
-    r"|^(As `|Who |Whom |Those |The same\b)|\bPure\."
+    r"|whose it is|who it is|look again|let go of)\b"
+    r"|(?<![-\w])anew\b|\bRaises [^.]*\bfor what\b|^(As `|Who |Whom |Those |The same\b)|\bPure\."
 )
 #: how a function's docstring does not begin there: a verb says what it does or returns
 SAYS_WHAT_IT_DOES: Final = re.compile(r"(What|How|Who|Whom|Those|Whether|Why|When|As|Of|It|Its|That|None|Nothing)\b")

@@ -228,8 +228,7 @@ class Connected:
             raise NotPermitted(error.problem) from None
 
     async def subscribe_ahead(self, subject: str, handler: Handler) -> Subscribed:
-        """As `subscribe`, without a round trip: `refused` of the subscription is valid once a later request is
-        answered."""
+        """Subscribe without a round trip: `refused` of the subscription is valid once a later request is answered."""
         return await self.link.subscribe_ahead(subject, handler)
 
 

@@ -75,7 +75,7 @@ class Stories:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether the client follows so many jobs that the next one should use the tenant's frames."""
+        """Whether the client has CROWD or more followers, so that the next one should use the tenant's frames."""
         return len(self.followers) >= CROWD
 
     def refresh(self) -> None:

@@ -28,7 +28,7 @@ class Waiting:
         return await self._wait(self._waits, at_most_s)
 
     async def wait_in_silence(self, at_most_s: float) -> bool:
-        """As `wait`, for a caller that asks the leader for missed events after the timeout.
+        """Wait like `wait`, for a caller that asks the leader for missed events after the timeout.
 
         A simulation may lengthen this timeout while no event can have been lost.
         """

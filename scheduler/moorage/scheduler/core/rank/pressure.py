@@ -78,7 +78,7 @@ class Class(NamedTuple):
 class Pressure:
     """The pressure on each type of host, computed for one mix of requests and one host table.
 
-    The table numbers the types of hosts. After it numbers them anew, make a new `Pressure`.
+    The table numbers the types of hosts. If the numbers change, make a new `Pressure`.
     """
 
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
