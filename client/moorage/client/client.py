@@ -84,9 +84,9 @@ class AsyncClient(Connected):
 
         `gpu` is a token such as `2xH100:80G`, a count or a spec. `key` is the job's id: a second submit with the same
         key and the same content returns the same job. Without a key the client makes an id that sorts by time, and
-        retries of this call keep that id. `files` are files and folders for the job's folder; see `send_files`. The
-        default of `events` is `tenant`: the job's events go to the tenant's subject only, until a client follows the
-        job. Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
+        retries of this call keep that id. `files` are files and folders for the job's folder; see `send_files`. Unless
+        the request sets `events`, it is `tenant`: the job's events go to the tenant's subject only, until a client
+        follows the job. Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
         if "files" in fields:
             fields["files"] = await self.send_files(fields["files"])
@@ -236,7 +236,7 @@ class AsyncClient(Connected):
         if not is_job(id):
             raise rejected(
                 "invalid-argument",
-                f"{id[:80]!r} is no job id",
+                f"{id[:80]!r} is not a valid job id",
                 field="$.job",
                 found=id,
                 allowed=JOB.pattern,
@@ -285,7 +285,7 @@ class AsyncClient(Connected):
             if job.tenant != self.tenant:
                 raise rejected(
                     "invalid-argument",
-                    f"job {job.id} is of tenant {job.tenant}, and this client of tenant {self.tenant}",
+                    f"job {job.id} belongs to tenant {job.tenant}, and this client to tenant {self.tenant}",
                     found=job.tenant,
                     allowed=self.tenant,
                     next="wait for the jobs of each tenant with a client of that tenant",
@@ -389,7 +389,7 @@ class AsyncClient(Connected):
         if self._transport is not None:
             raise rejected(
                 "failed-precondition",
-                "a simulated fleet lends nothing to this process: it has no socket",
+                "a simulated fleet lends no GPUs to this process: it has no lease socket",
                 next="for a test, start `moorage worker --simulate 1xL40S` and name its socket",
             )
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TIMEOUT_S_DEFAULT: Final = 30.0
 CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
 WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
-NOT_OPEN: Final = "the client is not open, or not any more: use it within `with` (an AsyncClient: `async with`)"
+NOT_OPEN: Final = "the client is not open, or was closed: use it within `with` (an AsyncClient: `async with`)"
 
 T = TypeVar("T")
 
@@ -57,12 +57,12 @@ class Connected:
         transport: ClientTransport | None = None,
     ) -> None:
         if target is not None and transport is not None:
-            raise TypeError("a target and a transport exclude each other: the transport takes the place of NATS")
+            raise TypeError("a target and a transport exclude each other: the transport replaces NATS")
         self.tenant = find_tenant(tenant)
         if not is_tenant(self.tenant):
             raise rejected(
                 "invalid-argument",
-                f"{self.tenant!r} is no tenant",
+                f"{self.tenant!r} is not a valid name of a tenant",
                 found=self.tenant,
                 allowed=TENANT.pattern,
                 next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
@@ -87,7 +87,7 @@ class Connected:
         return f"<{type(self).__name__} {self._asking.where or 'not connected'} tenant {self.tenant}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a client is of one process: open one there, and name a job to it by its id (client.job)")
+        raise TypeError("a client cannot be sent to another process: open one there, and get the job by client.job(id)")
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -206,7 +206,7 @@ class Connected:
         if self._mux is None:
             raise RuntimeError(NOT_OPEN)
         if self._loop is not asyncio.get_running_loop():
-            raise RuntimeError("this client was opened in another event loop: open one in each")
+            raise RuntimeError("this client was opened in another event loop: open one client in each loop")
         return self._mux
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:

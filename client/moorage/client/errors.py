@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "no-scheduler": ("fleet", "the NATS server is there, but no scheduler answered in the time given"),
     "no-agent": ("fleet", "no worker of this host lends GPUs to processes that run here"),
-    "timed-out": ("caller", "what was waited for did not happen in the time given; the job itself goes on"),
-    "job-failed": ("caller", "the job ended by itself, not with code 0, and has no retries left"),
+    "timed-out": ("caller", "the wait took longer than its timeout; the job itself goes on"),
+    "job-failed": ("caller", "the job ended with another exit code than 0, or by a signal, and has no retries left"),
     "job-timed-out": ("caller", "the job ran longer than its timeout or deadline"),
     "job-cancelled": ("caller", "the job was cancelled"),
     "job-expired": ("fleet", "the job could not start within the time it was given"),

@@ -3,7 +3,7 @@
     async with moorage.lease("1xL40S", purpose="fine-tune") as lease:
         model.to(lease.device)
         ...
-        if lease.asked_back:  # the worker drains or stops: it has the reason and the seconds left
+        if lease.asked_back:  # the worker wants the devices back: it has the reason and the seconds left
             save_checkpoint(within_s=lease.asked_back.left_s)
 
     lease = await moorage.lease("1xL40S")  # in a notebook, where a block cannot span cells

@@ -33,7 +33,7 @@ class LoopThread:
         self._handed: dict[concurrent.futures.Future[Any], Coroutine[Any, Any, Any]] = {}
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a client is of one process: open one there, and name a job to it by its id (client.job)")
+        raise TypeError("a client cannot be sent to another process: open one there, and get the job by client.job(id)")
 
     @property
     def runs(self) -> bool:
