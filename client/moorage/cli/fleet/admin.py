@@ -29,10 +29,10 @@ def hold(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Keep waiting jobs from being placed; what runs goes on.
+    """Keep waiting jobs from being placed; running attempts go on.
 
-    The time limits of a held job keep counting, so it may expire. A held job that runs is not tried again while it is
-    held; to take it off its GPUs, hold it and then requeue it.
+    The time limits of a job on hold keep counting, so it may expire. If a job on hold is running, a failed attempt is
+    not tried again during the hold. To take the job off its GPUs, hold it and then requeue it.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -68,10 +68,10 @@ def release(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Undo hold; or put GPUs of a worker back to use that failed or did not come back free.
+    """Undo hold; or return a worker's GPUs to use, after they failed or kept memory of an ended job.
 
-    After the queue is released, jobs that were held one by one stay held. A GPU whose own readings still show a fault
-    is taken out of use again at once.
+    After the queue is released, jobs that were held one by one stay on hold. A GPU whose own readings still show a
+    fault is taken out of use again at once.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -177,7 +177,7 @@ def priority(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Give jobs a priority in place of their requests'."""
+    """Change the priority of jobs. It replaces the priority of their requests."""
 
     async def work(client: AsyncClient) -> int | None:
         await _each(client, jobs, lambda name: client.admin.priority(name, to, why=why), options, _prioritized)
@@ -197,7 +197,7 @@ def resize(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Give jobs another part of the GPUs that they share.
+    """Change the part of shared GPUs that jobs have.
 
     The change is refused if the other sharers leave no room for it. A running attempt takes it at once if the worker
     has its limiter on. Under an MPS daemon of the worker, the next attempt takes it. Otherwise the scheduler only
@@ -243,7 +243,7 @@ def limit(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Limit what a tenant may have: GPUs leased at once, jobs that are not over.
+    """Limit a tenant: the number of GPUs leased at once, the number of jobs that have not ended.
 
     Beyond the limit of GPUs, jobs wait with the reason `limit`; beyond the limit of jobs, a submit is refused and the
     durable queue waits. What already exceeds a new limit goes on. To let none of a tenant's jobs start, hold its queue:

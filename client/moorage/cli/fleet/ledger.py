@@ -113,10 +113,11 @@ def feature_level(
     why: Annotated[str, Parameter(help="For the ledger.")] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Show who leads and who stands by, and which records the ledger may have; or raise that level.
+    """Show the leader, the standbys and the ledger's feature level; or raise that level.
 
-    Raising the level is the last step after an upgrade of every scheduler: from then on, what is new in the release is
-    used. A scheduler that does not know the level stops. The level is never lowered, so keep a backup from before.
+    The level says which records the ledger may have. Raise it as the last step after an upgrade of every scheduler:
+    from then on the schedulers use the new features of the release. A scheduler that does not know the level stops. The
+    level is never lowered, so make a backup before.
     """
 
     async def work(client: AsyncClient) -> int | None:
